@@ -19,7 +19,9 @@ create table space (
   filter_since bigint not null default 0,              -- the newest stream when it got its filter
   former_filters text[] not null default '{}',         -- every other one that it has had
   created_at timestamptz not null default clock_timestamp(),
-  dropped_at timestamptz
+  dropped_at timestamptz,
+  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
+         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
 );
 create unique index space_name on space (name) where dropped_at is null;
 create unique index space_filter on space (filter) where dropped_at is null;
