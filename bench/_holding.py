@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
@@ -91,7 +91,7 @@ async def session(address: str, agents: int) -> Spread:
     """Open one session for each agent."""
     node_connection.CHANNEL_OPTIONS = (*node_connection.CHANNEL_OPTIONS, *OWN_CONNECTION)
     nodes = {
-        number: NodeConnection(address, AgentKey(f"agent-{number}"), lambda delivery: None)
+        number: NodeConnection(address, AgentSecret(f"agent-{number}"), lambda delivery: None)
         for number in _numbers(agents)
     }
 

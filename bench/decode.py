@@ -1,6 +1,6 @@
 """Cost of validating a block before it is read: `python -m bench.decode`.
 
-Readers decode a block with `sublet_storage.log.record_batch_decoder`. It is compared with the same work without
+Readers decode a block with `sublet_storage.log.arrow_batch_decoder`. It is compared with the same work without
 validation: Arrow's reading of the record batch, and the restoring of what is not stored.
 """
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 from bench import _report as report
 from bench._report import Beside
 from sublet_storage.log import column_encoding
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.log.block import MIN_COMPRESSED, encode
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import decode_block
 
 VALUE_BYTES = 100
 SHAPES = {

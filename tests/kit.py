@@ -13,12 +13,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-GRANT_KEY = GrantKey(bytes(range(GrantKey.BYTES)))
+GRANT_KEY = GrantSecret(bytes(range(GrantSecret.BYTES)))
 """Key of grants whose key does not matter."""
 
 REMARKS = pytest.StashKey[list[str]]()

@@ -29,7 +29,7 @@ from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentMessageReceived,
     AgentPollChanged,
-    GroupOpenCompleted,
+    GroupFoundOrCreated,
     LeaderLookupRequested,
     NodeDesiredStateRead,
     NodeEvent,
@@ -62,7 +62,7 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_pub
 from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import make_server_credentials
-from sublet_storage.db.liveness_lock import LockKeeper
+from sublet_storage.db.liveness_lock import LivenessLockKeeper
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -120,9 +120,9 @@ class NodeServer:
         self._vitals = HealthSignals(boottime_clock, self._incarnation)
         self._http = None
         if http is not None:
-            from sublet_leader.http.app import HttpPort  # brings Starlette and uvicorn
+            from sublet_leader.http.app import NodeHttpService  # brings Starlette and uvicorn
 
-            self._http = HttpPort(http, database_url)
+            self._http = NodeHttpService(http, database_url)
         self._gate = AccessGate()
         self._access = AccessReader(database_url, self._on_access_changed, boottime_clock) if is_auth_required else None
         self._subscribers: dict[str, str] = {}
@@ -194,7 +194,7 @@ class NodeServer:
             store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
         )
         self._worker.start()
-        self._lock = LockKeeper(
+        self._lock = LivenessLockKeeper(
             self._url,
             ref.incarnation,
             self.settings.lock_times,
@@ -357,9 +357,9 @@ class NodeServer:
         def answer(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is waited for any more
                 loop.call_soon_threadsafe(self._handle, event)
-            if isinstance(event, GroupOpenCompleted) and event.group is not None:
+            if isinstance(event, GroupFoundOrCreated) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
-            if isinstance(event, SessionEpochRead | GroupOpenCompleted):
+            if isinstance(event, SessionEpochRead | GroupFoundOrCreated):
                 self._callers.note_refusal(event)
 
         return answer

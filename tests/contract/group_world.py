@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -296,7 +296,7 @@ def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
     return world.applied(group, term, grant(stream_id))
 
 
-def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantKey]:
+def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantSecret]:
     """What its holder knows of the grant."""
     assert held.grant_key is not None
     return group.group_id, held.stream_id, held.grant_id, held.grant_key

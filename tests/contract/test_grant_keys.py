@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 
 from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionNameLocked
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
 from sublet_protocol.domain.subscriptions import Subscription
@@ -91,7 +91,7 @@ def test_a_past_grant_answers_to_its_key_alone(postgres: PostgresWorld, stranger
     postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
     assert postgres.row(group, term, stream).grant_key is None
     assert consumer_progress.read_position(stranger, *grant_of(group, held)) == 3
-    for guess in (GrantKey.draw(), GrantKey(key.digest())):
+    for guess in (GrantSecret.draw(), GrantSecret(key.digest())):
         assert consumer_progress.read_position(stranger, group_id, stream, grant_id, guess) is None
     stored = postgres.connection.execute("select t::text from lending_history t").fetchall()
     assert key.digest().hex() in str(stored)

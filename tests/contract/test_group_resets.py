@@ -16,6 +16,7 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -25,7 +26,6 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.reset_rules import apply_reset
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 
 PLAIN = Subscription.parse("$share/plain/#")

@@ -8,17 +8,17 @@ from queue import SimpleQueue
 
 import pytest
 
-from sublet_leader.election import LockAcquired, LockLost, LocksChecked
+from sublet_leader.election import LockAcquired, LockLost, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
-from sublet_storage.db.liveness_lock import LockKeeper, acquire_lock, find_free_locks
-from sublet_storage.groups.model.records import LeaderLock
+from sublet_storage.db.liveness_lock import LivenessLockKeeper, acquire_lock, find_free_locks
+from sublet_storage.groups.model.records import LeaderLivenessLock
 from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
 from tests.kit import eventually
 
-FIRST, SECOND = LeaderLock.of(ONE.incarnation), LeaderLock.of(TWO.incarnation)
+FIRST, SECOND = LeaderLivenessLock.of(ONE.incarnation), LeaderLivenessLock.of(TWO.incarnation)
 THREE = NodeRef("three", "incarnation-3", "127.0.0.1:3")
 WAIT_S = 30.0
 
@@ -99,16 +99,16 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
-    events: SimpleQueue[LockAcquired | LockLost | LocksChecked] = SimpleQueue()
+    events: SimpleQueue[LockAcquired | LockLost | PeerLocksChecked] = SimpleQueue()
     times = replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
-    keeper = LockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
+    keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:
         assert events.get(timeout=WAIT_S) == LockAcquired(FIRST.key)
         rivals.append(SECOND.key)
         keeper.ring()
         check = events.get(timeout=WAIT_S)
-        assert isinstance(check, LocksChecked)
+        assert isinstance(check, PeerLocksChecked)
         assert check.free == {SECOND.key}
         assert [(check.timeline,)] == postgres.connection.execute("select timeline_number()").fetchall()
     finally:

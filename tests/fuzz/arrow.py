@@ -22,9 +22,9 @@ from sublet_protocol.domain.errors import PoisonBlock, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log import record_batch_header as header
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.log.block import add_position_columns, encode, filter_by_topic, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import decode_block
 
 BODY_LENGTH = 3
 """Where that field stands in the table `Message` of Arrow's Message.fbs."""

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import UndeclaredQueue
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
@@ -22,7 +22,7 @@ from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
+from sublet_protocol.pubsub.node_side_replies import ChannelSubscribedKeys
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
@@ -90,7 +90,9 @@ class Node:
         publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
-        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
+        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [
+            ChannelSubscribedKeys(frozenset(), False)
+        ] * 3
         assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:
@@ -159,7 +161,7 @@ class Agent:
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,
-            AgentKey(name),
+            AgentSecret(name),
             self.seen.append,
             self.lost.append,
             on_refused=lambda command, text: self.refused.append((command, text)),
@@ -188,7 +190,7 @@ async def an_agent(
 
 def proven(name: str) -> dict[str, Any]:
     """What every request of one agent has, for clients written with the proto alone."""
-    key = AgentKey(name)
+    key = AgentSecret(name)
     return {
         "protocol_version": PROTOCOL_VERSION,
         "subscriber_id": f"{key.agent_id}.1",

@@ -17,7 +17,7 @@ from sublet_borrower.spark.sink.writer import (
     stage_rows,
     stream_writer,
 )
-from sublet_storage.producer.sink_staging import SinkBatch
+from sublet_storage.producer.sink_staging import SinkBatchId
 from tests.integration.log_kit import by_key
 
 KEYS = 7
@@ -45,7 +45,7 @@ class Query:
     def task(self, batch: int, number: int, rows: Sequence[pa.RecordBatch]) -> StagedTaskMessage:
         """One attempt at a task."""
         writer = self._writer()
-        return stage_rows(writer.target, writer.options, SinkBatch(self._name, batch), number, iter(rows))
+        return stage_rows(writer.target, writer.options, SinkBatchId(self._name, batch), number, iter(rows))
 
     def commit(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         """As Spark does it: by a writer that has just been made."""

@@ -11,7 +11,7 @@ import pytest
 
 from sublet import Session
 from sublet_borrower.node_client.feed import Feed
-from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchInterrupted
+from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchedNodeUnavailable
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
@@ -248,4 +248,4 @@ def test_a_watcher_that_loses_its_right_sees_no_more(
         watch.set_nodes([address])
         eventually(lambda: next_kind(watch) is LeaderInfo, WAIT_S)
         revoke(conn, WATCH)
-        eventually(lambda: next_kind(watch) is WatchInterrupted, WAIT_S)
+        eventually(lambda: next_kind(watch) is WatchedNodeUnavailable, WAIT_S)

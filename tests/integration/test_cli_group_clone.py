@@ -61,7 +61,7 @@ def half_way(world: World) -> dict[int, tuple[str, int]]:
     return {first: ("free", 2), second: ("finished", entire.head)}
 
 
-def places(progress: progress_transfer.GroupProgress) -> dict[int, tuple[str, int]]:
+def places(progress: progress_transfer.ExportedProgress) -> dict[int, tuple[str, int]]:
     return {place.stream_id: (place.status.value, place.position) for place in progress.positions}
 
 

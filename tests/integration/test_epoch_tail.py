@@ -16,7 +16,7 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.epoch_selection import ExcludedEpochs
+from sublet_storage.log.epoch_filter import ExcludedEpochs
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen

@@ -29,7 +29,7 @@ from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdenti
 from sublet_storage.log.epoch_capabilities import hold, read_lower_frontier, release, renew
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, split_into_blocks
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from sublet_storage.spaces.space_queries import find_space

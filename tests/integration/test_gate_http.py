@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
 from sublet_leader.http import app
-from sublet_leader.http.app import HttpPort
+from sublet_leader.http.app import NodeHttpService
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
@@ -93,7 +93,7 @@ def post(node: Http, path: str, body: dict[str, Any], token: str | None) -> Answ
 
 
 def test_every_route_is_in_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = HttpPort.__new__(HttpPort)
+    port = NodeHttpService.__new__(NodeHttpService)
     port._url, port._token, port._registry = "", None, CollectorRegistry()
     for name in ("HealthProbes", "GroupsApi", "NodesApi", "NodeActionsApi", "GroupActionsApi"):
         monkeypatch.setattr(app, name, lambda *args, **more: _Anything())

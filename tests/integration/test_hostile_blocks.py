@@ -12,15 +12,15 @@ import pytest
 from sublet_protocol.domain.errors import PoisonBlock, UsageError
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
-from sublet_storage.log.fetch import fetch
-from sublet_storage.log.record_batch_decoder import (
+from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
     decode_block,
     validate_block,
 )
+from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
+from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from tests.integration.log_kit import Connection, batch, read

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from sublet_leader.http import server
 from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.responses import build_app, json_response
-from sublet_leader.http.server import HttpServer
+from sublet_leader.http.server import UvicornThread
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
@@ -58,7 +58,7 @@ class Port:
             Route("/broken", self._broken),
             Route("/act", RequestGuard(AccessGate(), Secret(TOKEN)).require_operate(json_response), methods=["POST"]),
         ]
-        self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
+        self.server = UvicornThread(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
         self.server.start()
 
     def connect(self, receive_buffer: int | None = None, source: str = "") -> socket.socket:
@@ -360,7 +360,7 @@ PROCESS = """
 import socket, threading
 from starlette.routing import Route
 from sublet_leader.http.responses import build_app
-from sublet_leader.http.server import HttpServer
+from sublet_leader.http.server import UvicornThread
 from sublet_leader.listen_address import ListenAddress
 
 asked = threading.Event()
@@ -368,7 +368,7 @@ def block(request):
     asked.set()
     threading.Event().wait()
 
-server = HttpServer(ListenAddress("127.0.0.1", 0), build_app([Route("/", block)]))
+server = UvicornThread(ListenAddress("127.0.0.1", 0), build_app([Route("/", block)]))
 server.start()
 connection = socket.create_connection((server.address.host, server.address.port))
 connection.sendall(b"GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")

@@ -439,7 +439,7 @@ def test_an_import_finds_what_is_gone_and_not_deleted(house: House, is_listed: b
     state = "select n.state from stream s join generation n using (generation_id) where s.stream_id = %s"
     assert house.conn.execute(state, (lost,)).fetchone() == ("gone",)
 
-    def begin(name: str, progress: progress_transfer.GroupProgress, **options: Any) -> None:
+    def begin(name: str, progress: progress_transfer.ExportedProgress, **options: Any) -> None:
         subscription = Subscription.parse(f"$share/{name}/#")
         with house.conn.transaction():
             progress_transfer.create_from_progress(

@@ -28,7 +28,7 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
-from sublet_storage.producer.batches.pending_batches import PendingBlock
+from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space

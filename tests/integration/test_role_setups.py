@@ -11,7 +11,7 @@ import pytest
 from sublet import Publisher, Session
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import Role
-from sublet_storage.producer.sink_staging import SinkBatch, commit, stage
+from sublet_storage.producer.sink_staging import SinkBatchId, commit, stage
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, a_shell, done
 from tests.integration.log_kit import batch
@@ -101,7 +101,7 @@ def test_a_publisher_appends_and_advances(world: RoleWorld) -> None:
 
 def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
     """Also what was staged for streams that were closed meanwhile."""
-    before, write = stored(world), SinkBatch("nightly", 1)
+    before, write = stored(world), SinkBatchId("nightly", 1)
     with connect(world.of(Role.APPEND)) as conn, connect(world.of(Role.OPERATE)) as operator:
         staged = [stage(conn, write, 0, [batch([b"a", b"b"])]), stage(conn, write, 1, [batch([b"c"])])]
         rollover(operator, "default")
@@ -115,7 +115,7 @@ def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
 @pytest.mark.conforms("X7")
 def test_a_sink_commits_no_block_that_cannot_be(world: RoleWorld) -> None:
     """Whoever may stage may write any bytes."""
-    before, write = stored(world), SinkBatch("hostile", 1)
+    before, write = stored(world), SinkBatchId("hostile", 1)
     with connect(world.of(Role.APPEND)) as conn:
         staged = [stage(conn, write, 0, [batch([b"a"])])]
         with connect(world.owner) as owner:

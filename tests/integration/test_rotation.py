@@ -23,7 +23,7 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
@@ -254,7 +254,7 @@ def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch:
         await server.start()
         seen: list[object] = []
         lost: list[object] = []
-        connection = NodeConnection(address, AgentKey("a"), seen.append, lost.append, token=load_access_token())
+        connection = NodeConnection(address, AgentSecret("a"), seen.append, lost.append, token=load_access_token())
         try:
             connection.subscribe(Channel.GROUP, None)
             await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)

@@ -181,12 +181,12 @@ def test_the_refused_are_notified_too() -> None:
 
 KILLED_AGENT = """
     import asyncio
-    from sublet_protocol.messages.agent_key import AgentKey
+    from sublet_protocol.messages.agent_key import AgentSecret
     from sublet_protocol.pubsub.node_connection import NodeConnection
     from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 
     async def main():
-        node = NodeConnection("{address}", AgentKey("victim"), print, settings=PubSubClientSettings(hold_s=0.4))
+        node = NodeConnection("{address}", AgentSecret("victim"), print, settings=PubSubClientSettings(hold_s=0.4))
         for number in range(100):
             node.subscribe("stream", str(number))
         await asyncio.sleep(600)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
 
-from sublet_borrower.spark.sink.sink_connection import SinkDatabase
+from sublet_borrower.spark.sink.sink_connection import SinkDatabaseAddress
 from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
@@ -124,6 +124,6 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
         writer.commit([done])
         with writer.target.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
-        elsewhere = SinkDatabase(None, directory, None, "another-machine")
+        elsewhere = SinkDatabaseAddress(None, directory, None, "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
             stage_rows(elsewhere, writer.options, writer.batch, 0, iter([numbered(0, 10)]))

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_storage.groups.coordinator.leadership import claim, renew
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import LeaderLock, Leadership
+from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
 from sublet_storage.node_directory import NodeRef
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -67,5 +67,5 @@ def test_a_renewal_before_a_claim_by_lock_counts(orders: Interleavings, stage: S
     assert orders.explore(works, judge) > 1
 
 
-def _lock(node: NodeRef) -> LeaderLock:
-    return LeaderLock.of(node.incarnation)
+def _lock(node: NodeRef) -> LeaderLivenessLock:
+    return LeaderLivenessLock.of(node.incarnation)

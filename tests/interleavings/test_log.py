@@ -48,7 +48,7 @@ def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database
 
 @pytest.mark.conforms("W2", "W3")
 def test_a_sink_batch_is_committed_in_a_rollover(conn: Connection, database: str) -> None:
-    write = sink_staging.SinkBatch("sink", 0)
+    write = sink_staging.SinkBatchId("sink", 0)
     staged = sink_staging.stage(conn, write, 0, [batch([b"a", b"b"])])
 
     def judge(run: Run) -> None:

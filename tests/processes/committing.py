@@ -14,7 +14,7 @@ from typing import Any
 
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups import consumer_progress
 
 
@@ -25,7 +25,7 @@ class Work:
     ticket: int = 0
     next_offset: int = 3
     consumed_frontier: None = None
-    grant_key: GrantKey = field(kw_only=True)
+    grant_key: GrantSecret = field(kw_only=True)
 
     def complete_transaction(self, *, recovered: bool) -> None:
         raise AssertionError("it is told that it was committed")
@@ -42,7 +42,7 @@ def main(url: str, group: str, stream: str, grant: str, key: str, number: str) -
         return attempt
 
     consumer_progress.advance = advance_and_stop
-    work = Work(int(stream), int(grant), grant_key=GrantKey(bytes.fromhex(key)))
+    work = Work(int(stream), int(grant), grant_key=GrantSecret(bytes.fromhex(key)))
     try:
         with ProgressTransactions(url, lambda: int(group), 60.0).begin([work]) as connection:
             connection.execute("insert into output values (1)")

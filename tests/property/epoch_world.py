@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
-from sublet_storage.log.epoch_selection import EpochFilter, StartingEpochs
+from sublet_storage.log.epoch_filter import EpochFilter, StartingEpochs
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""

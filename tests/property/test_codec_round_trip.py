@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
@@ -123,7 +123,7 @@ GRANT = st.tuples(
     st.none() | NATURAL,
     CONSUMED,
     IN_DOUBT,
-    st.binary(min_size=16, max_size=16).map(GrantKey),
+    st.binary(min_size=16, max_size=16).map(GrantSecret),
 ).map(lambda parts: Grant(*parts[:6], *parts[6], *parts[7:-1], grant_key=parts[-1]))
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, st.just("") | ID),

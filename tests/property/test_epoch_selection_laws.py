@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.epoch_selection import EpochFilter, StartingEpochs
+from sublet_storage.log.epoch_filter import EpochFilter, StartingEpochs
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import (
     FeedPage,
@@ -50,7 +50,7 @@ def test_what_is_taken_of_a_stream_has_no_gap(arriving: list[tuple[int, int, int
     seen: dict[int, list[int]] = {1: [], 2: [], 3: []}
     for stream, start, count, late in arriving:
         page = FeedPage(old if late else cursor.subscription, stream_id=stream, start=start, position=start + count)
-        if cursor.accept(page) is FeedPageOutcome.ADVANCED:
+        if cursor.accept(page) is FeedPageAcceptance.ADVANCED:
             assert not late
             seen[stream] += range(start, start + count)
     for stream, offsets in seen.items():

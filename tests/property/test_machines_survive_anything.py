@@ -19,7 +19,7 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    SubscriptionProgressed,
+    SessionProgressReported,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
@@ -36,7 +36,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndReason,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -153,7 +153,7 @@ class Ids:
             case 3:
                 return Revoke(who, term, stream_id, grant_id)
             case 4:
-                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantOutcome)))
+                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantEndReason)))
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:
@@ -248,7 +248,7 @@ def test_an_agent_survives_whatever_it_receives(data: st.DataObject) -> None:
                 outcome = agent.decide(NodesDiscovered(nodes), now)
             case 5:
                 progress = ProgressReported(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
-                outcome = agent.decide(SubscriptionProgressed(draw(st.integers(0, 3)), progress), now)
+                outcome = agent.decide(SessionProgressReported(draw(st.integers(0, 3)), progress), now)
             case _:
                 node = draw(st.sampled_from(["n1:1", "n2:1", "n9:1"]))
                 outcome = agent.decide(NodeMessageReceived(node, ids.to_borrower(draw)), now)  # type: ignore[arg-type]

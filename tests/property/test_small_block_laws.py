@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
+from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, decode_block
 from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
-from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US, decode_block
 from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
 
 TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(

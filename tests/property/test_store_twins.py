@@ -37,7 +37,7 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     GroupOptions,
     GroupWrites,
-    LeaderLock,
+    LeaderLivenessLock,
     LendingChange,
     LendingStatus,
     OnDataLoss,
@@ -254,13 +254,13 @@ class Twins(RuleBasedStateMachine):
     @rule(group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans())
     def claim_by_lock(self, group: int, node: NodeRef, rival: NodeRef, declares: bool) -> None:
         """Nobody holds any."""
-        own, other = LeaderLock.of(node.incarnation), LeaderLock.of(rival.incarnation)
+        own, other = LeaderLivenessLock.of(node.incarnation), LeaderLivenessLock.of(rival.incarnation)
         claimed = self.ask(lambda store: store.claim(group, node, 10.0, own.key if declares else None, other))
         self.terms[group] = claimed.term
 
     @rule(node=st.sampled_from(NODES), declares=st.booleans())
     def renew_leases(self, node: NodeRef, declares: bool) -> None:
-        key = LeaderLock.of(node.incarnation).key if declares else None
+        key = LeaderLivenessLock.of(node.incarnation).key if declares else None
         self.ask(lambda store: store.renew(node, self.terms, 10.0, key))
 
     @rule(node=st.sampled_from(NODES), off=st.sampled_from([0, 0, 1]))

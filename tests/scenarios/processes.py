@@ -11,9 +11,9 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodesDiscovered,
     OpenSubscription,
-    SessionUpdate,
+    RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
@@ -135,7 +135,7 @@ class AgentProcess(Process):
         if stream_id not in self._installed:
             raise BadLine(f"no session of {self.name} has stream {stream_id}")
         handle, grant_id = self._installed[stream_id]
-        self.handle(SubscriptionProgressed(handle, ProgressReported(stream_id, grant_id, position, final)))
+        self.handle(SessionProgressReported(handle, ProgressReported(stream_id, grant_id, position, final)))
 
     def borrowers(self) -> list[str]:
         """Each borrower with its status and its streams."""
@@ -150,8 +150,8 @@ class AgentProcess(Process):
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
-    def _take(self, reported: SessionUpdate | SubscriptionClosed) -> None:
-        if not isinstance(reported, SessionUpdate):
+    def _take(self, reported: RoutedAssignmentUpdate | SubscriptionClosed) -> None:
+        if not isinstance(reported, RoutedAssignmentUpdate):
             return
         match reported.update:
             case StreamGranted(grant):

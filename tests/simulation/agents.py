@@ -13,9 +13,9 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    SessionUpdate,
+    RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
@@ -155,7 +155,7 @@ class SimulatedAgent(Process):
 
     def say(self, handle: int, work: Work, reported: ProgressReported) -> None:
         self.simulation.checkers.reported(work, reported)
-        self.handle(SubscriptionProgressed(handle, reported))
+        self.handle(SessionProgressReported(handle, reported))
 
     def _happens(self, event: AgentEvent) -> None:
         """Handle the event once the process is awake, unless it is dead."""
@@ -195,7 +195,7 @@ class SimulatedAgent(Process):
 
     # --- its user ---------------------------------------------------------------------------------------------------
 
-    def _reported(self, reported: SessionUpdate | SubscriptionClosed) -> None:
+    def _reported(self, reported: RoutedAssignmentUpdate | SubscriptionClosed) -> None:
         wish = self.wishes.get(reported.handle) or self._leaving.get(reported.handle)
         if isinstance(reported, SubscriptionClosed):
             self._closed(reported, wish)

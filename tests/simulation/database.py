@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
+from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
 from sublet_storage.groups.model.history_record_builder import to_history_record
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
@@ -24,11 +25,10 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     LendingStatus,
 )
-from sublet_storage.groups.model.reset_rules import apply_reset
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -89,7 +89,7 @@ class WatchedGroups(MemoryGroupStore):
         node: NodeRef,
         lease_s: float,
         lock_key: int | None = None,
-        rival: LeaderLock | None = None,
+        rival: LeaderLivenessLock | None = None,
     ) -> Leadership:
         before = self.read_leaderships([leadership_id]).get(leadership_id)
         older = self.is_older(leadership_id)
@@ -157,7 +157,7 @@ class WatchedGroups(MemoryGroupStore):
                         held_back=False,
                         term=term,
                         now_us=now,
-                        draw_key=GrantKey.draw,
+                        draw_key=GrantSecret.draw,
                     ),
                     term,
                     now,
@@ -209,14 +209,16 @@ class WatchedGroups(MemoryGroupStore):
         rows = self._lives[group_id].rows
         rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
 
-    def export(self, group_id: int) -> GroupProgress:
+    def export(self, group_id: int) -> ExportedProgress:
         """Return the group's progress, as `sublet_storage.groups.admin.progress_transfer.read_progress` does."""
         life = self._lives[group_id]
         places = [ExportedPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
-        return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
+        return ExportedProgress(
+            life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers
+        )
 
-    def has_lost(self, group: Group, progress: GroupProgress) -> bool:
+    def has_lost(self, group: Group, progress: ExportedProgress) -> bool:
         """Whether rows were deleted of what that group has not consumed by its export: it is imported no more."""
         deleted = [g for g in self.streams.generations.values() if g.deleted]
         left = {s: self.streams.streams[s].head for g in deleted for s in g.stream_ids if self.streams.streams[s].head}
@@ -225,7 +227,7 @@ class WatchedGroups(MemoryGroupStore):
             g.filter.intersects(group.subscription.filter) for g in unseen
         )
 
-    def begin_with(self, before: Group, progress: GroupProgress) -> Group:
+    def begin_with(self, before: Group, progress: ExportedProgress) -> Group:
         """Create a group that continues from that progress, as
         `sublet_storage.groups.admin.progress_transfer.create_from_progress` does."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_borrower.machine.agent import LockAbsent
+from sublet_borrower.machine.agent import AgentLockUnavailable
 from sublet_leader.node.events import AgentPollChanged
 from sublet_storage.db.liveness_lock import (
     LockAcquired,
     LockEvent,
     LockLost,
-    LocksChecked,
     LockTimes,
+    PeerLocksChecked,
     compute_lock_key,
 )
 from tests.simulation.network import BOTH_DIRECTIONS
@@ -198,7 +198,7 @@ class ProcessLock:
         if session is not self._session:
             return
         timeline = self._locks.timeline
-        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held, timeline))
+        self._say(PeerLocksChecked(session.opened_at, sent_at, self._process.now, free, held, timeline))
         self._after(self._pause_s(free), lambda: self._use(free))
 
     def _pause_s(self, free: frozenset[int]) -> float:
@@ -268,7 +268,7 @@ class AgentLock(ProcessLock):
         if self.is_used:
             super().begin_life()
             if self._is_pooled:
-                self._world.after(0.01, lambda: self._agent.awake(lambda: self._agent.handle(LockAbsent())))
+                self._world.after(0.01, lambda: self._agent.awake(lambda: self._agent.handle(AgentLockUnavailable())))
 
     def _name(self) -> str:
         return self._agent.name

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_storage.readers.epoch_steps import BlockEpochSummary
-from sublet_storage.spaces.small_block_compaction import BlockRow, compute_append_times, find_runs
+from sublet_storage.spaces.small_block_compaction import BlockToMerge, compute_append_times, find_runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -106,7 +106,8 @@ class Maintenance:
         if stream.generation.gone:
             return
         rows = [
-            BlockRow(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}".encode()) for m in stream.block_summaries
+            BlockToMerge(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}".encode())
+            for m in stream.block_summaries
         ]
         for run in find_runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset

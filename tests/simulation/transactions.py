@@ -28,9 +28,9 @@ from sublet_borrower.machine.events import AssignmentUpdate, RevokeStarted, Stre
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
@@ -120,7 +120,7 @@ class UsersDatabase:
         row = self._held(group_id, stream_id, grant_id, key)
         if row is not None:
             return row.position
-        asked = (group_id, stream_id, grant_id, GrantKey(key).digest())
+        asked = (group_id, stream_id, grant_id, GrantSecret(key).digest())
         for line in reversed(self._simulation.store.lines):
             if (line.group_id, line.stream_id, line.grant_id, line.key_digest) == asked:
                 before = re.search("; was at ([0-9]+)$", line.reason) if line.event == "reset" else None
@@ -131,7 +131,7 @@ class UsersDatabase:
         row = self._simulation.store.rows(group_id).get(stream_id)
         if row is None or row.status is not LendingStatus.HELD:
             return None
-        return row if (row.grant_id, row.grant_key) == (grant_id, GrantKey(key)) else None
+        return row if (row.grant_id, row.grant_key) == (grant_id, GrantSecret(key)) else None
 
     def commit(self, transaction: _Transaction) -> bool:
         """Return whether the client gets the reply, as it mostly does; otherwise the commit may have happened or
@@ -265,7 +265,7 @@ class WritingSession(Session):
             case StreamRemoved(reason=reason) if notify.stream_id in self._granted:
                 work = self._granted.pop(notify.stream_id)
                 work.over = work.granted.is_ended = True
-                work.granted.is_lost = reason is GrantOutcome.LOST
+                work.granted.is_lost = reason is GrantEndReason.LOST
                 self._simulation.checkers.removed(work, work.granted.is_lost)
             case _:
                 super().reported(notify, group_id)

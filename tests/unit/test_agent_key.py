@@ -12,7 +12,7 @@ import pytest
 
 from sublet_protocol.messages.agent_key import (
     KEY_BYTES,
-    AgentKey,
+    AgentSecret,
     derive_agent_id,
     is_borrower_of,
     is_key_of,
@@ -27,20 +27,20 @@ pytestmark = pytest.mark.conforms("X5")
 def test_an_id_is_the_hash_of_its_key() -> None:
     """As clients in any language make it: RFC 4648, in lower case."""
     assert derive_agent_id(bytes(32)) == "mzuhvlpymk6xo3epygfy5h4oea"
-    key = AgentKey("host:7")
+    key = AgentSecret("host:7")
     assert key.agent_id == f"host:7:{derive_agent_id(key.reveal())}"
     assert len(key.reveal()) == KEY_BYTES
     assert hashlib.sha256(key.reveal()).digest() != key.reveal()
-    assert AgentKey().agent_id.isalnum()
+    assert AgentSecret().agent_id.isalnum()
 
 
 def test_no_two_agents_have_one_key() -> None:
-    keys = [AgentKey("host:7") for _ in range(100)]
+    keys = [AgentSecret("host:7") for _ in range(100)]
     assert len({key.reveal() for key in keys}) == len({key.agent_id for key in keys}) == 100
 
 
 def test_a_key_proves_its_own_id_only() -> None:
-    mine, other = AgentKey("host:7"), AgentKey("host:7")
+    mine, other = AgentSecret("host:7"), AgentSecret("host:7")
     assert all(is_key_of(mine.reveal(), f"{mine.agent_id}.{life}") for life in ("1", "2", ""))
     for claimed in (f"{other.agent_id}.1", mine.agent_id, "", ".", ".1", "agent", f"{mine.agent_id}:.1"):
         assert not is_key_of(mine.reveal(), claimed), claimed
@@ -51,7 +51,7 @@ def test_a_key_proves_its_own_id_only() -> None:
 
 def test_a_label_makes_nobody_another() -> None:
     """Whatever stands before it, what counts is the last part."""
-    mine, victim = AgentKey(), AgentKey("host:7")
+    mine, victim = AgentSecret(), AgentSecret("host:7")
     for label in (victim.agent_id, f"{victim.agent_id}.1", f"{victim.agent_id}/1", "é"):
         subscriber_id = f"{label}:{mine.agent_id}.1"
         assert is_key_of(mine.reveal(), subscriber_id)
@@ -61,7 +61,7 @@ def test_a_label_makes_nobody_another() -> None:
 
 
 def test_a_request_is_checked_and_loses_its_key() -> None:
-    key, other = AgentKey(), AgentKey()
+    key, other = AgentSecret(), AgentSecret()
     for life in (f"{key.agent_id}.1", f"{other.agent_id}.1"):
         for request in (
             wire.encode_batch_request(SendCommands(life, 1, 1, ()), key),
@@ -73,8 +73,8 @@ def test_a_request_is_checked_and_loses_its_key() -> None:
 
 
 def test_a_key_is_in_no_repr_and_no_pickle() -> None:
-    key = AgentKey("host:7")
-    assert repr(key) == str(key) == f"{key}" == f"AgentKey of {key.agent_id}"
+    key = AgentSecret("host:7")
+    assert repr(key) == str(key) == f"{key}" == f"AgentSecret of {key.agent_id}"
     assert not hasattr(key, "__dict__")
     for dump in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError, match="stays in its process") as refusal:
@@ -84,7 +84,7 @@ def test_a_key_is_in_no_repr_and_no_pickle() -> None:
 
 FORKING = """
 import os
-from sublet_borrower.util.session_process import new_agent_key
+from sublet_borrower.util.session_fork_guard import new_agent_key
 
 before = new_agent_key()
 if os.fork() == 0:

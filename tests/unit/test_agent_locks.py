@@ -8,15 +8,15 @@ import pytest
 
 from sublet_borrower.machine.agent import (
     Agent,
+    AgentLockUnavailable,
     CloseSubscription,
-    LockAbsent,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.election.lock_watch import DeadAgentDetector
+from sublet_leader.election.free_lock_detector import DeadAgentDetector
 from sublet_leader.group.events import AgentsGone
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import (
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
 )
-from sublet_storage.db.liveness_lock import LockAcquired, LockLost, LocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import LockAcquired, LockLost, PeerLocksChecked, compute_lock_key
 from tests.unit.leader_bench import Bench
 from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
 
@@ -40,11 +40,11 @@ GRACE_S = SETTINGS.reconnect_grace_s
 # --- the leader's look ------------------------------------------------------------------------------------------------
 
 
-def look(at: float, *, is_free: bool = True, connected_at: float = 0.0) -> LocksChecked:
+def look(at: float, *, is_free: bool = True, connected_at: float = 0.0) -> PeerLocksChecked:
     """It takes 10 ms."""
     key = frozenset({KEY})
     free, held = (key, frozenset[int]()) if is_free else (frozenset[int](), key)
-    return LocksChecked(connected_at, at, at + 0.01, free, held)
+    return PeerLocksChecked(connected_at, at, at + 0.01, free, held)
 
 
 def watching(missing_at: float = 10.0) -> DeadAgentDetector:
@@ -56,7 +56,7 @@ def watching(missing_at: float = 10.0) -> DeadAgentDetector:
     return watch
 
 
-def gone(watch: DeadAgentDetector, *looks: LocksChecked) -> list[bool]:
+def gone(watch: DeadAgentDetector, *looks: PeerLocksChecked) -> list[bool]:
     """For each of the looks, whether the agent counts as gone by then."""
     return ["a" in watch.check(each) for each in looks]
 
@@ -265,7 +265,7 @@ class LockPlay(Play):
         self.do(NodesDiscovered(NODES))
 
     def see_lock(self, at: float) -> None:
-        self.do(LocksChecked(0.0, at, at + 0.01), at + 0.01)
+        self.do(PeerLocksChecked(0.0, at, at + 0.01), at + 0.01)
 
     def may(self, at: float) -> bool:
         return self.machine.may_start_call(1, 5, 50, at)
@@ -295,7 +295,7 @@ def test_without_a_lock_nothing_is_declared() -> None:
     """Its calls go by its pings alone."""
     play = LockPlay()
     play.do(OpenSubscription(1, SUBSCRIPTION))
-    play.do(LockAbsent(), 1.0)
+    play.do(AgentLockUnavailable(), 1.0)
     assert [message.lock_valid_s for _, message in play.wanted()] == [0.0]
     play.connect(1)
     play.grant(1, 5)

@@ -13,9 +13,9 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    SessionUpdate,
+    RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
@@ -23,7 +23,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndReason,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -210,7 +210,7 @@ def test_messages_for_the_past_reach_nobody() -> None:
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)))
     outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#", grant_key=GRANT_KEY)))
     assert (outcome.sends, outcome.updates) == ((), ())
-    assert play.do(SubscriptionProgressed(77, ProgressReported(5, 50, 1))).sends == ()
+    assert play.do(SessionProgressReported(77, ProgressReported(5, 50, 1))).sends == ()
     assert play.do(CloseSubscription(77)).updates == ()
 
 
@@ -221,7 +221,7 @@ def test_messages_for_the_past_reach_nobody() -> None:
 def test_after_a_doubt_a_successor_inherits_at_once() -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(SubscriptionProgressed(1, ProgressReported(5, 50, 30)), 0.5)
+    play.do(SessionProgressReported(1, ProgressReported(5, 50, 30)), 0.5)
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)), 0.6)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.borrower_number) == ("a/2", "a/1", GROUP, 2)
@@ -230,7 +230,7 @@ def test_after_a_doubt_a_successor_inherits_at_once() -> None:
     assert play.machine.may_start_call(1, 5, 50, 1.0)
     play.connect(1, 0.7)
     play.grant(1, 5)
-    updates = [each.update for each in play.last.updates if isinstance(each, SessionUpdate)]
+    updates = [each.update for each in play.last.updates if isinstance(each, RoutedAssignmentUpdate)]
     assert not [update for update in updates if isinstance(update, StreamGranted | StreamRemoved)]
     assert next(m for _, m in play.last.sends if isinstance(m, UpdateProgress)).streams[0].position == 30
 
@@ -267,7 +267,7 @@ def test_one_that_leaves_has_a_leaving_successor() -> None:
     play.do(NodeLost("n1:1"), 0.2)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.leaving) == ("a/2", True)
-    play.do(SubscriptionProgressed(1, ProgressReported(5, 50, 13, is_final=True)), 0.3)
+    play.do(SessionProgressReported(1, ProgressReported(5, 50, 13, is_final=True)), 0.3)
     play.do(NodeMessageReceived("n2:1", LeaderConnectResponse("a/2", 200, GROUP)), 0.4)
     assert Disconnect("a/2", 200, (StreamProgress(5, 50, 13, True),)) in [m for _, m in play.last.sends]
 
@@ -276,6 +276,6 @@ def test_a_newer_grant_is_sent_to_its_own_session() -> None:
     play = subscribed(1, 2)
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)
-    removed, granted = (each for each in play.last.updates if isinstance(each, SessionUpdate))
-    assert removed == SessionUpdate(2, StreamRemoved(5, 50, GrantOutcome.LOST))
+    removed, granted = (each for each in play.last.updates if isinstance(each, RoutedAssignmentUpdate))
+    assert removed == RoutedAssignmentUpdate(2, StreamRemoved(5, 50, GrantEndReason.LOST))
     assert (granted.handle, type(granted.update)) == (2, StreamGranted)

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepPiece
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepPiece, StepBoundaryProgress
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason
 from sublet_storage.log.block import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
@@ -69,13 +69,13 @@ class Play:
         assert not granted.add_page(page, step, run)
         self.handler.mark_skipped(granted, granted.ticket)
 
-    def read(self) -> tuple[EpochStepPiece, EpochStepEnd | None]:
+    def read(self) -> tuple[EpochStepPiece, StepBoundaryProgress | None]:
         """A block of the step that has begun; what is given out by now."""
         found = self.read_on()
         assert found is not None
         return found
 
-    def read_on(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
+    def read_on(self) -> tuple[EpochStepPiece, StepBoundaryProgress | None] | None:
         """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
         assert granted.next_run is not None
@@ -107,7 +107,7 @@ def test_progress_moves_behind_the_entire_step() -> None:
     first, place = play.read()
     assert (first.first, first.end, place) == (0, 10, None)
     second, place = granted.next_rows() or (first, None)
-    assert (second.first, second.end, place) == (10, 20, EpochStepEnd(20, consumed(20, 2)))
+    assert (second.first, second.end, place) == (10, 20, StepBoundaryProgress(20, consumed(20, 2)))
     play.handler.mark_acknowledged(granted, second.ticket)
     assert play.last() == (0, consumed(0, 0), False)
     play.handler.mark_acknowledged(granted, first.ticket)
@@ -179,7 +179,7 @@ def test_completed_epochs_without_messages_count() -> None:
     assert play.last() == (0, consumed(10, 3), False)
     granted = play.granted
     assert granted.is_waiting
-    play.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.LOST))
+    play.handler.apply_update(StreamRemoved(7, 1, GrantEndReason.LOST))
     assert not granted.is_waiting
 
 
@@ -190,7 +190,7 @@ def test_what_does_not_follow_directly_is_discarded() -> None:
     assert not granted.advance_read(10, 20, 20)
     assert not granted.advance_read(0, 0, 20)
     assert granted.outstanding == {}
-    play.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.LOST))
+    play.handler.apply_update(StreamRemoved(7, 1, GrantEndReason.LOST))
     assert not granted.advance_read(0, 10, 20)
     assert not granted.is_mid_step
     assert granted.is_lost
@@ -206,6 +206,6 @@ def test_a_skipped_page_moves_nothing_within_a_step() -> None:
     found = granted.next_rows()
     assert found is not None
     piece, place = found
-    assert place == EpochStepEnd(30, consumed(30, 2)), "it is the last that is given out"
+    assert place == StepBoundaryProgress(30, consumed(30, 2)), "it is the last that is given out"
     play.handler.mark_acknowledged(granted, piece.ticket)
     assert play.last() == (30, consumed(30, 2), False)

@@ -10,6 +10,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_block
 from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
@@ -20,7 +21,6 @@ from sublet_storage.log.block import (
     pack,
 )
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import MIN_ARROW_VALUES, decode_block
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -147,7 +147,7 @@ def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch
 @pytest.mark.conforms("W10")
 def test_what_grows_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, zeros = batch(["a" * 100] * 300), batch([f"t{n}" for n in range(300)], value=[bytes(1000)] * 300)
-    monkeypatch.setattr("sublet_storage.log.record_batch_decoder.MAX_BLOCK_BYTES", 20_000)
+    monkeypatch.setattr("sublet_storage.log.arrow_batch_decoder.MAX_BLOCK_BYTES", 20_000)
     for given, said in ((runs, "columns expand to 3"), (zeros, "decompresses to 3")):
         codec, payload = encode(given, "zstd")
         assert payload.size < 20_000

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.record_batch_decoder import decode_block
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.producer.batches import block_builder
 from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable

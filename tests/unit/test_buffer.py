@@ -16,7 +16,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, PendingMessageBuilder
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, PendingMessageBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, SLICE_ITEMS
-from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
+from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 
 pytestmark = pytest.mark.conforms("X4")
 
@@ -16,7 +16,7 @@ SLICES = 5
 
 
 async def work(turns: CallerTurns, caller: str, done: list[tuple[str, int]], rounds: list[int], slices: int) -> None:
-    async with TurnSlice(turns, caller) as turn:
+    async with SlicedWork(turns, caller) as turn:
         for _ in range(slices):
             done.append((caller, rounds[0]))
             await turn.spend(SLICE_ITEMS)
@@ -98,11 +98,11 @@ def test_who_waits_has_not_the_turn() -> None:
         turns, over = CallerTurns(), asyncio.Event()
 
         async def wait() -> None:
-            async with TurnSlice(turns, "waiting") as turn:
+            async with SlicedWork(turns, "waiting") as turn:
                 await turn.wait(over.wait())
 
         waiting = asyncio.create_task(wait())
-        async with TurnSlice(turns, "other"):
+        async with SlicedWork(turns, "other"):
             over.set()
         await waiting
 

@@ -14,12 +14,12 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseRequest,
+    FindOrCreateGroup,
     LeadershipClaimCompleted,
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
     NodeEvent,
-    OpenGroup,
     ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
@@ -99,7 +99,7 @@ def test_what_nobody_foresaw_has_its_traceback(
 def test_what_strangers_ask_waits_for_led_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Renewals go first; within what led groups need, and within the rest, the order stays."""
     away = Away(monkeypatch)
-    asked = (ReadSessionEpoch(GROUP, "etl"), OpenGroup(GROUP, StartingPosition.LATEST), LookUpLeader(GROUP))
+    asked = (ReadSessionEpoch(GROUP, "etl"), FindOrCreateGroup(GROUP, StartingPosition.LATEST), LookUpLeader(GROUP))
     needed = (CommitWrites(()), LoadGroup(Group(1, GROUP), 1), CLAIM, ReleaseLeaderships({1: 1}), CommitWrites(()))
     for request in (*asked, *needed, RENEW):
         away.worker.submit(request)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, DeliveryTimeout
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryRetryPolicy, SharedDelivery
 
 
 class Turn:
@@ -35,7 +35,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         turn = Turn(lambda: ticket.fail(2, ValueError("first")))
         patched.setattr(delivery, "threading", SimpleNamespace(Lock=lambda: turn))
-        ticket = DeliveryState(5)
+        ticket = SharedDelivery(5)
         ticket.abandon(ValueError("the rest"))
     assert ticket.is_done
     with pytest.raises(ValueError, match="first"):
@@ -43,7 +43,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_news_after_the_abandoning_change_nothing() -> None:
-    ticket = DeliveryState(2)
+    ticket = SharedDelivery(2)
     ticket.abandon(ValueError("abandoned"))
     ticket.complete_span(AppendedSpan(1, 0, range(2)))
     ticket.fail(2, ValueError("later"))
@@ -56,7 +56,7 @@ def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPat
     """What is over is not tried where others failed while it waited, unless something was answered since."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    timeout = DeliveryTimeout(20.0)
+    timeout = DeliveryRetryPolicy(20.0)
     clock[0] = 115.0
     assert timeout.make_backoff(100.0).left_s == 5.0
     clock[0] = 125.0

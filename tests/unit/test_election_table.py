@@ -14,7 +14,7 @@ from sublet_leader.election import (
     ElectionEventKind,
     ElectionStatus,
     Event,
-    LocksChecked,
+    PeerLocksChecked,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -23,13 +23,13 @@ from sublet_leader.election import (
 )
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import LeaderLock, Leadership
+from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
 from sublet_storage.node_directory import NodeRef
 
 PAIRS = [(status, kind) for status, row in TRANSITIONS.items() for kind in row]
 ME, OTHER = NodeRef("me", "me-1", "here:1"), NodeRef("other", "other-1", "there:1")
 OURS = ClaimCompleted(1, 0.0, Leadership(1, ME, 100, 10.0))
-RIVAL = LeaderLock.of(OTHER.incarnation)
+RIVAL = LeaderLivenessLock.of(OTHER.incarnation)
 THEIRS = ClaimCompleted(1, 0.0, Leadership(1, OTHER, 100, 10.0, RIVAL.key))
 FREE = frozenset({RIVAL.key})
 FAILED = ClaimCompleted(1, 0.0, None)
@@ -60,8 +60,8 @@ HAPPENINGS: dict[ElectionEventKind, tuple[tuple[float, Event], ...]] = {
     ElectionEventKind.TRUST_EXPIRED: ((50.0, Tick()),),
     ElectionEventKind.TIMER_DUE: ((0.2, NOT_RELEASED), (50.0, Tick())),
     ElectionEventKind.RIVAL_GONE: (
-        (2.2, LocksChecked(0.0, 2.1, 2.2, FREE)),
-        (2.5, LocksChecked(0.0, 2.4, 2.5, FREE)),
+        (2.2, PeerLocksChecked(0.0, 2.1, 2.2, FREE)),
+        (2.5, PeerLocksChecked(0.0, 2.4, 2.5, FREE)),
     ),
 }
 """How each kind comes about."""

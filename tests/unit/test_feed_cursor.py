@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed import FeedPage
 
@@ -13,30 +13,32 @@ from sublet_protocol.messages.feed import FeedPage
 def cursor() -> FeedCursor:
     cursor = FeedCursor("r")
     assert cursor.bookmark is None
-    assert cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is FeedPageOutcome.HEARTBEAT
+    assert (
+        cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is FeedPageAcceptance.HEARTBEAT
+    )
     return cursor
 
 
-def step(cursor: FeedCursor, stream: int, start: int, position: int) -> FeedPageOutcome:
+def step(cursor: FeedCursor, stream: int, start: int, position: int) -> FeedPageAcceptance:
     return cursor.accept(FeedPage(cursor.subscription, stream_id=stream, start=start, position=position))
 
 
-def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> FeedPageOutcome:
+def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> FeedPageAcceptance:
     return cursor.accept(FeedPage(cursor.subscription, bookmark=bookmark))
 
 
 @pytest.mark.conforms("P2")
 def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
-    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
+    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
     before = cursor.bookmark
-    assert step(cursor, 1, 5, 8) is FeedPageOutcome.STALE
-    assert step(cursor, 1, 0, 8) is FeedPageOutcome.STALE
-    assert step(cursor, 1, 9, 12) is FeedPageOutcome.GAP
-    assert step(cursor, 1, 7, 12) is FeedPageOutcome.GAP
-    assert step(cursor, 3, 0, 1) is FeedPageOutcome.GAP
+    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.STALE
+    assert step(cursor, 1, 0, 8) is FeedPageAcceptance.STALE
+    assert step(cursor, 1, 9, 12) is FeedPageAcceptance.GAP
+    assert step(cursor, 1, 7, 12) is FeedPageAcceptance.GAP
+    assert step(cursor, 3, 0, 1) is FeedPageAcceptance.GAP
     assert cursor.bookmark == before == Bookmark(2, {1: 8, 2: 0})
-    assert step(cursor, 1, 8, 12) is FeedPageOutcome.ADVANCED
-    assert step(cursor, 2, 0, 0) is FeedPageOutcome.ADVANCED
+    assert step(cursor, 1, 8, 12) is FeedPageAcceptance.ADVANCED
+    assert step(cursor, 2, 0, 0) is FeedPageAcceptance.ADVANCED
 
 
 @pytest.mark.conforms("P2", "P5")
@@ -48,32 +50,32 @@ def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
         FeedPage(old, bookmark=Bookmark(9, {1: 7})),
         FeedPage(old),
     ):
-        assert cursor.accept(page) is FeedPageOutcome.STALE
+        assert cursor.accept(page) is FeedPageAcceptance.STALE
     assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
-    assert step(cursor, 1, 5, 6) is FeedPageOutcome.ADVANCED
+    assert step(cursor, 1, 5, 6) is FeedPageAcceptance.ADVANCED
 
 
 def test_a_bookmark_brings_streams(cursor: FeedCursor) -> None:
     """It says of the others what is known."""
-    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
-    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is FeedPageOutcome.GAP
-    assert heartbeat(cursor, Bookmark(1, {1: 8})) is FeedPageOutcome.GAP
-    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is FeedPageOutcome.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
+    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is FeedPageAcceptance.GAP
+    assert heartbeat(cursor, Bookmark(1, {1: 8})) is FeedPageAcceptance.GAP
+    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is FeedPageAcceptance.HEARTBEAT
     assert cursor.bookmark == Bookmark(4, {1: 8, 3: 0})
-    assert step(cursor, 3, 0, 1) is FeedPageOutcome.ADVANCED
+    assert step(cursor, 3, 0, 1) is FeedPageAcceptance.ADVANCED
 
 
 def test_a_step_before_any_beginning_is_doubted() -> None:
     cursor = FeedCursor("r")
-    assert step(cursor, 1, 0, 1) is FeedPageOutcome.GAP
-    assert cursor.accept(FeedPage(cursor.subscription)) is FeedPageOutcome.HEARTBEAT
+    assert step(cursor, 1, 0, 1) is FeedPageAcceptance.GAP
+    assert cursor.accept(FeedPage(cursor.subscription)) is FeedPageAcceptance.HEARTBEAT
     assert cursor.bookmark is None
 
 
 @pytest.mark.conforms("P10")
 def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> None:
-    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is FeedPageOutcome.HEARTBEAT
-    assert step(cursor, 1, 5, 8) is FeedPageOutcome.ADVANCED
+    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is FeedPageAcceptance.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from sublet_borrower.planner.grant_key_handoff import GrantKeyFile, PlannerGrantKeys, read_grant_keys
+from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile, PlannerGrantKeys, read_grant_keys
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 
@@ -27,7 +27,7 @@ ETL = SessionIdentity("etl", 7)
 
 
 def grant(stream_id: int, grant_id: int) -> Grant:
-    return Grant("a/1", 1, stream_id, grant_id, 0, 1, 0, 1, "#", grant_key=GrantKey.draw())
+    return Grant("a/1", 1, stream_id, grant_id, 0, 1, 0, 1, "#", grant_key=GrantSecret.draw())
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def file() -> Iterator[GrantKeyFile]:
-    file = GrantKeyFile(SHARE, ETL)
+def file() -> Iterator[GrantKeyHandoffFile]:
+    file = GrantKeyHandoffFile(SHARE, ETL)
     yield file
     file.close()
 
@@ -58,26 +58,26 @@ def test_a_key_shows_as_stars() -> None:
 
 
 def test_keys_are_equal_by_their_bytes() -> None:
-    assert GrantKey(bytes(16)) == GrantKey(bytes(16))
-    assert GrantKey(bytes(16)) != GrantKey.draw()
-    assert GrantKey(bytes(16)) != bytes(16)
-    assert len({GrantKey.draw() for _ in range(100)} | {GrantKey(bytes(16)), GrantKey(bytes(16))}) == 101
+    assert GrantSecret(bytes(16)) == GrantSecret(bytes(16))
+    assert GrantSecret(bytes(16)) != GrantSecret.draw()
+    assert GrantSecret(bytes(16)) != bytes(16)
+    assert len({GrantSecret.draw() for _ in range(100)} | {GrantSecret(bytes(16)), GrantSecret(bytes(16))}) == 101
 
 
-def test_a_planner_hands_its_keys_on(file: GrantKeyFile) -> None:
+def test_a_planner_hands_its_keys_on(file: GrantKeyHandoffFile) -> None:
     first, second = grant(7, 50), grant(8, 60)
     file.add(first)
     file.add(second)
     keys = {(7, 50): first.grant_key, (8, 60): second.grant_key}
     assert read_grant_keys(SHARE, "etl") == [PlannerGrantKeys(ETL, keys)]
     assert read_grant_keys(SHARE, "other") == read_grant_keys("$share/h/#", "etl") == []
-    newer = GrantKeyFile(SHARE, SessionIdentity("etl", 9))
+    newer = GrantKeyHandoffFile(SHARE, SessionIdentity("etl", 9))
     assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [9, 7], "the newest first"
     newer.close()
     assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [7]
 
 
-def test_a_key_that_is_being_written_is_not_read(file: GrantKeyFile, folder: Path) -> None:
+def test_a_key_that_is_being_written_is_not_read(file: GrantKeyHandoffFile, folder: Path) -> None:
     file.add(grant(7, 50))
     (path,) = folder.iterdir()
     entire = path.read_bytes()
@@ -86,28 +86,28 @@ def test_a_key_that_is_being_written_is_not_read(file: GrantKeyFile, folder: Pat
         assert read_grant_keys(SHARE, "etl") == [PlannerGrantKeys(ETL, {})]
 
 
-def test_a_dead_planners_keys_are_removed(file: GrantKeyFile, folder: Path) -> None:
+def test_a_dead_planners_keys_are_removed(file: GrantKeyHandoffFile, folder: Path) -> None:
     """By the next planner of the session; a living one's stay."""
     story = (
         "import os, tempfile; tempfile.tempdir = {!r}\n"
-        "from sublet_borrower.planner.grant_key_handoff import GrantKeyFile\n"
+        "from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile\n"
         "from sublet_storage.groups.consumer_progress import SessionIdentity\n"
-        "GrantKeyFile('$share/g/#', SessionIdentity('etl', 8)); os._exit(0)"
+        "GrantKeyHandoffFile('$share/g/#', SessionIdentity('etl', 8)); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", story.format(str(folder.parent))], check=True)
     assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [8, 7]
-    GrantKeyFile(SHARE, SessionIdentity("etl", 9)).close()
+    GrantKeyHandoffFile(SHARE, SessionIdentity("etl", 9)).close()
     assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [7]
     file.add(grant(7, 50))
 
 
-def test_the_files_are_their_users_alone(file: GrantKeyFile, folder: Path) -> None:
+def test_the_files_are_their_users_alone(file: GrantKeyHandoffFile, folder: Path) -> None:
     assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700, 0o600}
     folder.chmod(0o750)
     with pytest.raises(InvalidSetting, match="must be this user's alone"):
         read_grant_keys(SHARE, "etl")
     with pytest.raises(InvalidSetting, match=f"chmod 700 {folder}"):
-        GrantKeyFile(SHARE, ETL)
+        GrantKeyHandoffFile(SHARE, ETL)
     folder.chmod(0o700)
 
 
@@ -115,5 +115,5 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(0o700)
     folder.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
-        GrantKeyFile(SHARE, ETL)
+        GrantKeyHandoffFile(SHARE, ETL)
     assert not list((tmp_path / "elsewhere").iterdir())

@@ -25,9 +25,9 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.tick import Tick
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
-from sublet_storage.groups.model.reset_rules import apply_reset
 from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, granted
 

@@ -15,35 +15,35 @@ from sublet_leader.election import (
     LeadershipHeldElsewhere,
     LockAcquired,
     LockLost,
-    LocksChecked,
+    PeerLocksChecked,
     RenewCompleted,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import LockWatch
+from sublet_leader.election.free_lock_detector import FreeLockDetector
 from sublet_leader.node.events import ClaimLeadership, RenewLeaderships
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import LeaderConnectResponse, Ping, PingResponse
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import LeaderLock, Leadership, LendingStatus, StartingPosition
+from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.unit.leader_bench import granted
 from tests.unit.test_node_machine import SUBSCRIPTION, Play, leading
 
 SETTINGS = LeaderSettings()
 ME, OTHER, THIRD = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("me", "other", "third"))
-MINE, RIVAL = LeaderLock.of(ME.incarnation), LeaderLock.of(OTHER.incarnation)
+MINE, RIVAL = LeaderLivenessLock.of(ME.incarnation), LeaderLivenessLock.of(OTHER.incarnation)
 FREE, HELD = frozenset({RIVAL.key}), frozenset[int]()
 
 
-def look(at: float, free: frozenset[int] = FREE, connected_at: float = 0.0) -> LocksChecked:
+def look(at: float, free: frozenset[int] = FREE, connected_at: float = 0.0) -> PeerLocksChecked:
     """It takes 10 ms."""
-    return LocksChecked(connected_at, at, at + 0.01, free)
+    return PeerLocksChecked(connected_at, at, at + 0.01, free)
 
 
-def watched(*looks: LocksChecked) -> list[bool]:
+def watched(*looks: PeerLocksChecked) -> list[bool]:
     """For each of the looks, whether the rival counts as gone by then."""
-    watch = LockWatch(SETTINGS, SETTINGS.lock_recheck_delay_s)
+    watch = FreeLockDetector(SETTINGS, SETTINGS.lock_recheck_delay_s)
     return [RIVAL.key in watch.check(each) for each in looks]
 
 
@@ -131,7 +131,7 @@ def test_without_a_lock_its_lease_decides(key: int | None) -> None:
 
 def test_a_successor_has_a_lock_of_its_own() -> None:
     machine = standby()
-    third = LeaderLock.of(THIRD.incarnation)
+    third = LeaderLivenessLock.of(THIRD.incarnation)
     play(machine, (3.0, look(3.0)), (3.2, look(3.2)), (3.3, lost_to(THIRD, third.key, 3.2)))
     assert machine.rival_keys() == (third.key,)
     assert play(machine, (3.4, look(3.4)), (3.6, look(3.6))).claims == (), "that is free which nobody waits for"

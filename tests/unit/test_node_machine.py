@@ -15,16 +15,16 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseRequest,
+    FindOrCreateGroup,
+    GroupFoundOrCreated,
     GroupLeaderEvent,
     GroupLoadCompleted,
-    GroupOpenCompleted,
     LeaderLookupCompleted,
     LeaderLookupRequested,
     LoadGroup,
     LookUpLeader,
     NodeEvent,
     NodeOutcome,
-    OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
     ShutdownRequested,
@@ -174,7 +174,7 @@ def writing() -> tuple[Play, CommitWrites]:
 def test_a_first_subscriber_makes_a_leader_appear() -> None:
     play = Play()
     play.want()
-    assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)]
+    assert play.requests == [FindOrCreateGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)]
     play.answer()
     assert play.requests == [ClaimLeadership(1, 0.0)]
     play.answer()
@@ -191,7 +191,7 @@ def test_who_asks_meanwhile_is_admitted_once() -> None:
     play = Play()
     for borrower_id in ("a/1", "b/1", "a/1"):
         play.want(borrower_id)
-    assert len(play.waiting(OpenGroup)) == 1
+    assert len(play.waiting(FindOrCreateGroup)) == 1
     play.settle()
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/1", "b/1"]
     play.want("c/1")
@@ -205,7 +205,7 @@ def test_groups_opened_at_a_time_are_bounded() -> None:
     for number in range(MAX_QUERIES_OF_CALLER + 5):
         play.want(f"x/{number}", subscription=f"$share/own/x/{number}")
     play.want("a/1")
-    assert len(play.waiting(OpenGroup)) == MAX_QUERIES_OF_CALLER + 1
+    assert len(play.waiting(FindOrCreateGroup)) == MAX_QUERIES_OF_CALLER + 1
     assert len(play.machine.registry) == MAX_QUERIES_OF_CALLER + 1
     play.settle()
     assert len(play.received(LeaderConnectResponse)) == MAX_QUERIES_OF_CALLER + 1
@@ -218,8 +218,8 @@ def test_groups_opened_at_a_time_are_bounded() -> None:
 def test_what_is_asked_of_too_many_groups_is_forgotten() -> None:
     play = Play()
     play.want("x/1", subscription="$share/own/x/1")
-    (request,) = play.waiting(OpenGroup)
-    play.do(GroupOpenCompleted(request, None, "too many", is_limited=True))
+    (request,) = play.waiting(FindOrCreateGroup)
+    play.do(GroupFoundOrCreated(request, None, "too many", is_limited=True))
     assert len(play.machine.registry) == 0
 
 
@@ -285,9 +285,9 @@ def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool)
 def test_who_asks_again_is_served() -> None:
     play = Play()
     play.want()
-    [opening] = play.waiting(OpenGroup)
+    [opening] = play.waiting(FindOrCreateGroup)
     play.requests.clear()
-    play.do(GroupOpenCompleted(opening, None, "the database did not answer"))
+    play.do(GroupFoundOrCreated(opening, None, "the database did not answer"))
     assert play.sent == []
     play.want()
     play.answer()
@@ -384,7 +384,7 @@ def test_agents_do_not_meet_over_borrower_ids() -> None:
 def test_a_deleted_group_is_not_made_again() -> None:
     play = Play()
     play.want(group_id=9)
-    assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
+    assert play.requests == [FindOrCreateGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
     play.settle()
     assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.DELETED]
     assert play.store.find_group(1) is None
@@ -430,7 +430,7 @@ def test_one_group_too_many_comes_later(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(groups, "MAX_GROUPS_PER_MINUTE", 0)
     play.do(wanted)
     limited = play.execute(play.requests.pop(0))
-    assert isinstance(limited, GroupOpenCompleted)
+    assert isinstance(limited, GroupFoundOrCreated)
     assert (limited.is_limited, limited.is_final) == (True, False)
     play.do(limited)
     play.settle()
@@ -700,7 +700,7 @@ def test_a_shutdown_writes_final_progress() -> None:
 def test_a_stopping_node_begins_nothing_new() -> None:
     play = Play()
     play.want("a/1")
-    [request] = play.waiting(OpenGroup)
+    [request] = play.waiting(FindOrCreateGroup)
     play.requests.clear()
     play.do(ShutdownRequested(play.now + 5.0))
     play.do(play.execute(request))

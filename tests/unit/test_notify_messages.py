@@ -18,7 +18,7 @@ from sublet_storage.notify.changes import (
 from sublet_storage.notify.codec import decode, encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
-from sublet_storage.notify.subscriber import NotificationRateLimiter
+from sublet_storage.notify.subscriber import ReceivedNotificationLimiter
 
 
 def test_versions_only_grow() -> None:
@@ -93,7 +93,7 @@ def test_what_is_not_ours_is_left_out(payload: bytes) -> None:
 
 @pytest.mark.conforms("X4")
 def test_so_many_notifications_are_taken_a_second() -> None:
-    rate = NotificationRateLimiter()
+    rate = ReceivedNotificationLimiter()
     assert all(rate.take(5.0) for _ in range(MAX_NOTIFICATIONS_PER_S))
     assert not rate.is_first_refused
     assert [(rate.take(5.9), rate.is_first_refused) for _ in range(3)] == [
@@ -106,7 +106,7 @@ def test_so_many_notifications_are_taken_a_second() -> None:
 
 @pytest.mark.conforms("X4")
 def test_so_many_changes_are_taken_a_second() -> None:
-    rate = NotificationRateLimiter()
+    rate = ReceivedNotificationLimiter()
     assert rate.take(5.0, MAX_NOTIFIED_CHANGES_PER_S - 1)
     assert [(rate.take(5.5, 2), rate.is_first_refused) for _ in range(2)] == [(False, True), (False, False)]
     assert rate.take(5.5, 1), "there is room for one"

@@ -11,10 +11,8 @@ import pytest
 from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.log import column_encoding, record_batch_decoder
-from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
-from sublet_storage.log.record_batch_decoder import (
+from sublet_storage.log import arrow_batch_decoder, column_encoding
+from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
@@ -23,6 +21,8 @@ from sublet_storage.log.record_batch_decoder import (
     decode_block,
     decode_stream,
 )
+from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
 
 pytestmark = pytest.mark.conforms("X7")
 
@@ -96,7 +96,7 @@ def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str
 
 @pytest.mark.parametrize("count", [MIN_ARROW_VALUES - 1, MIN_ARROW_VALUES])
 def test_one_time_of_many_is_refused(count: int) -> None:
-    good = [record_batch_decoder.FIRST_US, *range(count - 2), record_batch_decoder.LAST_US]
+    good = [arrow_batch_decoder.FIRST_US, *range(count - 2), arrow_batch_decoder.LAST_US]
     assert decode(0, message(batch(count, timestamp=good)), count).column("timestamp").cast("int64").to_pylist() == good
     for index, wrong in ((0, good[0] - 1), (count - 1, good[-1] + 1)):
         times = [*good[:index], wrong, *good[index + 1 :]]
@@ -105,7 +105,7 @@ def test_one_time_of_many_is_refused(count: int) -> None:
 
 
 def test_columns_at_their_limits_are_read() -> None:
-    first, last = record_batch_decoder.FIRST_US, record_batch_decoder.LAST_US
+    first, last = arrow_batch_decoder.FIRST_US, arrow_batch_decoder.LAST_US
     good = batch(
         timestamp=[first, 0, last],
         epoch=[[1] * 8, None, [-(2**63)] * 8],

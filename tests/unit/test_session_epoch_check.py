@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_leader.node import session_epoch_check
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER
 from sublet_protocol.domain.subscriptions import Subscription

@@ -10,20 +10,20 @@ from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
     CancelPollCall,
-    CommandsRejected,
     CommandsReplied,
     CommandsUnanswered,
+    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
     ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    ReportRejectedCommands,
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
@@ -306,7 +306,7 @@ def test_a_refused_subscription_is_not_declared_again() -> None:
     bad = Subscribe("news", "bad")
     harness.do(bad)
     errors = (CommandRefusal(0, "no such key"), CommandRefusal(1, "never sent"))
-    assert harness.batch_ok(errors=errors)[0] == CommandsRejected(((bad, "no such key"),))
+    assert harness.batch_ok(errors=errors)[0] == ReportRejectedCommands(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
 
@@ -349,7 +349,7 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     for _ in range(3):
         harness.wait()
         harness.poll_fails()
-    assert [one.lost.subscriptions for one in harness.all(ConnectionStillLost)] == [(("news", "late"),)]
+    assert [one.lost.subscriptions for one in harness.all(ConnectionAlreadyLost)] == [(("news", "late"),)]
     assert len(harness.all(ConnectionLost)) == 1
     harness.do(Subscribe("news", "in time"))
     harness.wait()
@@ -359,7 +359,7 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness.poll_fails()
     everything = {("news", "k"), ("news", "late"), ("news", "in time")}
     assert set(harness.all(ConnectionLost)[-1].subscriptions) == everything
-    assert len(harness.all(ConnectionStillLost)) == 1
+    assert len(harness.all(ConnectionAlreadyLost)) == 1
 
 
 @pytest.mark.conforms("R9")
@@ -375,7 +375,9 @@ def test_a_final_loss_is_reported_after_a_loss() -> None:
     ]
     assert harness.machine.find_leaks() == ()
     still = harness.do(Subscribe("news", "x"))
-    assert still == [ConnectionStillLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))]
+    assert still == [
+        ConnectionAlreadyLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))
+    ]
 
 
 @pytest.mark.conforms("R2")

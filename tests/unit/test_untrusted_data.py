@@ -12,9 +12,9 @@ from tests.unit.test_tree import modules
 
 pytestmark = pytest.mark.conforms("X7")
 
-DECODER = "sublet_storage.log.record_batch_decoder"
+DECODER = "sublet_storage.log.arrow_batch_decoder"
 OTHERS = {
-    "sublet_storage.log.record_batch_header": {"Message"},  # as a type
+    "sublet_storage.log.arrow_batch_header": {"Message"},  # as a type
     "sublet_storage.log.block": {"new_stream", "IpcWriteOptions", "from_buffers"},  # of integers of its own
     "sublet_leader.feed.read": {"new_stream"},
     "sublet_borrower.node_client.feed_reader": {"open_stream"},  # of gRPC

@@ -16,22 +16,22 @@ from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
+    AgentLockUnavailable,
     AgentOutcome,
     CloseSubscription,
-    LockAbsent,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    SessionUpdate,
+    RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.session_process import new_agent_key
+from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockKeeper, LockLost
+from sublet_storage.db.liveness_lock import LivenessLockKeeper, LockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class AgentLoop:
         self._is_closed = False
         self._lock = None if lock_url is None else self._make_lock_keeper(lock_url, settings)
 
-    def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LockKeeper:
+    def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LivenessLockKeeper:
         def on_failure(error: Exception) -> None:
             log.error("internal error, agent goes on without its lock: please report this", exc_info=error)
             self._post(LockLost(boottime_clock()))
-            self._post(LockAbsent())
+            self._post(AgentLockUnavailable())
 
-        keeper = LockKeeper(
+        keeper = LivenessLockKeeper(
             url,
             self.agent_id,
             settings.lock_times,
@@ -99,7 +99,7 @@ class AgentLoop:
             boottime_clock,
             on_failure,
             always_checks=True,
-            on_absent=lambda: self._post(LockAbsent()),
+            on_absent=lambda: self._post(AgentLockUnavailable()),
         )
         keeper.start()
         return keeper
@@ -134,7 +134,7 @@ class AgentLoop:
 
     def report_progress(self, handle: int, progress: ProgressReported) -> None:
         """Report how far a stream is consumed."""
-        self._post(SubscriptionProgressed(handle, progress))
+        self._post(SessionProgressReported(handle, progress))
 
     def subscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""
@@ -355,4 +355,4 @@ class AgentLoop:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentLoop", "SessionUpdate"]
+__all__ = ["AgentLoop", "RoutedAssignmentUpdate"]

@@ -26,7 +26,7 @@ from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionIter
 from sublet_borrower.consumer.max_poll_interval import describe_origin
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.util.session_process import SessionProcess
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -58,7 +58,7 @@ class AsyncSession:
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
         self._origin = describe_origin("an AsyncSession", self.subscription)
-        self._home = SessionProcess()
+        self._home = SessionForkGuard()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None

@@ -14,13 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer.member_transport import MemberTransport
+from sublet_borrower.consumer.member_transport import DatabaseOrNodeAccess
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.machine.events import AssignmentUpdate, ProgressReported
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.util.session_process import SessionProcess
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import SubscriptionEnded
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason
@@ -56,7 +56,7 @@ class GroupMembership(Generic[A]):
         self,
         subscription: str,
         make_assignment: Callable[[ReportProgress], A],
-        open_transport: Callable[[contextlib.ExitStack], MemberTransport],
+        open_transport: Callable[[contextlib.ExitStack], DatabaseOrNodeAccess],
         settings: BorrowerSettings,
         *,
         name: str | None,
@@ -68,7 +68,7 @@ class GroupMembership(Generic[A]):
         group = Subscription.parse(subscription)
         self.subscription = str(group)
         self.settings = settings
-        self.owner = SessionProcess()
+        self.owner = SessionForkGuard()
         self.assignment = make_assignment(self._report_progress)
         self.events = SessionEventQueue(self.assignment.apply_update)
         self.group_id: int | None = None

@@ -19,7 +19,7 @@ from sublet_storage.node_directory import list_live_nodes
 
 
 @dataclass(frozen=True, slots=True)
-class MemberTransport:
+class DatabaseOrNodeAccess:
     """A member's access to messages and nodes. `url`: of the database; None where nodes replace it. `subscribe_heads`
     takes a function to call with stream heads, and returns a function that ends that; None where nodes alone push.
     """
@@ -40,7 +40,7 @@ def database_transport(
     timeout_s: float,
     *,
     listens: bool,
-) -> MemberTransport:
+) -> DatabaseOrNodeAccess:
     """Return a transport with messages from Postgres, and nodes as registered there unless given. `opened` closes what
     is opened here. `listens`: the member takes part in the process's direct listener.
     """
@@ -48,7 +48,7 @@ def database_transport(
     reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberTransport(
+    return DatabaseOrNodeAccess(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
         next_session_epoch=partial(_draw_session_epoch, database.url),
@@ -59,7 +59,7 @@ def database_transport(
 
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
-) -> MemberTransport:
+) -> DatabaseOrNodeAccess:
     """Return a transport with everything from these nodes, and from those whose addresses they send. `opened` closes
     what is opened here.
     """
@@ -68,7 +68,7 @@ def node_transport(
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberTransport(reader, lambda: nodes, reader.next_session_epoch)
+    return DatabaseOrNodeAccess(reader, lambda: nodes, reader.next_session_epoch)
 
 
 def _draw_session_epoch(url: str, subscription: Subscription, session: str) -> int:

@@ -32,7 +32,7 @@ TRUST_WAIT_S = 0.1
 """Between two checks whether this session still holds the stream."""
 
 
-class BatchSource(Protocol):
+class PollableSession(Protocol):
     """The part of a `Session` that the runner uses; it must not acknowledge by itself."""
 
     @property
@@ -100,7 +100,7 @@ class _Lost(Exception):
 
 
 def run(
-    session: BatchSource, fn: UserFunction, *, policy: RetryPolicy | None = None, summary: RunSummary | None = None
+    session: PollableSession, fn: UserFunction, *, policy: RetryPolicy | None = None, summary: RunSummary | None = None
 ) -> RunSummary:
     """Call `fn` with each batch until the session is drained or closed. `summary` is filled as the run goes on.
 
@@ -114,7 +114,7 @@ def run(
 
 
 class _Runner:
-    def __init__(self, session: BatchSource, fn: UserFunction, policy: RetryPolicy, summary: RunSummary) -> None:
+    def __init__(self, session: PollableSession, fn: UserFunction, policy: RetryPolicy, summary: RunSummary) -> None:
         self._session, self._fn, self._policy = session, fn, policy
         self.summary = summary
 

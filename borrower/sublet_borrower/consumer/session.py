@@ -38,7 +38,7 @@ from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.iterators import SessionIterations, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
-from sublet_borrower.consumer.member_transport import MemberTransport, database_transport, node_transport
+from sublet_borrower.consumer.member_transport import DatabaseOrNodeAccess, database_transport, node_transport
 from sublet_borrower.consumer.redelivery import RedeliveryQueue
 from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
@@ -119,7 +119,7 @@ class Session:
         settings = settings or BorrowerSettings.from_env()
         timeout_s = settings.read_timeout_s
 
-        def open_transport(opened: contextlib.ExitStack) -> MemberTransport:
+        def open_transport(opened: contextlib.ExitStack) -> DatabaseOrNodeAccess:
             if transport == "nodes":
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)

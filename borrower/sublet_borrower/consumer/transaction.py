@@ -23,7 +23,7 @@ import psycopg
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -37,7 +37,7 @@ RESOLVE_INTERVAL_S = 1.0
 """How often a session that waits queries the outcome of a transaction that is in doubt."""
 
 
-class CommittableBatch(Protocol):
+class BatchInTransaction(Protocol):
     """The part of a batch that a transaction uses."""
 
     @property
@@ -53,7 +53,7 @@ class CommittableBatch(Protocol):
     def next_offset(self) -> int: ...
 
     @property
-    def grant_key(self) -> GrantKey: ...
+    def grant_key(self) -> GrantSecret: ...
 
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None: ...
@@ -67,8 +67,8 @@ class _Doubt:
     committed, once that is known.
     """
 
-    batches: Sequence[CommittableBatch]
-    furthest: Sequence[CommittableBatch]
+    batches: Sequence[BatchInTransaction]
+    furthest: Sequence[BatchInTransaction]
     attempt: PostgresTransactionId
     was_committed: bool | None = None
 
@@ -136,7 +136,7 @@ class ProgressTransactions:
             yield connection
 
     @contextlib.contextmanager
-    def begin(self, batches: Sequence[CommittableBatch]) -> Iterator[Connection]:
+    def begin(self, batches: Sequence[BatchInTransaction]) -> Iterator[Connection]:
         """Open a transaction that ends with the progress of these batches, which are then settled; an exception inside
         rolls it back. No transaction may be in doubt.
 
@@ -211,7 +211,7 @@ class ProgressTransactions:
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
 
-    def forget_refusal(self, batch: CommittableBatch) -> None:
+    def forget_refusal(self, batch: BatchInTransaction) -> None:
         """Note that its user does the batch again: to acknowledge it after that is not refused."""
         self._not_committed.discard(_get_key(batch))
 
@@ -258,7 +258,7 @@ class ProgressTransactions:
             own_search_path=False,
         )
 
-    def _is_of_doubt(self, batch: CommittableBatch) -> bool:
+    def _is_of_doubt(self, batch: BatchInTransaction) -> bool:
         """Return whether the transaction in doubt has all of that batch, or of that part of one."""
         return self._doubt is not None and any(
             _get_key(other) == _get_key(batch) and other.next_offset >= batch.next_offset
@@ -299,7 +299,7 @@ class ProgressTransactions:
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
             ) from error
 
-    def _is_all_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
+    def _is_all_durable(self, connection: Connection, furthest: Sequence[BatchInTransaction]) -> bool:
         """Return whether the progress of all of them is durable, by those of which it can be known: they were committed
         together, so that one answer holds for all. Raise `UnknownOutcome` where it can be known of none.
         """
@@ -312,7 +312,7 @@ class ProgressTransactions:
             "outcome is unknown. Look at the tables; what was not committed is its new holder's."
         )
 
-    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool | None:
+    def _is_durable(self, connection: Connection, batch: BatchInTransaction) -> bool | None:
         """Return whether its progress is durable; None where its grant is over and what came of it is not stored."""
         group_id, frontier = self._group_id(), batch.consumed_frontier
         grant = (batch.stream_id, batch.grant_id, batch.grant_key)
@@ -332,11 +332,11 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
         )
 
 
-def _get_key(batch: CommittableBatch) -> tuple[int, int, int]:
+def _get_key(batch: BatchInTransaction) -> tuple[int, int, int]:
     return batch.stream_id, batch.grant_id, batch.ticket
 
 
-def _find_furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
+def _find_furthest(batches: Sequence[BatchInTransaction]) -> list[BatchInTransaction]:
     """Return the last batch under each grant, in the order of streams, in which their rows are locked."""
     ordered = sorted(batches, key=lambda batch: (batch.ticket, batch.next_offset))
     ends = {(batch.stream_id, batch.grant_id): batch for batch in ordered}

@@ -16,7 +16,7 @@ from sublet_borrower.node_client.feed_reader import HINT, decode_messages
 from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.session_process import SessionProcess
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import (
     PositionGone,
     ProtocolMismatch,
@@ -60,7 +60,7 @@ class NodeReader:
     """
 
     def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
-        self._owner = SessionProcess()
+        self._owner = SessionForkGuard()
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
         self._calls = NodeCalls(self._nodes)
         self._is_waiting = False

@@ -39,7 +39,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -83,7 +83,7 @@ class NodesDiscovered:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionProgressed:
+class SessionProgressReported:
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
@@ -91,7 +91,7 @@ class SubscriptionProgressed:
 
 
 @dataclass(frozen=True, slots=True)
-class LockAbsent:
+class AgentLockUnavailable:
     """The agent has no lock, and will not have it soon: subscriptions do not wait for it."""
 
 
@@ -101,15 +101,15 @@ AgentEvent = (
     | NodeMessageReceived
     | NodeLost
     | NodesDiscovered
-    | SubscriptionProgressed
+    | SessionProgressReported
     | LockEvent
-    | LockAbsent
+    | AgentLockUnavailable
     | Tick
 )
 
 
 @dataclass(frozen=True, slots=True)
-class SessionUpdate:
+class RoutedAssignmentUpdate:
     """An update for the session that owns the handle."""
 
     handle: int
@@ -132,7 +132,7 @@ class AgentOutcome:
     """
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
-    updates: tuple[SessionUpdate | SubscriptionClosed, ...] = ()
+    updates: tuple[RoutedAssignmentUpdate | SubscriptionClosed, ...] = ()
     needs_discovery: bool = False
     wake_at: float | None = None
 
@@ -141,13 +141,13 @@ class AgentOutcome:
 class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
-    updates: list[SessionUpdate | SubscriptionClosed] = field(default_factory=list)
+    updates: list[RoutedAssignmentUpdate | SubscriptionClosed] = field(default_factory=list)
     nodes_wanted: bool = False
 
 
 class Agent:
     """The pure machine of an agent; `agent_id` is unique for this life of the process and prefixes every borrower's
-    id. `awaits_lock`: the first subscriptions wait until its lock is acquired, or `LockAbsent`.
+    id. `awaits_lock`: the first subscriptions wait until its lock is acquired, or `AgentLockUnavailable`.
     """
 
     def __init__(self, agent_id: str, settings: BorrowerSettings, *, awaits_lock: bool = False) -> None:
@@ -181,9 +181,9 @@ class Agent:
                 self._pass_all(event, now)
             case NodesDiscovered():
                 self._learn(event.nodes, now)
-            case SubscriptionProgressed():
+            case SessionProgressReported():
                 self._pass(event.handle, event.progress, now)
-            case LockAcquired() | LockLost() | LocksChecked() | LockAbsent():
+            case LockAcquired() | LockLost() | PeerLocksChecked() | AgentLockUnavailable():
                 self._take_lock_event(event, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
@@ -221,7 +221,7 @@ class Agent:
 
     # --- the lock -----------------------------------------------------------------------------------------------------
 
-    def _take_lock_event(self, event: LockEvent | LockAbsent, now: float) -> None:
+    def _take_lock_event(self, event: LockEvent | AgentLockUnavailable, now: float) -> None:
         match event:
             case LockAcquired():
                 self._holds_lock = True
@@ -231,11 +231,11 @@ class Agent:
                     borrower.streams.limit(self._lock_valid_until)
                 self._holds_lock = False
                 self._replace_all("its agent has lost its lock", now)
-            case LocksChecked():
+            case PeerLocksChecked():
                 self._lock_seen_at = event.sent_at if self._holds_lock else self._lock_seen_at
-            case LockAbsent():
+            case AgentLockUnavailable():
                 pass
-        if isinstance(event, LockAcquired | LockAbsent) and self._waiting is not None:
+        if isinstance(event, LockAcquired | AgentLockUnavailable) and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             for handle, request in waiting.items():
                 self._make(handle, request, None, now)
@@ -306,7 +306,7 @@ class Agent:
             if send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
-        self._out.updates.extend(SessionUpdate(handle, notify) for notify in outcome.updates)
+        self._out.updates.extend(RoutedAssignmentUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:

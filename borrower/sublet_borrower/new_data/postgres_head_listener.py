@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
-from sublet_storage.notify.subscriber import NotificationRateLimiter
+from sublet_storage.notify.subscriber import ReceivedNotificationLimiter
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
 
@@ -46,7 +46,7 @@ class PostgresHeadListener(StoppableThread):
         self._url = url
         self.handlers: tuple[tuple[OnHeads, OnListening], ...] = ()
         self.is_listening = False
-        self._rate = NotificationRateLimiter()
+        self._rate = ReceivedNotificationLimiter()
 
     def run(self) -> None:
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)

@@ -14,7 +14,7 @@ from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.messages.feed import FeedPage
 
 
-class FeedPageOutcome(Enum):
+class FeedPageAcceptance(Enum):
     """The outcome of offering a page to the cursor."""
 
     ADVANCED = "advanced"  # it was the successor: its messages are next
@@ -45,29 +45,29 @@ class FeedCursor:
         self.subscription = next(self._ids)
         return self.subscription
 
-    def accept(self, page: FeedPage) -> FeedPageOutcome:
+    def accept(self, page: FeedPage) -> FeedPageAcceptance:
         """Move on, if the page is the next."""
         if page.subscription_id != self.subscription:
-            return FeedPageOutcome.STALE
+            return FeedPageAcceptance.STALE
         if page.bookmark is not None:
             return self._take_bookmark(page.bookmark)
         if not page.stream_id:
-            return FeedPageOutcome.HEARTBEAT
+            return FeedPageAcceptance.HEARTBEAT
         at = None if self._offsets is None else self._offsets.get(page.stream_id)
         if self._offsets is None or at is None:
-            return FeedPageOutcome.GAP
+            return FeedPageAcceptance.GAP
         if page.start != at:
-            return FeedPageOutcome.STALE if page.position <= at else FeedPageOutcome.GAP
+            return FeedPageAcceptance.STALE if page.position <= at else FeedPageAcceptance.GAP
         self._offsets[page.stream_id] = page.position
-        return FeedPageOutcome.ADVANCED
+        return FeedPageAcceptance.ADVANCED
 
-    def _take_bookmark(self, bookmark: Bookmark) -> FeedPageOutcome:
+    def _take_bookmark(self, bookmark: Bookmark) -> FeedPageAcceptance:
         """Accept streams that were not known; of those that were the bookmark must be equal."""
         offsets = self._offsets
         if offsets is not None and (
             bookmark.known < self._known or any(offsets.get(id, at) != at for id, at in bookmark.offsets.items())
         ):
-            return FeedPageOutcome.GAP
+            return FeedPageAcceptance.GAP
         self._known, self._offsets = bookmark.known, dict(bookmark.offsets)
         self._timeline = bookmark.timeline or self._timeline
-        return FeedPageOutcome.HEARTBEAT
+        return FeedPageAcceptance.HEARTBEAT

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
+from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_borrower.node_client.node_calls import (
     FeedPagePrefetcher,
     NodeCalls,
@@ -22,8 +22,8 @@ from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, decode_page, encode_read
 from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.log.block import DELIVERED_SCHEMA
-from sublet_storage.log.record_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
 from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
 
@@ -190,14 +190,14 @@ class FeedReader(Iterator[pa.Table]):
         """Return its messages, if it is the next page and has any."""
         table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.accept(page):
-            case FeedPageOutcome.ADVANCED if page.is_gone:
+            case FeedPageAcceptance.ADVANCED if page.is_gone:
                 self._notify_gone(page)
-            case FeedPageOutcome.ADVANCED:
+            case FeedPageAcceptance.ADVANCED:
                 return table
-            case FeedPageOutcome.GAP:
+            case FeedPageAcceptance.GAP:
                 self._hang_up()
                 time.sleep(INITIAL_PAUSE_S)
-            case FeedPageOutcome.HEARTBEAT | FeedPageOutcome.STALE:
+            case FeedPageAcceptance.HEARTBEAT | FeedPageAcceptance.STALE:
                 pass
         return None
 

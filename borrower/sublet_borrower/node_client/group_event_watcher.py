@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.session_process import new_agent_key
+from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
@@ -50,7 +50,7 @@ class GroupEventsDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchInterrupted:
+class WatchedNodeUnavailable:
     """The event that a node does not answer, or rejects the watcher. Its events meanwhile are lost."""
 
     address: str
@@ -71,7 +71,7 @@ class LeaderInfo:
     members: tuple[dict[str, Any], ...] | None = None
 
 
-WatchEvent = WatchedGroupEvent | GroupEventsDropped | WatchInterrupted | LeaderInfo
+WatchEvent = WatchedGroupEvent | GroupEventsDropped | WatchedNodeUnavailable | LeaderInfo
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
@@ -85,7 +85,7 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
             match watch.next_event(left_s):
                 case LeaderInfo(is_led_here=True, members=members):
                     return members
-                case LeaderInfo() | WatchInterrupted():
+                case LeaderInfo() | WatchedNodeUnavailable():
                     return None
                 case _:
                     pass
@@ -209,7 +209,7 @@ class GroupEventWatcher:
             self._leader_address = None
         elif not known and not self._unheard and address is not None and address not in self._connections:
             if not is_tls(address) and any(is_tls(known_address) for known_address in self._names):
-                self._put(WatchInterrupted(address, "a node with TLS names it as the leader's, and it has none"))
+                self._put(WatchedNodeUnavailable(address, "a node with TLS names it as the leader's, and it has none"))
                 return
             self._leader_address = address
             self._connect(address)
@@ -217,7 +217,7 @@ class GroupEventWatcher:
     def _on_lost(self, address: str, reason: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
-        self._put(WatchInterrupted(address, truncate(reason)))
+        self._put(WatchedNodeUnavailable(address, truncate(reason)))
 
     def _put(self, sight: WatchEvent) -> None:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""

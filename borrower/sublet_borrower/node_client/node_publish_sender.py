@@ -27,10 +27,10 @@ from sublet_protocol.messages.feed import (
     encode_publish,
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, find_entered_at
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryRetryPolicy, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -80,7 +80,7 @@ class NodePublishSender(threading.Thread):
     def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
         self._producer, self._number = uuid.uuid4().hex, 0
         super().__init__(name=f"sublet feed {self._producer}", daemon=True)
-        self._calls, self._buffer, self._timeout = NodeCalls(nodes), buffer, DeliveryTimeout(delivery_timeout_s)
+        self._calls, self._buffer, self._timeout = NodeCalls(nodes), buffer, DeliveryRetryPolicy(delivery_timeout_s)
         self._giving_up = threading.Event()
 
     def run(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 
@@ -28,10 +28,10 @@ class PlannerGrantKeys:
     """The identity of one planner of a session, and the key of each (stream, grant id) that it has written."""
 
     session: SessionIdentity
-    keys: dict[tuple[int, int], GrantKey]
+    keys: dict[tuple[int, int], GrantSecret]
 
 
-class GrantKeyFile:
+class GrantKeyHandoffFile:
     """The file of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory
     that is not its user's alone.
     """
@@ -118,5 +118,5 @@ def _parse(session: str, text: str) -> PlannerGrantKeys:
     """Return the keys in a planner's file. A last line without an end is still being written, and is left out."""
     epoch, *lines = text.split("\n")[:-1]
     parts = [line.split() for line in lines]
-    keys = {(int(stream), int(grant)): GrantKey(bytes.fromhex(key)) for stream, grant, key in parts}
+    keys = {(int(stream), int(grant)): GrantSecret(bytes.fromhex(key)) for stream, grant, key in parts}
     return PlannerGrantKeys(SessionIdentity(session, int(epoch)), keys)

@@ -15,7 +15,7 @@ from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.member_transport import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.atomic_group_planner import EpochPlanner
-from sublet_borrower.planner.grant_key_handoff import GrantKeyFile
+from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlanLimits,
@@ -354,10 +354,10 @@ class MicroBatchPlanner:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _open_keys(self) -> GrantKeyFile | None:
+    def _open_keys(self) -> GrantKeyHandoffFile | None:
         """Return where the keys are for a guard; without it the query goes on."""
         try:
-            return GrantKeyFile(self.subscription, self._session)
+            return GrantKeyHandoffFile(self.subscription, self._session)
         except (OSError, InvalidSetting) as error:
             log.warning("grant keys not stored, no guard can commit: subscription=%s: %s", self.subscription, error)
             return None

@@ -10,11 +10,11 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepBoundaryProgress
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
@@ -38,7 +38,7 @@ class Batch:
         progressed: Callable[[GrantedStream, int, int], None] | None = None,
         transact: BeginTransaction | None = None,
         ticket: int | None = None,
-        step_end: EpochStepEnd | None = None,
+        step_end: StepBoundaryProgress | None = None,
     ) -> None:
         token = {"sublet.stream": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
@@ -66,7 +66,7 @@ class Batch:
         return {self.stream_id: (self.first, self.end)}
 
     @property
-    def grant_key(self) -> GrantKey:
+    def grant_key(self) -> GrantSecret:
         """Return the key that the database requires to move the progress of the batch's grant; `reveal` returns its
         bytes.
         """

@@ -22,7 +22,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 
 
 @dataclass(frozen=True, slots=True)
-class EpochStepEnd:
+class StepBoundaryProgress:
     """The progress of a stream between two steps."""
 
     position: int
@@ -43,7 +43,7 @@ class EpochStepPiece:
 class _BegunStep:
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
-    step_end: EpochStepEnd
+    step_end: StepBoundaryProgress
     tickets: set[int] = field(default_factory=set)
     is_complete: bool = False
     furthest: int = 0
@@ -64,10 +64,10 @@ class EpochGrantedStream(GrantedStream):
     pieces: deque[EpochStepPiece] = field(default_factory=deque)
     _run: int = 0
     _begun_steps: deque[_BegunStep] = field(default_factory=deque)
-    _step_end: EpochStepEnd = field(init=False)
+    _step_end: StepBoundaryProgress = field(init=False)
 
     def __post_init__(self) -> None:
-        self._step_end = EpochStepEnd(self.step_planner.position, self.step_planner.consumed)
+        self._step_end = StepBoundaryProgress(self.step_planner.position, self.step_planner.consumed)
 
     @property
     def acknowledged_offset(self) -> int:
@@ -115,7 +115,7 @@ class EpochGrantedStream(GrantedStream):
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
-        self._begun_steps.append(_BegunStep(EpochStepEnd(step.position, step.consumed)))
+        self._begun_steps.append(_BegunStep(StepBoundaryProgress(step.position, step.consumed)))
         self.step, self._run = step, 0
         self._begin_run()
         return True
@@ -165,7 +165,7 @@ class EpochGrantedStream(GrantedStream):
         """Return the step that is being read, and the next run of it; None between steps."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
-    def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
+    def next_rows(self) -> tuple[EpochStepPiece, StepBoundaryProgress | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         begun_step = self._begun_steps[-1] if self._begun_steps else None
         if not self.pieces or begun_step is None or not (begun_step.is_complete or len(self.pieces) > 1):

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sublet_borrower.machine.events import ProgressReported
-from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
+from sublet_borrower.machine.read_failure_report import ReadFailureReporter, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AWAITED: Final = 64
@@ -33,7 +33,7 @@ class GrantedStream:
     generation_id: int
     filter: TopicFilter
     next_read_offset: int
-    grant_key: GrantKey = field(kw_only=True)
+    grant_key: GrantSecret = field(kw_only=True)
     head: int | None = None
     head_hint: int = 0
     outstanding: dict[int, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class GrantedStream:
     is_lost: bool = False
     is_unreadable: bool = False
     retry_at: float | None = None
-    read_failure: ReadFailureTracker = field(default_factory=ReadFailureTracker)
+    read_failure: ReadFailureReporter = field(default_factory=ReadFailureReporter)
     final_error: PoisonBlock | PositionBeyondHead | None = None
     size: int = 0
     ticket: int = 0

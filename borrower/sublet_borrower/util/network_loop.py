@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 
-from sublet_borrower.util.session_process import ADVICE
+from sublet_borrower.util.session_fork_guard import ADVICE
 from sublet_protocol.domain.errors import UsageError
 
 # grpc does not survive a fork, so its fork handlers only log warnings, for each process started. It reads this once,

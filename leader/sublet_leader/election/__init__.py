@@ -30,10 +30,10 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import DeadAgentDetector
+from sublet_leader.election.free_lock_detector import DeadAgentDetector
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
 
 __all__ = [
     "TRANSITIONS",
@@ -51,8 +51,8 @@ __all__ = [
     "LockAcquired",
     "LockEvent",
     "LockLost",
-    "LocksChecked",
     "Notice",
+    "PeerLocksChecked",
     "ReleaseCompleted",
     "RenewCompleted",
     "Resign",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sublet_protocol.tick import Tick
 from sublet_storage.db.liveness_lock import LockEvent
-from sublet_storage.groups.model.records import LeaderLock, Leadership
+from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class ElectionOutcome:
     """
 
     claims: tuple[int, ...] = ()
-    rivals: Mapping[int, LeaderLock] = field(default_factory=dict)
+    rivals: Mapping[int, LeaderLivenessLock] = field(default_factory=dict)
     renew: Mapping[int, int] = field(default_factory=dict)
     release: Mapping[int, int] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()

@@ -22,12 +22,12 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import LockWatch
+from sublet_leader.election.free_lock_detector import FreeLockDetector
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
-from sublet_storage.groups.model.records import LeaderLock
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
+from sublet_storage.groups.model.records import LeaderLivenessLock
 
 
 @dataclass(slots=True)
@@ -42,8 +42,8 @@ class _Record:
     attempted_at: float = -math.inf  # when the last claim was decided
     trusted_until: float = -math.inf
     wake_at: float = math.inf  # led: the end of trust; else: when to try again
-    rival: LeaderLock | None = None
-    claimed_from: LeaderLock | None = None
+    rival: LeaderLivenessLock | None = None
+    claimed_from: LeaderLivenessLock | None = None
     lock_key: int | None = None
 
 
@@ -59,9 +59,9 @@ class Election:
         self._renewing: tuple[dict[int, int], int | None] | None = None  # the batch in flight, and the key it declares
         self._renew_at = math.inf
         self._claims: list[int] = []
-        self._claims_by_lock: dict[int, LeaderLock] = {}
+        self._claims_by_lock: dict[int, LeaderLivenessLock] = {}
         self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
-        self._lock_watch = LockWatch(settings, settings.lock_recheck_delay_s)
+        self._lock_watch = FreeLockDetector(settings, settings.lock_recheck_delay_s)
         self._lock_gone_at: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
         self._silent_from = math.inf
         self.lock_key: int | None = None
@@ -128,7 +128,7 @@ class Election:
                 self._on_renew_answered(event, now)
             case ReleaseCompleted():
                 self._on_release_answered(event, now)
-            case LockAcquired() | LockLost() | LocksChecked():
+            case LockAcquired() | LockLost() | PeerLocksChecked():
                 self._take_lock_event(event, now)
             case Tick():
                 pass
@@ -142,7 +142,7 @@ class Election:
             case LockLost(at):
                 self.lock_key, self._silent_from, self._lock_gone_at = None, at + self._settings.lock_grace_s, {}
                 self._renew_no_later_than(self._silent_from)
-            case LocksChecked():
+            case PeerLocksChecked():
                 gone_keys = sorted(self._lock_watch.check(event))
                 self._lock_gone_at = {key: at for key, at in self._lock_gone_at.items() if self._is_gone(key, now)}
                 self._lock_gone_at |= dict.fromkeys(gone_keys, now)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sublet_protocol.messages.feed import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.log.record_batch_decoder import InvalidRecordBatch, decode_published_batch
+from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_published_batch
 from sublet_storage.producer.batches.input_conversion import check_sizes, to_record_batches
 
 _HINT = "Write the batch in the schema of docs/feed.md, without compression, or send several"

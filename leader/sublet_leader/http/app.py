@@ -19,7 +19,7 @@ from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActionsApi, NodesApi
 from sublet_leader.http.probes import HealthProbes, MetricsPage
 from sublet_leader.http.responses import build_app, json_response
-from sublet_leader.http.server import HttpServer
+from sublet_leader.http.server import UvicornThread
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.observe.collector import NodeCollector
@@ -32,7 +32,7 @@ from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.gate.gate import AccessGate
 
 
-class HttpPort:
+class NodeHttpService:
     """Listens at once, and answers that the node is starting until `attach_node`. Raises `InvalidSetting`.
 
     `counted` is to be called with the node's events.
@@ -46,7 +46,7 @@ class HttpPort:
         self._has_tls = options.tls is not None
         self._app: ASGIApp = _answer_starting
         self._reading: HttpDatabasePool | None = None
-        self._server = HttpServer(options.listen, self._serve_request, options.tls)
+        self._server = UvicornThread(options.listen, self._serve_request, options.tls)
 
     @property
     def url(self) -> str:

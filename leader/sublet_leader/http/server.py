@@ -46,7 +46,7 @@ from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 log = logging.getLogger(__name__)
 
 
-class HttpServer:
+class UvicornThread:
     """Serves `app` from `start` to `close`. Raises `InvalidSetting` if it cannot listen there."""
 
     def __init__(self, listen: ListenAddress, app: ASGIApp, tls: TlsFiles | None = None) -> None:

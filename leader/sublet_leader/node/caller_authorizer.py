@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from sublet_leader.group.events import MemberRightRevoked
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import GroupLeaderEvent, GroupOpenCompleted, SessionEpochRead
+from sublet_leader.node.events import GroupFoundOrCreated, GroupLeaderEvent, SessionEpochRead
 from sublet_leader.node.group_event_publisher import parse_leader_query
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
@@ -112,13 +112,13 @@ class CallerAuthorizer:
         """Return the principal of the agent; None if it is unknown."""
         return self._principals.get(agent)
 
-    def note_refusal(self, answer: SessionEpochRead | GroupOpenCompleted) -> None:
+    def note_refusal(self, answer: SessionEpochRead | GroupFoundOrCreated) -> None:
         """Record in the audit log that a principal used another's session name, or had too many groups created.
         Thread-safe."""
         principal = answer.request.principal
         if principal is None:
             return
-        if isinstance(answer, GroupOpenCompleted):
+        if isinstance(answer, GroupFoundOrCreated):
             if answer.is_limited:
                 self._gate.make_caller(principal, "", "create a group").note_refusal(str(answer.request.subscription))
         elif answer.denied is not None:

@@ -13,15 +13,15 @@ from sublet_leader.node.events import (
     CommitWrites,
     DatabaseAnswer,
     DatabaseRequest,
+    FindOrCreateGroup,
+    GroupFoundOrCreated,
     GroupLoadCompleted,
-    GroupOpenCompleted,
     LeaderLookupCompleted,
     LeadershipClaimCompleted,
     LeadershipReleaseCompleted,
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
-    OpenGroup,
     ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
@@ -43,7 +43,7 @@ def execute(
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """
     match request:
-        case OpenGroup():
+        case FindOrCreateGroup():
             return _open(request, store)
         case ClaimLeadership():
             claimed = store.claim(request.leadership_id, ref, lease_s, request.lock_key, request.rival)
@@ -68,8 +68,8 @@ def failure_answer(request: DatabaseRequest, *, unknown: bool, jitter_s: float =
     """Return the event for a request that the database did not answer. `unknown`: it may have been executed all the
     same."""
     match request:
-        case OpenGroup():
-            return GroupOpenCompleted(request, None, "the database did not answer")
+        case FindOrCreateGroup():
+            return GroupFoundOrCreated(request, None, "the database did not answer")
         case ClaimLeadership():
             return LeadershipClaimCompleted(request, None, jitter_s)
         case RenewLeaderships():
@@ -98,18 +98,18 @@ def _read_epoch(request: ReadSessionEpoch, store: GroupStore) -> SessionEpochRea
     return SessionEpochRead(request, store.read_last_session_epoch(*name))
 
 
-def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:
+def _open(request: FindOrCreateGroup, store: GroupStore) -> GroupFoundOrCreated:
     if request.group_id is not None:
         group = store.find_group(request.group_id)
         error = f"group {request.group_id} is deleted, or a failover has lost it"
-        return GroupOpenCompleted(request, group, error, is_final=group is None)
+        return GroupFoundOrCreated(request, group, error, is_final=group is None)
     try:
         group = store.open_group(request.subscription, request.starting_position, request.principal)
-        return GroupOpenCompleted(request, group)
+        return GroupFoundOrCreated(request, group)
     except UndeclaredQueue as problem:
-        return GroupOpenCompleted(request, None, str(problem), is_final=True)
+        return GroupFoundOrCreated(request, None, str(problem), is_final=True)
     except TooManyGroups as problem:  # its borrowers retry, and get it in a while
-        return GroupOpenCompleted(request, None, str(problem), is_limited=True)
+        return GroupFoundOrCreated(request, None, str(problem), is_limited=True)
 
 
 def _load(request: LoadGroup, store: GroupStore) -> GroupLoadCompleted:

@@ -14,9 +14,9 @@ from typing import Protocol
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import (
     DatabaseRequest,
+    FindOrCreateGroup,
     LookUpLeader,
     NodeEvent,
-    OpenGroup,
     ReadSessionEpoch,
     RenewLeaderships,
 )
@@ -119,7 +119,7 @@ def _choose_priority(request: DatabaseRequest) -> int:
     match request:
         case RenewLeaderships():
             return 0
-        case ReadSessionEpoch() | OpenGroup() | LookUpLeader():
+        case ReadSessionEpoch() | FindOrCreateGroup() | LookUpLeader():
             return 2
         case _:
             return 1

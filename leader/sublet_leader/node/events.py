@@ -17,7 +17,7 @@ from sublet_storage.groups.model.records import (
     Group,
     GroupWriteResult,
     GroupWrites,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -27,7 +27,7 @@ from sublet_storage.groups.model.records import (
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGroup:
+class FindOrCreateGroup:
     """Open the group of that subscription, created if it is a share's first subscriber.
 
     With `group_id`: that group, if it is not deleted; none is created. `principal`: for which it is created; None:
@@ -48,7 +48,7 @@ class ClaimLeadership:
     leadership_id: int
     attempt_started: float
     lock_key: int | None = None
-    rival: LeaderLock | None = None
+    rival: LeaderLivenessLock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class ReadSessionEpoch:
 
 
 DatabaseRequest = (
-    OpenGroup
+    FindOrCreateGroup
     | ClaimLeadership
     | RenewLeaderships
     | ReleaseLeaderships
@@ -144,11 +144,11 @@ class AgentPollChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOpenCompleted:
-    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
+class GroupFoundOrCreated:
+    """Answer to `FindOrCreateGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
     principal has reached its limit of created groups for now."""
 
-    request: OpenGroup
+    request: FindOrCreateGroup
     group: Group | None
     error: str = ""
     is_final: bool = False
@@ -284,7 +284,7 @@ class ShutdownRequested:
 
 
 DatabaseAnswer = (
-    GroupOpenCompleted
+    GroupFoundOrCreated
     | LeadershipClaimCompleted
     | LeadershipRenewalCompleted
     | LeadershipReleaseCompleted

@@ -24,9 +24,10 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
+    FindOrCreateGroup,
+    GroupFoundOrCreated,
     GroupLeaderEvent,
     GroupLoadCompleted,
-    GroupOpenCompleted,
     LeaderLookupCompleted,
     LeaderLookupRequested,
     LeadershipClaimCompleted,
@@ -39,7 +40,6 @@ from sublet_leader.node.events import (
     NodeOutcome,
     NodeOutcomeBuilder,
     NodeStarted,
-    OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
     SessionEpochRead,
@@ -48,11 +48,11 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
     WritesCommitted,
 )
+from sublet_leader.node.forged_session_checker import ForgedSessionChecker
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
-from sublet_leader.node.known_groups import KnownGroups
+from sublet_leader.node.group_router import GroupRouter
 from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.pending_changes import PendingWrites, take_batch
-from sublet_leader.node.session_epoch_check import SessionEpochChecker
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -90,7 +90,7 @@ class Node:
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
         self.query_counts = CallerQuota(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
-        self.registry = KnownGroups(self.query_counts)
+        self.registry = GroupRouter(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._dead_agents = el.DeadAgentDetector(settings)
@@ -102,7 +102,7 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
-        self._session_epochs = SessionEpochChecker(self.query_counts)
+        self._session_epochs = ForgedSessionChecker(self.query_counts)
         self._out = NodeOutcomeBuilder()
 
     # --- entry point --------------------------------------------------------------------------------------------------
@@ -138,9 +138,9 @@ class Node:
 
     def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
-            case el.LockAcquired() | el.LockLost() | el.LocksChecked():
+            case el.LockAcquired() | el.LockLost() | el.PeerLocksChecked():
                 self._take_lock_event(event, now)
-            case GroupOpenCompleted():
+            case GroupFoundOrCreated():
                 self._on_group_opened(event, now)
             case LeadershipClaimCompleted() | LeadershipRenewalCompleted() | LeadershipReleaseCompleted():
                 self._elect(event.to_election_event(), now)
@@ -164,7 +164,7 @@ class Node:
 
     def _take_lock_event(self, event: el.LockEvent, now: float) -> None:
         self._elect(event, now)
-        if isinstance(event, el.LocksChecked) and (gone := self._dead_agents.check(event)):
+        if isinstance(event, el.PeerLocksChecked) and (gone := self._dead_agents.check(event)):
             self._run_led(tuple(self.leaders), group_events.AgentsGone(gone, event.timeline), now)
 
     def _wake_at(self) -> float:
@@ -264,13 +264,13 @@ class Node:
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription, received.caller):
-                self._out.requests.append(OpenGroup(subscription, start, request.group_id, received.principal))
+                self._out.requests.append(FindOrCreateGroup(subscription, start, request.group_id, received.principal))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
             self._elect(el.StartCampaign(group.group_id), now)
 
-    def _on_group_opened(self, answer: GroupOpenCompleted, now: float) -> None:
+    def _on_group_opened(self, answer: GroupFoundOrCreated, now: float) -> None:
         request, group = answer.request, answer.group
         stranger = group is not None and group.subscription != request.subscription
         opened_group = None if stranger else group
@@ -315,7 +315,7 @@ class Node:
                 self.registry.add_waiter(group.subscription, received, borrower_id, now)
                 if self.registry.begin_opening(group.subscription, received.caller):
                     start = StartingPosition.parse(request.starting_position)
-                    self._out.requests.append(OpenGroup(group.subscription, start, request.group_id))
+                    self._out.requests.append(FindOrCreateGroup(group.subscription, start, request.group_id))
                 continue
             if request.group_id not in (None, group.group_id):
                 self._send(

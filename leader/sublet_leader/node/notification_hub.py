@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from sublet_leader.node.pending_changes import PendingChanges, parse_stream_id
+from sublet_leader.node.pending_changes import PendingNotifications, parse_stream_id
 from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel
@@ -50,7 +50,7 @@ class NotificationHub:
         self._on_command, self._on_growth = on_command, on_growth
         self._lock = threading.Lock()
         self._followed: set[int] = set()
-        self._pending = PendingChanges()
+        self._pending = PendingNotifications()
         self._processed_at = float("-inf")
         self._subscriber = NotificationSubscriber(
             url,

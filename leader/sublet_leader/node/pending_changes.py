@@ -20,7 +20,7 @@ machine is busy, and would all be done again, for ever."""
 
 
 @dataclass(frozen=True, slots=True)
-class GroupChanges:
+class ChangedGroups:
     """What groups are to look at. `is_of_spaces`: all of them at all; `is_of_epochs`: all of them at completed
     epochs."""
 
@@ -73,13 +73,13 @@ def take_batch(pending_writes: dict[int, PendingWrites]) -> tuple[GroupWrites, .
     return tuple(batch)
 
 
-class PendingChanges:
+class PendingNotifications:
     """Thread-safe. `add_head` and `add_group_change` return whether nothing of the kind waited before."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._heads: dict[int, int] = {}
-        self._for_groups = GroupChanges()
+        self._for_groups = ChangedGroups()
 
     def add_head(self, change: ObjectChange, followed: Set[int]) -> bool:
         """Add the change of a stream, instead of an earlier one."""
@@ -99,10 +99,10 @@ class PendingChanges:
             group_id = _parse_commanded_group(change) if change.kind == GROUP else None
             groups = before.group_ids if group_id is None else before.group_ids | {group_id}
             spaces = before.is_of_spaces or change.kind == SPACE or len(groups) > MAX_GROUPS
-            self._for_groups = GroupChanges(
+            self._for_groups = ChangedGroups(
                 frozenset() if spaces else groups, spaces, before.is_of_epochs or change.kind == EPOCHS
             )
-            return before == GroupChanges() != self._for_groups
+            return before == ChangedGroups() != self._for_groups
 
     def take_heads(self, limit: int) -> tuple[dict[int, int], bool]:
         """Return the versions of so many streams, and whether others wait."""
@@ -112,10 +112,10 @@ class PendingChanges:
                 del self._heads[stream_id]
             return taken, bool(self._heads)
 
-    def take_group_changes(self) -> GroupChanges:
+    def take_group_changes(self) -> ChangedGroups:
         """Return all that groups are to look at."""
         with self._lock:
-            taken, self._for_groups = self._for_groups, GroupChanges()
+            taken, self._for_groups = self._for_groups, ChangedGroups()
             return taken
 
 

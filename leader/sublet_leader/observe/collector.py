@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LagScrape:
+class ScrapedLags:
     """Lags in the database; `took_s` None: it did not answer. `sums`: of groups led here, `leaderless`: groups without
     a leader, `not_exported_count`: further groups without a leader; `streams`: of some of both."""
 
@@ -117,11 +117,11 @@ class NodeCollector(Collector):
         for event, count in facts.notification_counters().items():
             add(metric_definitions.NOTIFICATIONS, count, event)
 
-    def _read_lags(self, led: Mapping[int, GroupLeader]) -> LagScrape:
+    def _read_lags(self, led: Mapping[int, GroupLeader]) -> ScrapedLags:
         is_maintenance_leader = self._facts.is_maintenance_leader()
         sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
         if not led and not is_maintenance_leader:
-            return LagScrape()
+            return ScrapedLags()
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
@@ -133,11 +133,11 @@ class NodeCollector(Collector):
                 sums = read_lags_by_status(connection, summed_groups) if summed_groups else []
         except (SubletError, psycopg.Error) as error:
             log.debug("group lag not read for this scrape: %s", error)
-            return LagScrape(stream_series_groups=_select_within_budget(sizes, self._settings.max_stream_series))
+            return ScrapedLags(stream_series_groups=_select_within_budget(sizes, self._settings.max_stream_series))
         of_led = [lag for lag in streams if lag.group_id in led]
         took_s = time.monotonic() - began
         by_status = (*sum_by_status(of_led), *sums)
-        return LagScrape(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
+        return ScrapedLags(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
 
     def _read_leaderless_groups(
         self, connection: Connection, led: Mapping[int, GroupLeader]
@@ -178,7 +178,7 @@ def _add_led_group(add: Callable[..., None], name: str, leader: GroupLeader) -> 
     add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
 
 
-def _add_offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagScrape) -> None:
+def _add_offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: ScrapedLags) -> None:
     if lags.took_s is None:
         return
     add(metric_definitions.SCRAPE, lags.took_s)

@@ -22,7 +22,7 @@ def timeline_number(drawn: int) -> int:
     return drawn // TIMELINE_US
 
 
-class SecretKey:
+class SecretBytes:
     """A key that is `***` when it is printed or formatted; `reveal` returns its bytes. It stays in its process."""
 
     __slots__ = ("_value",)
@@ -47,7 +47,7 @@ class SecretKey:
         raise TypeError(f"{type(self).__name__}: a key stays in its process, and is not to be pickled")
 
 
-class GrantKey(SecretKey):
+class GrantSecret(SecretBytes):
     """The key of one grant, which authorizes moving the grant's progress. Drawn where the grant is written."""
 
     __slots__ = ()

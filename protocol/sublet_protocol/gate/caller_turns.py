@@ -52,14 +52,14 @@ class CallerTurns:
         self._is_taken = False
 
 
-class TurnSlice:
+class SlicedWork:
     """The work of one caller, in slices; it has a turn between `async with`."""
 
     def __init__(self, turns: CallerTurns, caller: str) -> None:
         self._turns, self._caller = turns, caller
         self._items, self._until = 0, 0.0
 
-    async def __aenter__(self) -> TurnSlice:
+    async def __aenter__(self) -> SlicedWork:
         await self._turns.acquire(self._caller)
         self._begin()
         return self

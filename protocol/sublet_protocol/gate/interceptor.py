@@ -12,12 +12,12 @@ import grpc.aio
 
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.limits import MAX_BATCHES_OF_PRINCIPAL
-from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
+from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
-from sublet_protocol.gate.open_call_limiter import OpenCallLimiter
 from sublet_protocol.gate.principal_call_limiter import PrincipalCallLimiter
 from sublet_protocol.gate.request_parser import parse_request
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
+from sublet_protocol.gate.unauthenticated_call_limiter import UnauthenticatedCallLimiter
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(self, gate: AccessGate) -> None:
-        self._gate, self._open_calls = gate, OpenCallLimiter()
+        self._gate, self._open_calls = gate, UnauthenticatedCallLimiter()
         self._turns = CallerTurns()
         self._limiters = {
             "/sublet.v1.Session/Commands": PrincipalCallLimiter(MAX_BATCHES_OF_PRINCIPAL),
@@ -95,7 +95,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     async def _take_turn(self, caller: Caller, parsing: Awaitable[Any]) -> Any:
         """Parse one request a round of the loop, which may take the time of many calls."""
-        async with TurnSlice(self._turns, str(caller.principal)):
+        async with SlicedWork(self._turns, str(caller.principal)):
             return await parsing
 
     async def _admit_call(self, context: Any, method: str) -> Caller:

@@ -11,14 +11,14 @@ import hashlib
 import hmac
 import secrets
 
-from sublet_protocol.domain.grant_keys import SecretKey
+from sublet_protocol.domain.grant_keys import SecretBytes
 
 KEY_BYTES = 32
 ID_CHARACTERS = 26
 """Of the hash: 130 bits of it."""
 
 
-class AgentKey(SecretKey):
+class AgentSecret(SecretBytes):
     """The key of one agent, for one life of its process. `label` is for people: where the agent runs.
 
     It is drawn and never stored: a process that is forked or started again makes another, and is another agent.
@@ -32,7 +32,7 @@ class AgentKey(SecretKey):
         self.agent_id = f"{label}:{proven}" if label else proven
 
     def __repr__(self) -> str:
-        return f"AgentKey of {self.agent_id}"
+        return f"AgentSecret of {self.agent_id}"
 
 
 def derive_agent_id(key: bytes) -> str:

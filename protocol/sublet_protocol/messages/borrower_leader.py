@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 
 PROTOCOL_VERSION = 6
@@ -33,7 +33,7 @@ class BorrowerEndReason(StrEnum):
         return self is not BorrowerEndReason.RETRY
 
 
-class GrantOutcome(StrEnum):
+class GrantEndReason(StrEnum):
     """The outcomes of a grant for its borrower."""
 
     SAVED = "saved"  # its final progress is durable
@@ -208,7 +208,7 @@ class Grant:
     end_offset: int | None = None
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantKey = field(kw_only=True)
+    grant_key: GrantSecret = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Revoked:
     term: int
     stream_id: int
     grant_id: int
-    reason: GrantOutcome
+    reason: GrantEndReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, assert_never
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
@@ -29,7 +29,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndReason,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -77,9 +77,9 @@ _END_REASONS = {
     BorrowerEndReason.DONE: pb.END_DONE,
 }
 _REVOKED_REASONS = {
-    GrantOutcome.SAVED: pb.REVOKED_SAVED,
-    GrantOutcome.FINISHED: pb.REVOKED_FINISHED,
-    GrantOutcome.LOST: pb.REVOKED_LOST,
+    GrantEndReason.SAVED: pb.REVOKED_SAVED,
+    GrantEndReason.FINISHED: pb.REVOKED_FINISHED,
+    GrantEndReason.LOST: pb.REVOKED_LOST,
 }
 _END_REASONS_BACK = {wire: reason for reason, wire in _END_REASONS.items()}
 _REVOKED_REASONS_BACK = {wire: reason for reason, wire in _REVOKED_REASONS.items()}
@@ -367,8 +367,8 @@ def _decode_ping_response(wire: Any) -> PingResponse:
 def _decode_grant(wire: Any) -> Grant:
     if wire.hash_from > wire.hash_last:
         raise MalformedMessage(f"hash range {wire.hash_from} to {wire.hash_last}: it ends before it begins")
-    if len(wire.grant_key) != GrantKey.BYTES:
-        raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantKey.BYTES}")
+    if len(wire.grant_key) != GrantSecret.BYTES:
+        raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantSecret.BYTES}")
     return Grant(
         **_decode_stream_fields(wire),
         **check_naturals(wire, "position", "generation_id"),
@@ -378,7 +378,7 @@ def _decode_grant(wire: Any) -> Grant:
         end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
         consumed=_decode_consumed(wire),
         in_doubt=_decode_in_doubt(wire),
-        grant_key=GrantKey(wire.grant_key),
+        grant_key=GrantSecret(wire.grant_key),
     )
 
 

@@ -143,7 +143,7 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandsRejected:
+class ReportRejectedCommands:
     """The report that the node refused these commands, each with its reason."""
 
     rejected: tuple[tuple[Command, str], ...]
@@ -168,7 +168,7 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionStillLost:
+class ConnectionAlreadyLost:
     """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
     lost: ConnectionLost
@@ -180,9 +180,9 @@ Instruction = (
     | CancelCommands
     | CancelPollCall
     | Deliver
-    | CommandsRejected
+    | ReportRejectedCommands
     | ConnectionLost
-    | ConnectionStillLost
+    | ConnectionAlreadyLost
 )
 
 

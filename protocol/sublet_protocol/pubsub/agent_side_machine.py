@@ -24,20 +24,20 @@ from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
     CancelPollCall,
-    CommandsRejected,
     CommandsReplied,
     CommandsUnanswered,
+    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
     ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    ReportRejectedCommands,
     SendCommands,
 )
 from sublet_protocol.pubsub.counters import AgentSideCounters
@@ -140,7 +140,7 @@ class AgentSideMachine:
             self._advance(now)
         elif isinstance(event, Subscribe):
             self._out.append(
-                ConnectionStillLost(
+                ConnectionAlreadyLost(
                     ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
                 )
             )
@@ -247,7 +247,7 @@ class AgentSideMachine:
         if refused:
             self._counts["rejected_commands"] += len(refused)
             self._forget_refused(flight, {index for index, _ in refused})
-            self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
+            self._out.append(ReportRejectedCommands(tuple((flight[index], text) for index, text in refused)))
 
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
         """Drop each rejected subscription, unless it was requested once more after the rejected one."""
@@ -345,7 +345,7 @@ class AgentSideMachine:
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._subscriptions)))
         elif self._unreported:
-            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
+            self._out.append(ConnectionAlreadyLost(ConnectionLost(reason, detail, tuple(self._unreported))))
         self._unreported.clear()
 
     def _end(self, refusal: str) -> None:

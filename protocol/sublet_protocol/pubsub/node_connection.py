@@ -22,24 +22,24 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.credentials import call_metadata, is_replaced
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
     CancelPollCall,
-    CommandsRejected,
     CommandsUnanswered,
+    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
     ExpectDirectMessages,
     Instruction,
     PollUnanswered,
+    ReportRejectedCommands,
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
@@ -102,7 +102,7 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        key: AgentKey,
+        key: AgentSecret,
         on_message: OnDelivery,
         on_lost: OnLost = lambda lost: None,
         *,
@@ -259,13 +259,13 @@ class NodeConnection:
                 _cancel(self._poll)
             case Deliver(deliveries):
                 self._callbacks.deliver(deliveries)
-            case CommandsRejected(refused):
+            case ReportRejectedCommands(refused):
                 for command, text in refused:
                     self._refuse(command, text)
             case ConnectionLost():
                 self._losses += 1
                 self._callbacks.notify_lost(instruction)
-            case ConnectionStillLost(lost):
+            case ConnectionAlreadyLost(lost):
                 self._callbacks.notify_failed(lost)
             case _:
                 assert_never(instruction)

@@ -29,7 +29,7 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIBERS_OF_CONNECTION,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
 )
-from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
+from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
@@ -306,10 +306,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        async with TurnSlice(self._loop_turns, self._principal() or parse_agent_id(subscriber_id)) as turn:
+        async with SlicedWork(self._loop_turns, self._principal() or parse_agent_id(subscriber_id)) as turn:
             return await self._execute_in_slices(subscriber_id, request, turn)
 
-    async def _execute_in_slices(self, subscriber_id: str, request: Any, turn: TurnSlice) -> Any:
+    async def _execute_in_slices(self, subscriber_id: str, request: Any, turn: SlicedWork) -> Any:
         commands: list[ReceivedCommand] = []
         for command in request.commands:
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
@@ -340,7 +340,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return command
 
     async def _hand_over(
-        self, subscriber_id: str, index: int, message: object, turn: TurnSlice
+        self, subscriber_id: str, index: int, message: object, turn: SlicedWork
     ) -> CommandRefusal | None:
         """Hand the message over, so that an error with it affects its sender only."""
         try:

@@ -18,7 +18,7 @@ from sublet_protocol.domain.limits import (
     SLICE_ITEMS,
 )
 from sublet_protocol.messages import borrower_leader_codec as codec
-from sublet_protocol.messages.agent_key import AgentKey, is_key_of
+from sublet_protocol.messages.agent_key import AgentSecret, is_key_of
 from sublet_protocol.messages.borrower_leader import (
     PROTOCOL_VERSION,
     Disconnect,
@@ -57,7 +57,7 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_request(batch: SendCommands, key: AgentKey, channels: ChannelCatalog = CHANNELS) -> Any:
+def encode_batch_request(batch: SendCommands, key: AgentSecret, channels: ChannelCatalog = CHANNELS) -> Any:
     """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
@@ -68,7 +68,7 @@ def encode_batch_request(batch: SendCommands, key: AgentKey, channels: ChannelCa
     )
 
 
-def encode_poll_request(poll: CallPoll, key: AgentKey) -> Any:
+def encode_poll_request(poll: CallPoll, key: AgentSecret) -> Any:
     """Return a `PollRequest`."""
     return pb.PollRequest(
         protocol_version=PROTOCOL_VERSION,

@@ -56,7 +56,7 @@ class LockLost:
 
 
 @dataclass(frozen=True, slots=True)
-class LocksChecked:
+class PeerLocksChecked:
     """One check of other processes' locks, over a connection that was opened at `connected_at`: which were `free`, and
     which `held`, at some time between `sent_at` and `answered_at`. The process's own lock, if it was held before, was
     still held. `timeline`: the number of the server's; None: not known."""
@@ -69,7 +69,7 @@ class LocksChecked:
     timeline: int | None = None
 
 
-LockEvent = LockAcquired | LockLost | LocksChecked
+LockEvent = LockAcquired | LockLost | PeerLocksChecked
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
     return bool(is_held)
 
 
-class LockKeeper(StoppableThread):
+class LivenessLockKeeper(StoppableThread):
     """A thread with a connection that holds the lock of `name`.
 
     `keys_to_check` returns the keys of others' locks, `ring` has them checked at once. `always_checks`: also where
@@ -185,7 +185,7 @@ class LockKeeper(StoppableThread):
                 sent_at = self._clock()
                 free = find_free_locks(connection, keys)
                 held = frozenset(keys) - free
-                self._on_event(LocksChecked(connected_at, sent_at, self._clock(), free, held, timeline))
+                self._on_event(PeerLocksChecked(connected_at, sent_at, self._clock(), free, held, timeline))
             self._wait(connection, self._choose_pause_s(free))
 
     def _acquire(self, connection: BoundedConnection) -> None:

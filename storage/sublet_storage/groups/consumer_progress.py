@@ -17,7 +17,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, PermissionDenied, UnknownOutcome, UsageError
-from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
+from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -127,7 +127,7 @@ def advance(
     group_id: int,
     stream_id: int,
     grant_id: int,
-    grant_key: GrantKey,
+    grant_key: GrantSecret,
     position: int,
     *,
     consumed: ConsumedFrontier | None = None,
@@ -200,7 +200,7 @@ def read_position(
     group_id: int,
     stream_id: int,
     grant_id: int,
-    grant_key: GrantKey,
+    grant_key: GrantSecret,
     *,
     schema: str | None = None,
 ) -> int | None:
@@ -218,7 +218,7 @@ def read_consumed_frontier(
     group_id: int,
     stream_id: int,
     grant_id: int,
-    grant_key: GrantKey,
+    grant_key: GrantSecret,
     *,
     schema: str | None = None,
 ) -> ConsumedFrontier | None:
@@ -229,7 +229,11 @@ def read_consumed_frontier(
 
 
 def _read_of_grant(
-    conn: psycopg.Connection[Any], function: str, grant: tuple[int, int, int], grant_key: GrantKey, schema: str | None
+    conn: psycopg.Connection[Any],
+    function: str,
+    grant: tuple[int, int, int],
+    grant_key: GrantSecret,
+    schema: str | None,
 ) -> Any:
     """Return what that function of the database has about a grant: (group id, stream id, grant id)."""
     call = sql.SQL("select {}.{}(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(

@@ -21,8 +21,8 @@ from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
+from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)

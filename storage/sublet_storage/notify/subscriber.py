@@ -72,7 +72,7 @@ class _CatchUpRead:
     begun: int
 
 
-class NotificationRateLimiter:
+class ReceivedNotificationLimiter:
     """Limits the notifications per second, and the changes in them. `is_first_refused`: the last one was the first of
     its second that was refused."""
 
@@ -128,7 +128,7 @@ class NotificationSubscriber:
         self._closing = False
         self._handler_failures = self._dropped = 0
         self._bytes_in = self._bytes_out = 0  # each written by one thread only
-        self._rate = NotificationRateLimiter()
+        self._rate = ReceivedNotificationLimiter()
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)

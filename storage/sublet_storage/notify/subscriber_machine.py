@@ -34,10 +34,10 @@ from sublet_storage.notify.subscriber_machine_events import (
     ListeningStarted,
     ListeningStopped,
     MalformedNotificationReceived,
-    NotificationCounters,
     NotificationReceived,
     NotificationSubscriberOutcome,
     SequenceGap,
+    SubscriberCounters,
     SubscriberStarted,
 )
 
@@ -68,7 +68,7 @@ class NotificationSubscriberMachine:
     """
 
     def __init__(self, settings: NotifySettings, *, pushes: bool, channels: Iterable[str] = KINDS) -> None:
-        self.counters = NotificationCounters()
+        self.counters = SubscriberCounters()
         self._settings, self._pushes = settings, pushes
         self.catch_ups = CatchUpScheduler(settings, channels)
         self._has_connected = False

@@ -82,7 +82,7 @@ class NotificationSubscriberOutcome:
 
 
 @dataclass(slots=True)
-class NotificationCounters:
+class SubscriberCounters:
     """The counters of a subscriber since it began. `duplicates`: came twice, or after its gap had been given up."""
 
     received: int = 0

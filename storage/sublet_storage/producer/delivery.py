@@ -56,7 +56,7 @@ class AppendedSpan:
         return None if index < 0 else self.first_offset + index
 
 
-class DeliveryState:
+class SharedDelivery:
     """The common state of messages published together: settled when each of them is durable or has failed."""
 
     __slots__ = ("_callbacks", "_error", "_lock", "_pending_count", "_process", "_spans", "entered", "entered_at")
@@ -164,7 +164,7 @@ class _DeliveryBase:
 
     __slots__ = ("_ticket",)
 
-    def __init__(self, ticket: DeliveryState) -> None:
+    def __init__(self, ticket: SharedDelivery) -> None:
         self._ticket = ticket
 
     @property
@@ -189,7 +189,7 @@ class Delivery(_DeliveryBase):
 
     __slots__ = ("_row",)
 
-    def __init__(self, ticket: DeliveryState, row: int) -> None:
+    def __init__(self, ticket: SharedDelivery, row: int) -> None:
         super().__init__(ticket)
         self._row = row
 
@@ -223,7 +223,7 @@ class BatchDelivery(_DeliveryBase):
         return self._ticket.outcome()
 
 
-class DeliveryTimeout:
+class DeliveryRetryPolicy:
     """The timeout of deliveries, `timeout_s` after a message was handed over: what waits behind others that fail is
     tried for no longer than they are. For one thread."""
 

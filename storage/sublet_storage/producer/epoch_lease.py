@@ -93,10 +93,12 @@ class EpochCapability:
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
-    ) -> epoch_capabilities.EpochAdvanceResult:
+    ) -> epoch_capabilities.AppendAndAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._error is not None:
-            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._error)
+            return epoch_capabilities.AppendAndAdvanceResult(
+                append(conn, appends) if appends else [], error=self._error
+            )
         result = epoch_capabilities.append_and_advance(
             conn, appends, self._space_id, self._producer, epochs, self._lease_s
         )

@@ -21,9 +21,9 @@ from sublet_storage.producer.batches.input_conversion import (
     check_sizes,
     to_record_batches,
 )
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, split_into_blocks
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import DeliveryState
+from sublet_storage.producer.delivery import SharedDelivery
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
 BLOCK_MESSAGES: Final = 1000
@@ -101,6 +101,6 @@ def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[Block
     """Yield blocks for the streams that the messages belong to, in order within each."""
     for stream_id, part, numbers in routes.partition_rows(batch, range(batch.num_rows)):
         for piece in split_into_blocks(
-            PendingArrowBatch(part, numbers, DeliveryState(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
+            PendingArrowBatch(part, numbers, SharedDelivery(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
         ):
             yield BlockAppend(stream_id, pack(piece.batch, routes.get_compression(stream_id)))

@@ -18,9 +18,9 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, 
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
+from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.log.block import compute_epoch_bounds
 from sublet_storage.log.epoch_capabilities import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
-from sublet_storage.log.record_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,

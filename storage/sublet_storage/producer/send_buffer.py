@@ -25,7 +25,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.input_conversion import size_of
-from sublet_storage.producer.batches.pending_batches import (
+from sublet_storage.producer.batches.pending_block import (
     PendingArrowBatch,
     PendingBlock,
     PendingMessageBuilder,
@@ -36,7 +36,7 @@ from sublet_storage.producer.batches.pending_batches import (
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.batches.small_block import Header, Message
-from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, DeliveryState
+from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedDelivery
 
 COMMIT_BYTES = 4 * 1024 * 1024
 MAX_ROUTED_ROWS = 1 << 16
@@ -63,8 +63,8 @@ class SendBuffer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBuilder]] = {}
-        self._unsettled: dict[DeliveryState, bool] = {}  # in the order of their coming; True: it is flushed
-        self._advances: deque[tuple[DeliveryState, Sequence[Epoch]]] = deque()
+        self._unsettled: dict[SharedDelivery, bool] = {}  # in the order of their coming; True: it is flushed
+        self._advances: deque[tuple[SharedDelivery, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
         self._bytes = self._queued = 0
         self._oldest_at = 0.0
@@ -100,7 +100,7 @@ class SendBuffer:
         """Queue batches, part by part as there is room."""
         batches = list(batches)
         total = sum(batch.num_rows for batch in batches)
-        ticket = DeliveryState(total)
+        ticket = SharedDelivery(total)
         start = 0
         try:
             for batch in batches:
@@ -117,14 +117,14 @@ class SendBuffer:
             raise
         return BatchDelivery(ticket)
 
-    def advance(self, epochs: Sequence[Epoch]) -> DeliveryState:
+    def advance(self, epochs: Sequence[Epoch]) -> SharedDelivery:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
         with self._lock:
             self._check_open()
             if self._error is not None:
                 raise self._take_error()
-            ticket = DeliveryState(1)
+            ticket = SharedDelivery(1)
             try:
                 self._unsettled[ticket] = False
                 self._advances.append((ticket, epochs))
@@ -352,7 +352,7 @@ class SendBuffer:
         messages, size = self._limits.block_messages, self._limits.block_bytes
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
-    def _count_added(self, ticket: DeliveryState, count: int, size: int) -> None:
+    def _count_added(self, ticket: SharedDelivery, count: int, size: int) -> None:
         self._unsettled.setdefault(ticket, False)
         if not self._queued:
             self._oldest_at = time.monotonic()
@@ -393,13 +393,13 @@ class SendBuffer:
         """Return how many advances have nothing before them but these loads."""
         if not self._advances:
             return 0
-        counts: Counter[DeliveryState] = Counter()
+        counts: Counter[SharedDelivery] = Counter()
         for load in loads:
             for piece in load.pieces:
                 counts[piece.ticket] += piece.count
         return self._count_done(lambda ticket: ticket.pending_count <= counts[ticket])
 
-    def _count_done(self, is_done: Callable[[DeliveryState], bool]) -> int:
+    def _count_done(self, is_done: Callable[[SharedDelivery], bool]) -> int:
         """Return how many advances have nothing before them but what is done."""
         count = 0
         for ticket in self._unsettled:
@@ -409,7 +409,7 @@ class SendBuffer:
                 break
         return count
 
-    def _fail_advances(self, error: Exception, failed: Collection[DeliveryState]) -> None:
+    def _fail_advances(self, error: Exception, failed: Collection[SharedDelivery]) -> None:
         """Fail the advances, except those with nothing left before them."""
         retained = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
         while len(self._advances) > retained:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.record_batch_decoder import decode_block
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_queries import find_space
@@ -47,7 +47,7 @@ _PUBLISH = "select * from append_staged_blocks(%(sink)s, %(batch)s, %(attempts)s
 
 
 @dataclass(frozen=True, slots=True)
-class SinkBatch:
+class SinkBatchId:
     """A batch of a sink; the batches of a sink have growing numbers. `is_single`: the sink has no other."""
 
     sink: str
@@ -77,7 +77,7 @@ class SinkCommitResult:
 
 def stage(
     conn: psycopg.Connection[Any],
-    write: SinkBatch,
+    write: SinkBatchId,
     task: int,
     batches: Iterable[pa.RecordBatch],
     *,
@@ -98,7 +98,7 @@ def stage(
     return StagedTask(task, stager.attempt, stager.blocks, stager.messages)
 
 
-def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[StagedTask]) -> SinkCommitResult:
+def commit(conn: psycopg.Connection[Any], write: SinkBatchId, staged: Sequence[StagedTask]) -> SinkCommitResult:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
     Raises `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
@@ -117,7 +117,7 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
     return committed
 
 
-def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
+def discard(conn: psycopg.Connection[Any], write: SinkBatchId) -> None:
     """Delete what is staged for this batch, and for earlier ones of its sink."""
     conn.execute("select discard_staged_blocks(%s, %s)", (write.sink, write.batch))
 
@@ -130,7 +130,7 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
     return conn.execute(f"delete from staged_block where staged_at {age}", (older_than_s,)).rowcount
 
 
-def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> int | None:
+def _enter(conn: psycopg.Connection[Any], write: SinkBatchId, messages: int) -> int | None:
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
     `SinkBatchOutOfOrder`."""
     parameters = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
@@ -143,7 +143,7 @@ def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> in
 
 
 def _publish(
-    conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID], messages: int
+    conn: psycopg.Connection[Any], write: SinkBatchId, attempts: list[uuid.UUID], messages: int
 ) -> dict[int, int]:
     """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
     parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
@@ -154,7 +154,7 @@ def _publish(
     return {stream_id: head for stream_id, head, _ in grown}
 
 
-def _restage_closed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+def _restage_closed(conn: psycopg.Connection[Any], write: SinkBatchId, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
     """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
     while attempts:
         parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
@@ -166,7 +166,7 @@ def _restage_closed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: l
 
 
 def _restage(
-    conn: psycopg.Connection[Any], write: SinkBatch, attempt: uuid.UUID, closed: list[int]
+    conn: psycopg.Connection[Any], write: SinkBatchId, attempt: uuid.UUID, closed: list[int]
 ) -> Iterator[uuid.UUID]:
     """Yield the attempt that what this one has staged for closed streams belongs to now, if there is any.
 
@@ -200,7 +200,7 @@ def _decode_blocks(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch
 class _Stager:
     """The writer of one attempt's blocks to the table."""
 
-    def __init__(self, conn: psycopg.Connection[Any], write: SinkBatch) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], write: SinkBatchId) -> None:
         self._conn, self._write = conn, write
         self.attempt = uuid.uuid4()
         self.blocks = self.messages = 0

@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.epoch_selection import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
+from sublet_storage.log.epoch_filter import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 from sublet_storage.spaces.space_queries import find_spaces_that_matched
 

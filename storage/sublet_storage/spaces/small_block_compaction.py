@@ -22,8 +22,8 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
-from sublet_storage.log.record_batch_decoder import decode_block
 from sublet_storage.spaces.rollover import partition_table
 
 _Time = TypeVar("_Time", datetime, int)
@@ -103,7 +103,7 @@ class _RunTooLarge(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRow:
+class BlockToMerge:
     """A block to be merged. `frontiers`: a hash of its epochs and frontiers."""
 
     end_offset: int
@@ -210,14 +210,14 @@ def _format_statement(statement: str, generation_id: int) -> sql.Composed:
 
 def _scan(
     conn: psycopg.Connection[Any], generation_id: int, stream_id: int, last_offset: int, older_than_s: float
-) -> list[BlockRow]:
+) -> list[BlockToMerge]:
     rows = conn.execute(_format_statement(_RUNS, generation_id), (stream_id, last_offset, older_than_s, SCANNED))
-    return [BlockRow(*row) for row in rows]
+    return [BlockToMerge(*row) for row in rows]
 
 
-def find_runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
+def find_runs(rows: Iterable[BlockToMerge], block_messages: int, block_bytes: int) -> Iterator[list[BlockToMerge]]:
     """Yield runs of at least two neighbours that fit into one block together, each smaller than half of it."""
-    run: list[BlockRow] = []
+    run: list[BlockToMerge] = []
     for row in rows:
         small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes
         if run and not (small and _is_mergeable(run, row, block_messages, block_bytes)):
@@ -230,7 +230,7 @@ def find_runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -
         yield run
 
 
-def _is_mergeable(run: list[BlockRow], row: BlockRow, block_messages: int, block_bytes: int) -> bool:
+def _is_mergeable(run: list[BlockToMerge], row: BlockToMerge, block_messages: int, block_bytes: int) -> bool:
     return (
         run[-1].end_offset == row.end_offset - row.count
         and run[-1].frontiers == row.frontiers
@@ -239,7 +239,7 @@ def _is_mergeable(run: list[BlockRow], row: BlockRow, block_messages: int, block
     )
 
 
-def _merge_but(poison: list[PoisonBlock], run: list[BlockRow], merge: Callable[[list[BlockRow]], int]) -> int:
+def _merge_but(poison: list[PoisonBlock], run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]) -> int:
     """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted; or in parts
     where it would be too large."""
     try:
@@ -259,7 +259,7 @@ def _merge(
     stream_id: int,
     compression: str,
     guard: Guard | None,
-    run: list[BlockRow],
+    run: list[BlockToMerge],
 ) -> int:
     """Replace the run by one block with the same end, which has the times when its pieces were appended."""
     ends = [row.end_offset for row in run]

@@ -21,7 +21,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.admin.progress_transfer import GroupProgress
+    from sublet_storage.groups.admin.progress_transfer import ExportedProgress
     from sublet_storage.groups.model.options import GroupOptions
     from sublet_storage.groups.model.records import Group
 
@@ -112,7 +112,7 @@ def _open_transaction(
             publish_once(database.url, [group_change(str(subscription), group.group_id)])
 
 
-def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
+def _read(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str]:
     from sublet_storage.groups.admin.progress_transfer import progress_from_json
     from sublet_storage.groups.model.options import GroupOptions
 
@@ -138,7 +138,7 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
     return result
 
 
-def _check_same(group: Group, group_progress: GroupProgress, file_progress: GroupProgress, file: Path) -> None:
+def _check_same(group: Group, group_progress: ExportedProgress, file_progress: ExportedProgress, file: Path) -> None:
     differing = sorted(
         {
             position.stream_id
@@ -154,7 +154,7 @@ def _check_same(group: Group, group_progress: GroupProgress, file_progress: Grou
     )
 
 
-def _answer(cli: CommandContext, group: Group, progress: GroupProgress, dry_run: bool, *, made_now: bool) -> None:
+def _answer(cli: CommandContext, group: Group, progress: ExportedProgress, dry_run: bool, *, made_now: bool) -> None:
     from sublet_storage.groups.admin.progress_transfer import progress_to_json
     from sublet_storage.groups.status.json_views import options_to_json
 

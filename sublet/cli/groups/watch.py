@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
-    from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchInterrupted
+    from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchedNodeUnavailable
 
 POLL_INTERVAL_S = 2.0
 """Between two reads of the node list, and between two leader queries."""
@@ -94,7 +94,7 @@ class _EventPrinter:
             GroupEventsDropped,
             LeaderInfo,
             WatchedGroupEvent,
-            WatchInterrupted,
+            WatchedNodeUnavailable,
         )
 
         poll_at = 0.0
@@ -109,7 +109,7 @@ class _EventPrinter:
                     self._print_gap(count)
                 case LeaderInfo() as answer:
                     self._handle_leader(answer)
-                case WatchInterrupted() as silent:
+                case WatchedNodeUnavailable() as silent:
                     self._print_unreachable(silent)
 
     def _query_leader(self) -> None:
@@ -139,7 +139,7 @@ class _EventPrinter:
         history = f"`sublet groups history {shlex.quote(str(self._subscription))}`"
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
-    def _print_unreachable(self, silent: WatchInterrupted) -> None:
+    def _print_unreachable(self, silent: WatchedNodeUnavailable) -> None:
         """Print that a node does not answer; for programs, only with the error that follows, if no node answers."""
         reason = silent.reason.removeprefix(f"{silent.address}: ")
         self._last_error = f"Node {silent.address} does not answer: {reason}"

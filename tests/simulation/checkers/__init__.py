@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sublet_borrower.machine.events import ProgressReported
 from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.groups.admin.progress_transfer import GroupProgress
+from sublet_storage.groups.admin.progress_transfer import ExportedProgress
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     GrantStream,
@@ -56,14 +56,14 @@ class Checkers:
 
     # --- the database -----------------------------------------------------------------------------------------------
 
-    def opened(self, group: Group, before: Group | None = None, progress: GroupProgress | None = None) -> None:
+    def opened(self, group: Group, before: Group | None = None, progress: ExportedProgress | None = None) -> None:
         """A group was opened or declared, perhaps for the first time; or imported, with what `before` had."""
         rows = self._simulation.store.rows(group.group_id)
         continued = None if before is None or progress is None else self._continued(before, progress)
         if self.lives.opened(group, rows, continued) and group.options.atomic:
             self.epochs.opened(group, rows, before)
 
-    def _continued(self, before: Group, progress: GroupProgress) -> Continued:
+    def _continued(self, before: Group, progress: ExportedProgress) -> Continued:
         """Who goes on from an export wants what the group before wanted: no export is further than its users were, and
         a stream that it leaves out was consumed, or wanted by nobody, or comes from its beginning."""
         life, places = self.lives[before.group_id], {place.stream_id: place.position for place in progress.positions}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
-from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantKey
+from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecret
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.liveness_lock import compute_lock_key
@@ -31,10 +31,11 @@ from sublet_storage.groups.model.history_record_builder import (
     deletion_records,
     to_history_record,
 )
+from sublet_storage.groups.model.lending_reset import close_out
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
-    LendingTransition,
+    LendingTransitionResult,
     StreamFacts,
     compute_next_id,
     is_consumed,
@@ -55,7 +56,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     Lending,
     LendingChange,
@@ -65,7 +66,6 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
 
@@ -199,7 +199,7 @@ class MemoryGroupStore:
         node: NodeRef,
         lease_s: float,
         lock_key: int | None = None,
-        rival: LeaderLock | None = None,
+        rival: LeaderLivenessLock | None = None,
     ) -> Leadership:
         now = self._clock()
         held = self._leaderships.get(leadership_id)
@@ -216,8 +216,8 @@ class MemoryGroupStore:
                 )
         return self._claim(leadership_id, now)
 
-    def _is_gone(self, held: _Leadership, rival: LeaderLock | None) -> bool:
-        declared = None if held.lock_key is None else LeaderLock(held.node.incarnation, held.lock_key)
+    def _is_gone(self, held: _Leadership, rival: LeaderLivenessLock | None) -> bool:
+        declared = None if held.lock_key is None else LeaderLivenessLock(held.node.incarnation, held.lock_key)
         return rival is not None and declared == rival and rival.key not in self.locks
 
     def renew(
@@ -304,7 +304,7 @@ class MemoryGroupStore:
             held_back=bool(parents),
             term=writes.term,
             now_us=now,
-            draw_key=GrantKey.draw,
+            draw_key=GrantSecret.draw,
             on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)
@@ -480,7 +480,7 @@ class MemoryGroupStore:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
 
-    def _keep(self, ruling: LendingTransition, term: int, now: int) -> None:
+    def _keep(self, ruling: LendingTransitionResult, term: int, now: int) -> None:
         row, rows = ruling.row, self._lives[ruling.row.group_id].rows
         before = rows.get(row.stream_id)
         has_new_holder = before is None or before.borrower_id != row.borrower_id
@@ -571,7 +571,7 @@ class MemoryGroupStore:
         return dict(life.rows) if life else {}
 
 
-def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:
+def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransitionResult, stream: StreamFacts) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
     return plain and ruling.outcome is LendingOutcome.APPLIED and row.position < change.position

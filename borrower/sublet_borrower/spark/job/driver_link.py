@@ -16,7 +16,7 @@ from typing import Self
 
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
@@ -69,7 +69,7 @@ class SparkDriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, AgentKey(), self._on_delivery, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
+            self._address, AgentSecret(), self._on_delivery, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
         )
         received_at, has_drained = time.monotonic(), False
         while not self._over:

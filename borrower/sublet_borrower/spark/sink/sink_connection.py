@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address, task_url
-from sublet_borrower.spark.common.database_availability import check_database_exists, check_socket_reachable
+from sublet_borrower.spark.common.query_database import check_database_exists, check_socket_reachable
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_protocol.domain.errors import InvalidSetting
 
@@ -23,7 +23,7 @@ RECEIVE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class SinkDatabase:
+class SinkDatabaseAddress:
     """The database of a write: address and credentials (see `task_url`), or the directory of an embedded server on the
     machine `driver_host`.
     """
@@ -35,7 +35,7 @@ class SinkDatabase:
     credentials: str = FROM_ENVIRONMENT
 
     @classmethod
-    def of(cls, options: WriteOptions) -> SinkDatabase:
+    def of(cls, options: WriteOptions) -> SinkDatabaseAddress:
         """Return the database from the options and the driver's environment. Raise `InvalidSetting` where there is no
         database yet.
         """

@@ -28,9 +28,9 @@ from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.sink.sink_connection import SinkDatabase
+from sublet_borrower.spark.sink.sink_connection import SinkDatabaseAddress
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.producer.sink_staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
+from sublet_storage.producer.sink_staging import SinkBatchId, SinkCommitResult, StagedTask, commit, discard, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +46,7 @@ DATABASE_TIMEOUT_S = 60.0
 class StagedTaskMessage(WriterCommitMessage):
     """A task's message to the driver."""
 
-    write: SinkBatch
+    write: SinkBatchId
     staged: StagedTask
 
 
@@ -56,16 +56,18 @@ def batch_writer(raw_options: Mapping[str, str], schema: StructType, overwrite: 
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
         return SinkBatchWriter(
-            SinkDatabase.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True)
+            SinkDatabaseAddress.of(options), options, SinkBatchId(f"write {uuid.uuid4().hex}", 0, is_single=True)
         )
-    return SinkBatchWriter(SinkDatabase.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
+    return SinkBatchWriter(
+        SinkDatabaseAddress.of(options), options, SinkBatchId(f"sink {options.sink_name}", options.batch_id)
+    )
 
 
 def stream_writer(raw_options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
     """Return the writer of a streaming query. Raise `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(raw_options)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
-    return SinkStreamWriter(SinkDatabase.of(options), options)
+    return SinkStreamWriter(SinkDatabaseAddress.of(options), options)
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, hint: str) -> None:
@@ -75,7 +77,7 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: 
 
 
 def stage_rows(
-    target: SinkDatabase, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
+    target: SinkDatabaseAddress, options: WriteOptions, write: SinkBatchId, task: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedTaskMessage:
     """Stage what a task has. Raise what a publisher raises for a bad topic or message, and the database's errors."""
     with target.open_connection() as (_, conn):
@@ -91,7 +93,7 @@ class SinkBatchWriter(DataSourceArrowWriter):
     `target`: the database. `batch`: under which the rows are staged and published.
     """
 
-    def __init__(self, target: SinkDatabase, options: WriteOptions, write: SinkBatch) -> None:
+    def __init__(self, target: SinkDatabaseAddress, options: WriteOptions, write: SinkBatchId) -> None:
         self.target, self.options, self.batch = target, options, write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
@@ -110,7 +112,7 @@ class SinkBatchWriter(DataSourceArrowWriter):
 class SinkStreamWriter(DataSourceStreamArrowWriter):
     """The writer of a streaming query; see the module's docstring."""
 
-    def __init__(self, target: SinkDatabase, options: WriteOptions) -> None:
+    def __init__(self, target: SinkDatabaseAddress, options: WriteOptions) -> None:
         self.target, self.options = target, options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
@@ -122,7 +124,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
                 "Spark's tasks do not have the id of their query, so a batch could not be stored once. Use "
                 "foreachBatch, with the options sinkName and batchId of write."
             )
-        write = SinkBatch(f"query {query}", int(batch))
+        write = SinkBatchId(f"query {query}", int(batch))
         return stage_rows(self.target, self.options, write, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
@@ -147,7 +149,7 @@ def _keep_done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTas
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 
 
-def _commit(target: SinkDatabase, write: SinkBatch, done: Sequence[StagedTaskMessage]) -> None:
+def _commit(target: SinkDatabaseAddress, write: SinkBatchId, done: Sequence[StagedTaskMessage]) -> None:
     def attempt() -> tuple[SinkCommitResult, str]:
         with target.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
@@ -172,7 +174,7 @@ def _notify(url: str, committed: SinkCommitResult) -> None:
         publish_once(url, [stream_change(stream, head, closed=False) for stream, head in committed.heads.items()])
 
 
-def _abort(target: SinkDatabase, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
+def _abort(target: SinkDatabaseAddress, writes: Sequence[SinkBatchId] | set[SinkBatchId]) -> None:
     """Delete what these have staged; what is left, the next commit or maintenance deletes: the original error matters
     more.
     """

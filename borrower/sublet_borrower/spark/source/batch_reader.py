@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.credentials import driver_url, task_address
-from sublet_borrower.spark.common.database_availability import check_database_exists, resolve_database
+from sublet_borrower.spark.common.query_database import check_database_exists, resolve_database
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, read_task

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
-from sublet_borrower.spark.common.database_availability import check_socket_reachable, keep_server_running
+from sublet_borrower.spark.common.query_database import check_socket_reachable, keep_server_running
 from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects, keep_freed_memory
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor

@@ -92,7 +92,7 @@ class ExportedPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupProgress:
+class ExportedProgress:
     """Positions in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic
     group.
 
@@ -106,7 +106,7 @@ class GroupProgress:
     timeline: str | None = field(default=None, compare=False)
 
     @property
-    def to_initial(self) -> GroupProgress:
+    def to_initial(self) -> ExportedProgress:
         """Return it as a new group begins with it."""
         return replace(self, positions=tuple(row.to_initial for row in self.positions))
 
@@ -118,13 +118,13 @@ class _Stream:
     filter: str
 
 
-def read_progress(connection: Connection, group: Group) -> GroupProgress:
+def read_progress(connection: Connection, group: Group) -> ExportedProgress:
     """Return where the group is. Raises `NotFound` where it was deleted meanwhile."""
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
         raise group_not_found_error(group.subscription)
     after_generation, lendings, frontiers = row
-    return GroupProgress(
+    return ExportedProgress(
         after_generation,
         tuple(map(_position_from_json, lendings)),
         tuple(map(_frontier_from_json, frontiers)),
@@ -134,7 +134,7 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
 
 def clone(
     connection: Connection, source: Subscription, subscription: Subscription, user: str
-) -> tuple[Group, GroupProgress]:
+) -> tuple[Group, ExportedProgress]:
     """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
     what `begin` does."""
     group_lifecycle.lock_generations(connection)  # what is taken must be there still when the new group is
@@ -149,7 +149,7 @@ def create_from_progress(
     connection: Connection,
     subscription: Subscription,
     options: GroupOptions,
-    progress: GroupProgress,
+    progress: ExportedProgress,
     reason: str,
     *,
     accepts_loss: bool = False,
@@ -183,7 +183,7 @@ def create_from_progress(
 
 
 def _check_nothing_lost(
-    connection: Connection, subscription: Subscription, progress: GroupProgress, absent: dict[int, bool]
+    connection: Connection, subscription: Subscription, progress: ExportedProgress, absent: dict[int, bool]
 ) -> None:
     """Raise `Conflict` if messages that the group was to get are gone. `absent`: {deleted stream: whether it had
     messages}."""
@@ -219,7 +219,9 @@ def _lend(connection: Connection, group_id: int, rows: Sequence[ExportedPosition
     connection.execute(_LEND, parameters)
 
 
-def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress) -> None:
+def _check(
+    connection: Connection, subscription: Subscription, options: GroupOptions, progress: ExportedProgress
+) -> None:
     """Check that it fits: an export of another database, or of another group, must not become rows."""
     filters = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
@@ -254,7 +256,7 @@ def _check_position(
         )
 
 
-def progress_from_json(document: Any) -> GroupProgress:
+def progress_from_json(document: Any) -> ExportedProgress:
     """Return the progress that `progress_to_json` wrote; streams that are new to the group are left to its leader.
     Raises `TypeError`, `KeyError`, `AttributeError` or `ValueError` for what that never writes."""
     rows = sorted(
@@ -266,7 +268,7 @@ def progress_from_json(document: Any) -> GroupProgress:
     timeline = document.get("timeline")
     if not isinstance(timeline, str | None):
         raise ValueError(f"timeline {timeline!r}")
-    return GroupProgress(
+    return ExportedProgress(
         _check_integer(document["after_generation"]),
         tuple(rows),
         tuple(map(_frontier_from_json, document["epochs"])),
@@ -274,7 +276,7 @@ def progress_from_json(document: Any) -> GroupProgress:
     )
 
 
-def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
+def progress_to_json(progress: ExportedProgress) -> dict[str, Any]:
     """Return the progress as a JSON object, for a file."""
     return {
         "timeline": progress.timeline,

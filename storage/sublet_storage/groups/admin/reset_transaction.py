@@ -27,9 +27,9 @@ from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycl
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
-from sublet_storage.groups.model.reset_rules import apply_reset
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_statements
 from sublet_storage.groups.coordinator.lending_statements import Key
@@ -33,7 +33,7 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GroupWriteResult,
     GroupWrites,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     LendingChange,
     LendingChangeResult,
@@ -130,7 +130,7 @@ def elect(
     lease_s: float,
     now_us: int | None,
     lock_key: int | None,
-    rival: LeaderLock | None,
+    rival: LeaderLivenessLock | None,
 ) -> Leadership:
     """Claim the leadership. If the database is on another timeline since the last leader, all grants end with it: what
     their holders have read up to their positions may have been followed, on this one, by other messages at lower
@@ -219,7 +219,7 @@ def _apply_change(
         held_back=bool(parents),
         term=writes.term,
         now_us=buffer.now_us,
-        draw_key=GrantKey.draw,
+        draw_key=GrantSecret.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
     buffer.add(row, ruling, writes.term)

@@ -25,7 +25,7 @@ from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.liveness_lock import LOCK_CLASS
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
-from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLock, Leadership, OnDataLoss
+from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLivenessLock, Leadership, OnDataLoss
 from sublet_storage.node_directory import NodeRef
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
@@ -119,7 +119,7 @@ def claim(
     lease_s: float,
     now_us: int | None,
     lock_key: int | None = None,
-    rival: LeaderLock | None = None,
+    rival: LeaderLivenessLock | None = None,
 ) -> Leadership:
     """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; return the
     row as it then is, locked to the end of the transaction."""

@@ -14,14 +14,14 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
-from sublet_storage.groups.model.group_errors import BlockingTransaction
+from sublet_storage.groups.model.group_errors import RowLockHolder
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, AdvancePosition, HistoryRecord, LendingStatus
 
@@ -185,10 +185,10 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     return set(connection.execute(_EXISTING, _encode_keys(keys)).fetchall())
 
 
-def find_locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
+def find_locker(connection: Connection, group_id: int) -> RowLockHolder | None:
     """Return the oldest transaction that has a row of the group locked; None if that is not visible."""
     row = connection.execute(_LOCKER, {"group": group_id}).fetchone()
-    return None if row is None else BlockingTransaction(*row)
+    return None if row is None else RowLockHolder(*row)
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
@@ -332,7 +332,7 @@ def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamFact
 def _decode_row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
-    grant_key = None if record[-4] is None else GrantKey(record[-4])
+    grant_key = None if record[-4] is None else GrantSecret(record[-4])
     fields = (*record[3:-5], consumed, in_doubt, grant_key, record[-3], record[-5] or 0.0)
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_row import LendingRow, LendingTransition
+from sublet_storage.groups.model.lending_row import LendingRow, LendingTransitionResult
 from sublet_storage.groups.model.records import HistoryRecord
 
 
@@ -21,7 +21,7 @@ class LendingWriteBatch:
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
-    def add(self, former_row: LendingRow, transition: LendingTransition, term: int) -> None:
+    def add(self, former_row: LendingRow, transition: LendingTransitionResult, term: int) -> None:
         """Add the row and the history record of a transition."""
         if transition.event:
             self.history.append(to_history_record(transition.row, transition.event, term, self.now_us))

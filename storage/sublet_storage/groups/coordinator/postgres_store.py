@@ -32,7 +32,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -174,7 +174,7 @@ class PostgresGroupStore:
         node: NodeRef,
         lease_s: float,
         lock_key: int | None = None,
-        rival: LeaderLock | None = None,
+        rival: LeaderLivenessLock | None = None,
     ) -> Leadership:
         """See `GroupStore`."""
         now_us = self._get_now_us()

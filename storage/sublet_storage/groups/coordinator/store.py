@@ -14,7 +14,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
-    LeaderLock,
+    LeaderLivenessLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -75,7 +75,7 @@ class GroupStore(Protocol):
         node: NodeRef,
         lease_s: float,
         lock_key: int | None = None,
-        rival: LeaderLock | None = None,
+        rival: LeaderLivenessLock | None = None,
     ) -> Leadership:
         """Insert the row, or take it over if the lease has run out, with term = greatest(term + 1, now in
         microseconds).

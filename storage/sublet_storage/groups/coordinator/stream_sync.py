@@ -20,9 +20,9 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_statements
 from sublet_storage.groups.coordinator.lending_statements import BEHIND_PAGE, FACTS, PAGE, ROW, Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
+from sublet_storage.groups.model.lending_reset import close_out
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
-from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 _FILTERS = """

@@ -81,7 +81,7 @@ def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFou
 
 
 @dataclass(frozen=True, slots=True)
-class BlockingTransaction:
+class RowLockHolder:
     """An open transaction, as pg_stat_activity shows it: `since_us` only to users that may see it."""
 
     pid: int
@@ -95,7 +95,7 @@ class BlockingTransaction:
         return f"process {self.pid} of the server (database user {self.user}{application}{since})"
 
 
-def row_locked_error(subscription: Subscription, subject: str, locker: BlockingTransaction | None) -> Conflict:
+def row_locked_error(subscription: Subscription, subject: str, locker: RowLockHolder | None) -> Conflict:
     """Return the error for rows that are locked: those of `subject`."""
     by = f": {locker}" if locker else ", a user's with `advance` say"
     end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 
 from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
-from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, make_history_event
+from sublet_storage.groups.model.lending_row import LendingEvent, LendingRow, make_history_event
 from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, HistoryRecord, LendingStatus
 
 
-def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: int) -> HistoryRecord:
+def to_history_record(row: LendingRow, event: LendingEvent, term: int, now_us: int) -> HistoryRecord:
     """Return the record of history for an event of this row."""
     return HistoryRecord(
         at_us=now_us,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
+from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
@@ -48,7 +48,7 @@ class LendingRow:
     lost_message_count: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantKey | None = field(default=None, compare=False)
+    grant_key: GrantSecret | None = field(default=None, compare=False)
     key_digest: bytes | None = field(default=None, compare=False)
     lock_valid_s: float = 0.0
 
@@ -80,7 +80,7 @@ class StreamFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryEvent:
+class LendingEvent:
     """An event for the history; grant id and holder are those of the grant that began or ended.
 
     With `redelivery_end` the move was forced, and messages in [position, redelivery_end) may be seen twice.
@@ -98,13 +98,13 @@ class HistoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class LendingTransition:
+class LendingTransitionResult:
     """The outcome, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
     change."""
 
     outcome: LendingOutcome
     row: LendingRow
-    event: HistoryEvent | None = None
+    event: LendingEvent | None = None
     problem: str = ""
 
 
@@ -144,24 +144,24 @@ def is_of_former_timeline(grant_id: int, term: int) -> bool:
     return grant_id > 0 and timeline_number(grant_id) < timeline_number(term)
 
 
-def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingTransition:
+def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingTransitionResult:
     """End a grant because nothing is left to consume."""
     finished_row = end_grant(row, LendingStatus.FINISHED, position, now_us)
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.APPLIED, finished_row, make_history_event("finish", replace(row, position=position), reason)
     )
 
 
-def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition:
+def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransitionResult:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _find_revoked_at(row)
     finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
-    return LendingTransition(verdict, finished_row, make_history_event("finish", finished_row, "nothing left"))
+    return LendingTransitionResult(verdict, finished_row, make_history_event("finish", finished_row, "nothing left"))
 
 
 def end_unreadable(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss
-) -> LendingTransition | None:
+) -> LendingTransitionResult | None:
     """Return the transition of a row whose position no borrower could read from; None if one could."""
     redelivery_end = find_redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
     if row.furthest_offset > stream.head:
@@ -176,16 +176,16 @@ def end_unreadable(
         end_unheard(row, LendingStatus.FINISHED, stream.head, now_us),
         lost_message_count=row.lost_message_count + lost_count,
     )
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.REFUSED, finished_row, make_history_event("skip", row, f"{reason}; skipped")
     )
 
 
-def block(row: LendingRow, reason: str, now_us: int, redelivery_end: int | None) -> LendingTransition:
+def block(row: LendingRow, reason: str, now_us: int, redelivery_end: int | None) -> LendingTransitionResult:
     """Return the transition that blocks the row. `redelivery_end`: if a grant ends by it, the end of what
     may be seen again."""
     blocked_row = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.REFUSED, blocked_row, make_history_event("block", row, reason, redelivery_end)
     )
 
@@ -220,14 +220,14 @@ def _find_revoked_at(row: LendingRow) -> int | None:
     return row.held_until_us if row.session is None else None
 
 
-def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: int | None = None) -> HistoryEvent:
+def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: int | None = None) -> LendingEvent:
     digest = row.key_digest if row.grant_key is None else row.grant_key.digest()
-    return HistoryEvent(
+    return LendingEvent(
         name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, redelivery_end, digest
     )
 
 
-def make_failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
+def make_failover_event(row: LendingRow, stream: StreamFacts) -> LendingEvent | None:
     """Return the event of a row that another timeline of the database has: on the former one its stream may have been
     consumed further. None where nothing follows."""
     redelivery_end = find_redelivery_end(row, stream)

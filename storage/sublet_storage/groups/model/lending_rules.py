@@ -21,11 +21,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
-    LendingTransition,
+    LendingTransitionResult,
     StreamFacts,
     block,
     compute_next_id,
@@ -63,9 +63,9 @@ def apply_change(
     held_back: bool,
     term: int,
     now_us: int,
-    draw_key: Callable[[], GrantKey],
+    draw_key: Callable[[], GrantSecret],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
-) -> LendingTransition:
+) -> LendingTransitionResult:
     """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
     group that is not finished. `draw_key` returns the key of a new grant."""
     if isinstance(change, GrantStream):
@@ -73,7 +73,7 @@ def apply_change(
     if isinstance(change, FreeReservedStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
-        return LendingTransition(LendingOutcome.REFUSED, row)
+        return LendingTransitionResult(LendingOutcome.REFUSED, row)
     match change:
         case ReclaimStream():
             return _reclaim(change, row, stream, now_us)
@@ -84,7 +84,9 @@ def apply_change(
         case ForceRelease():
             return _force_release(change, row, stream, now_us)
         case RecordHistory():
-            return LendingTransition(LendingOutcome.APPLIED, row, make_history_event(change.event, row, change.reason))
+            return LendingTransitionResult(
+                LendingOutcome.APPLIED, row, make_history_event(change.event, row, change.reason)
+            )
         case _:
             assert_never(change)
 
@@ -96,10 +98,10 @@ def _grant(
     held_back: bool,
     now_us: int,
     on_data_loss: OnDataLoss,
-    draw_key: Callable[[], GrantKey],
-) -> LendingTransition:
+    draw_key: Callable[[], GrantSecret],
+) -> LendingTransitionResult:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
-        return LendingTransition(LendingOutcome.REFUSED, row)
+        return LendingTransitionResult(LendingOutcome.REFUSED, row)
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if is_consumed(row.position, stream):
@@ -116,7 +118,7 @@ def _grant(
         held_until_us=None,
         lock_valid_s=change.lock_valid_s,
     )
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.APPLIED, granted_row, make_history_event("grant", granted_row, change.reason)
     )
 
@@ -125,23 +127,23 @@ def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
     return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
 
 
-def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransition:
+def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransitionResult:
     is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
     if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
-        return LendingTransition(LendingOutcome.REFUSED, row)
+        return LendingTransitionResult(LendingOutcome.REFUSED, row)
     free_row = replace(
         row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None
     )
     doubt = row.pending_in_doubt
     redelivery_end = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.APPLIED, free_row, make_history_event("unreserve", row, change.reason, redelivery_end)
     )
 
 
-def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if row.agent != change.agent:
-        return LendingTransition(LendingOutcome.REFUSED, row)
+        return LendingTransitionResult(LendingOutcome.REFUSED, row)
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     reclaimed_row = replace(
@@ -152,13 +154,13 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
         lock_valid_s=change.lock_valid_s if change.borrower_id != row.borrower_id else row.lock_valid_s,
     )
     if reclaimed_row == row:
-        return LendingTransition(LendingOutcome.APPLIED, row)
-    return LendingTransition(
+        return LendingTransitionResult(LendingOutcome.APPLIED, row)
+    return LendingTransitionResult(
         LendingOutcome.APPLIED, reclaimed_row, make_history_event("reclaim", reclaimed_row, "reclaimed by its agent")
     )
 
 
-def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     position = max(row.position, change.position)
@@ -174,7 +176,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     return _make_end_transition("release", row, released_row, change.reason, redelivery_end)
 
 
-def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     """Free or block the row. Losses count only if there was a message that may have caused them: not in an idle stream,
     nor in one that waits for epochs to be completed. A row that is reserved for its session is never blocked, as it is
     granted to no other session, which has to process the same range again."""
@@ -190,7 +192,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     return _make_end_transition("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
-def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.skips:
         redelivery_end = change.delivered_end if change.delivered_end > row.position else None
@@ -202,7 +204,7 @@ def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, 
         released_row = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
     else:
         released_row = _free(counted, change.poison, now_us, change.reserve_s)
-    return LendingTransition(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
+    return LendingTransitionResult(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
 
 
 def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
@@ -212,7 +214,7 @@ def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
 
 def _make_end_transition(
     name: str, row: LendingRow, released_row: LendingRow, reason: str, redelivery_end: int | None
-) -> LendingTransition:
+) -> LendingTransitionResult:
     """Return the transition for the end of a grant. A reserved range is not redelivered: its own session resolves
     it."""
     ended_row = replace(row, position=released_row.position)
@@ -220,10 +222,10 @@ def _make_end_transition(
         doubt = released_row.in_doubt
         session = f"session {released_row.session!r}"
         retained = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
-        return LendingTransition(
+        return LendingTransitionResult(
             LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {retained}")
         )
-    return LendingTransition(
+    return LendingTransitionResult(
         LendingOutcome.APPLIED, released_row, make_history_event(name, ended_row, reason, redelivery_end)
     )
 

@@ -14,7 +14,7 @@ from sublet_protocol.domain.in_doubt_range import choose_latest_in_doubt
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
-    LendingTransition,
+    LendingTransitionResult,
     StreamFacts,
     block,
     find_redelivery_end,
@@ -72,7 +72,7 @@ def initial_frontier(
     return LowerFrontier(((MIN_EPOCH,) * len(begun_epochs.greatest[0]),)).after_completing(begun_epochs)
 
 
-def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     position = max(row.position, change.position)
@@ -80,7 +80,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
     doubt = choose_latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
-    return LendingTransition(LendingOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
+    return LendingTransitionResult(LendingOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
 
 
 def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> LendingRow:
@@ -92,7 +92,7 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
 
 def find_impossible(
     change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
-) -> LendingTransition | None:
+) -> LendingTransitionResult | None:
     """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
     the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
     furthest = _find_furthest_offset(change)
@@ -106,7 +106,7 @@ def find_impossible(
         problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
     else:
         return None
-    return LendingTransition(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
+    return LendingTransitionResult(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
 
 
 def _find_furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:

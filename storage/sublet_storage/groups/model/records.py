@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.grant_keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
@@ -80,14 +80,14 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLock:
+class LeaderLivenessLock:
     """The advisory lock that a leader of this incarnation holds as long as its process lives."""
 
     incarnation: str
     key: int
 
     @classmethod
-    def of(cls, incarnation: str) -> LeaderLock:
+    def of(cls, incarnation: str) -> LeaderLivenessLock:
         """Return the lock of that incarnation."""
         return cls(incarnation, compute_lock_key(incarnation))
 
@@ -108,9 +108,9 @@ class Leadership:
     deposed_s: float = 0.0
 
     @property
-    def lock(self) -> LeaderLock | None:
+    def lock(self) -> LeaderLivenessLock | None:
         """Return the lock of its leader; None if the key is of another incarnation, left by a release without locks."""
-        lock = LeaderLock.of(self.node.incarnation)
+        lock = LeaderLivenessLock.of(self.node.incarnation)
         return lock if lock.key == self.lock_key else None
 
 
@@ -144,7 +144,7 @@ class Lending:
     reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantKey | None = field(default=None, compare=False)
+    grant_key: GrantSecret | None = field(default=None, compare=False)
     lock_valid_s: float = 0.0
 
     @property

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
 from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
+from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]

@@ -17,6 +17,8 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_storage.log.arrow_batch_decoder import START
+from sublet_storage.log.arrow_batch_header import RecordBatchHeaderLayout, locate_numbers
 from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
@@ -27,8 +29,6 @@ from sublet_storage.log.column_encoding import (
     is_few_runs,
     stored_schema,
 )
-from sublet_storage.log.record_batch_decoder import START
-from sublet_storage.log.record_batch_header import ArrowHeaderLayout, locate_numbers
 
 Header: TypeAlias = tuple[str, bytes | None]
 
@@ -168,7 +168,7 @@ def _encode_bitmap(values: Sequence[object]) -> bytes:
 
 
 @lru_cache
-def _make_template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
+def _make_template(flags: int) -> tuple[bytes, RecordBatchHeaderLayout]:
     """Return a record batch message of that schema without its body, and where its numbers are in it."""
     sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
     columns = []

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
-from sublet_storage.log.record_batch_header import ArrowHeader, parse_envelope
+from sublet_storage.log.arrow_batch_header import RecordBatchHeader, parse_envelope
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20
@@ -65,7 +65,7 @@ class _Layout(NamedTuple):
     checks: dict[int, tuple[str, bool, Callable[[pa.Array], None] | None]]
 
 
-class ValidatedBatch(NamedTuple):
+class ValidatedStoredBatch(NamedTuple):
     """A batch as it is stored; `decoded_bytes`: the expanded size of its columns."""
 
     batch: pa.RecordBatch
@@ -80,7 +80,7 @@ def decode_block(codec: int, payload: Stored, stream_id: int, end_offset: int, c
     return restore(codec, [validate_block(codec, payload, stream_id, end_offset, count).batch])
 
 
-def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> ValidatedBatch:
+def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> ValidatedStoredBatch:
     """Return the batch for `restore`. Raises as `decode_block` does."""
     try:
         return _read_or_reject(partial(_read_block, codec, payload, count))
@@ -129,7 +129,7 @@ def _read_or_reject(read: Callable[[], _T], passed: tuple[type[Exception], ...] 
         raise InvalidRecordBatch("".join(each if each.isprintable() else "?" for each in cause)) from None
 
 
-def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
+def _read_block(codec: int, payload: Stored, count: int) -> ValidatedStoredBatch:
     layout = _get_block_layout(column_encoding.decode_flags(codec))
     stored = pa.py_buffer(payload)
     if stored.size > MAX_PAYLOAD_BYTES:
@@ -184,8 +184,8 @@ def _make_layout(schema: pa.Schema) -> _Layout:
 
 
 def _validate(
-    message: pa.ipc.Message, header: ArrowHeader, layout: _Layout, max_messages: int, max_bytes: int
-) -> ValidatedBatch:
+    message: pa.ipc.Message, header: RecordBatchHeader, layout: _Layout, max_messages: int, max_bytes: int
+) -> ValidatedStoredBatch:
     """Return the validated batch. Raises what Arrow raises, or `ValueError`."""
     if not 0 < header.count <= max_messages:
         raise ValueError(f"it has {header.count} messages: there must be 1 to {max_messages}")
@@ -198,7 +198,7 @@ def _validate(
     size = header.decoded_bytes + sum(_compute_expanded_bytes(batch.column(index)) for index in layout.runs)
     if size > max_bytes:
         raise ValueError(f"its columns expand to {size} bytes, and the limit is {max_bytes}")
-    return ValidatedBatch(batch, size)
+    return ValidatedStoredBatch(batch, size)
 
 
 def _check_no_headers(pairs: pa.StructArray) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_storage.util.fork_guard import OwnerProcess
 
 ADVICE = (
@@ -20,12 +20,12 @@ ADVICE = (
 )
 
 
-class SessionProcess(OwnerProcess):
+class SessionForkGuard(OwnerProcess):
     """The process in which a session was made."""
 
     hint = ADVICE
 
 
-def new_agent_key() -> AgentKey:
+def new_agent_key() -> AgentSecret:
     """Draw the key of an agent in this process, whose id shows people where it runs: HOST:PID:HASH."""
-    return AgentKey(f"{socket.gethostname()[:40]}:{os.getpid()}".replace(".", "-"))
+    return AgentSecret(f"{socket.gethostname()[:40]}:{os.getpid()}".replace(".", "-"))

@@ -18,7 +18,7 @@ longest time ago is dropped."""
 Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
-class SessionEpochChecker:
+class ForgedSessionChecker:
     """Tracks drawn epochs in memory only: all of it can be queried again. `query_counts`: the node's bound on
     concurrent queries."""
 

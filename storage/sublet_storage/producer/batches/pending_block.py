@@ -13,7 +13,7 @@ from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
 from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, Rows
+from sublet_storage.producer.delivery import AppendedSpan, Rows, SharedDelivery
 
 MAX_ESTIMATED_BYTES: Final = 1 << 20
 """Up to this size in bytes messages in Arrow are estimated from above."""
@@ -32,7 +32,7 @@ class PendingArrowBatch:
 
     __slots__ = ("_batch", "nbytes", "packed", "rows", "size", "ticket")
 
-    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState, nbytes: int | None = None) -> None:
+    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: SharedDelivery, nbytes: int | None = None) -> None:
         self._batch, self.rows, self.ticket = batch, rows, ticket
         self.packed: PackedBlock | None = None
         self.nbytes: int = batch.nbytes if nbytes is None else nbytes
@@ -65,12 +65,12 @@ class PendingArrowBatch:
         return self
 
 
-class PendingMessages(PendingArrowBatch):
+class PendingTupleBatch(PendingArrowBatch):
     """Consecutive messages of one stream that are converted to Arrow on request: a few are packed without it."""
 
     __slots__ = ("_messages",)
 
-    def __init__(self, messages: Sequence[Message], rows: range, ticket: DeliveryState, size: int) -> None:
+    def __init__(self, messages: Sequence[Message], rows: range, ticket: SharedDelivery, size: int) -> None:
         self._messages, self.rows, self.ticket, self.size = messages, rows, ticket, size
         self._batch, self.packed = None, None
         self.nbytes = _MAX_UTF8_BYTES * size + _MAX_OVERHEAD_BYTES * len(messages)
@@ -98,7 +98,7 @@ class PendingMessageBuilder:
     __slots__ = ("_messages", "count", "size", "ticket")
 
     def __init__(self) -> None:
-        self.ticket = DeliveryState(0)
+        self.ticket = SharedDelivery(0)
         self.count = self.size = 0
         self._messages: list[Message] = []
 
@@ -115,9 +115,9 @@ class PendingMessageBuilder:
         self.count, self.size = count, size
         self.ticket.expect(count)
 
-    def seal(self) -> PendingMessages:
+    def seal(self) -> PendingTupleBatch:
         """Return the messages, to which none can be added."""
-        return PendingMessages(self._messages, range(self.count), self.ticket, self.size)
+        return PendingTupleBatch(self._messages, range(self.count), self.ticket, self.size)
 
 
 class PendingBlock:

@@ -17,7 +17,7 @@ from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 from sublet_protocol.gate.request_parser import parse_request, read_request
 
 
-class OpenCallLimiter:
+class UnauthenticatedCallLimiter:
     """A limit on the open calls under way, by client address."""
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
-from sublet_storage.db.liveness_lock import LocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import PeerLocksChecked, compute_lock_key
 
 
-class LockWatch:
+class FreeLockDetector:
     """Tracks the locks that were free in the last check of this connection. `delay_s`: from the answer to the first to
     the start of the last of the checks."""
 
@@ -24,7 +24,7 @@ class LockWatch:
         self._connected_at = float("-inf")
         self._free_since: dict[int, float] = {}
 
-    def check(self, look: LocksChecked) -> frozenset[int]:
+    def check(self, look: PeerLocksChecked) -> frozenset[int]:
         """Return the keys of the locks that have been free long enough, each once; a later report needs two checks
         again."""
         if look.connected_at != self._connected_at:
@@ -65,7 +65,7 @@ class DeadAgentDetector:
 
     def __init__(self, settings: LeaderSettings) -> None:
         self._settings = settings
-        self._lock_watch = LockWatch(settings, settings.reconnect_grace_s)
+        self._lock_watch = FreeLockDetector(settings, settings.reconnect_grace_s)
         self._connected_at = float("-inf")
         self._missing: dict[int, _MissingAgent] = {}
         self._declared: dict[int, float] = {}  # {key of a lock that is still to be seen held: since when}
@@ -112,7 +112,7 @@ class DeadAgentDetector:
             self._missing = {key: each for key, each in self._missing.items() if each.began_at > since}
             self._declared = {key: at for key, at in self._declared.items() if at > since}
 
-    def check(self, look: LocksChecked) -> frozenset[str]:
+    def check(self, look: PeerLocksChecked) -> frozenset[str]:
         """Return the agents that are gone, each once."""
         if look.connected_at != self._connected_at:
             self._connected_at = look.connected_at

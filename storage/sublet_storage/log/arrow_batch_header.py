@@ -22,7 +22,7 @@ _UNCOMPRESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowHeader:
+class RecordBatchHeader:
     """The numbers of a header. `count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
 
     count: int
@@ -31,7 +31,7 @@ class ArrowHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrowHeaderLayout:
+class RecordBatchHeaderLayout:
     """The positions in a stored message of the numbers that differ between batches of one schema: the message count,
     the length of the body, the lengths of arrays and of buffers; and where the body begins."""
 
@@ -44,7 +44,7 @@ class ArrowHeaderLayout:
     end: int
 
 
-def locate_numbers(stored: bytes) -> ArrowHeaderLayout:
+def locate_numbers(stored: bytes) -> RecordBatchHeaderLayout:
     """Return where they are in a message of our own that has a body. Raises `ValueError` where one is absent."""
     metadata = stored[_PREFIX:]
     root = _read_offset(metadata, 0)
@@ -55,10 +55,10 @@ def locate_numbers(stored: bytes) -> ArrowHeaderLayout:
         vectors.append((_PREFIX + vector + 4, struct.unpack_from("<I", metadata, vector)[0]))
     count, body = _get_field(metadata, table, _LENGTH), _get_field(metadata, root, _BODY_LENGTH)
     end = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
-    return ArrowHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
+    return RecordBatchHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
 
 
-def parse_envelope(message: pa.ipc.Message) -> ArrowHeader:
+def parse_envelope(message: pa.ipc.Message) -> RecordBatchHeader:
     """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
@@ -68,7 +68,7 @@ def parse_envelope(message: pa.ipc.Message) -> ArrowHeader:
         raise ValueError(f"its header cannot be read: {error}") from None
 
 
-def _read(metadata: bytes, body: memoryview) -> ArrowHeader:
+def _read(metadata: bytes, body: memoryview) -> RecordBatchHeader:
     root = _read_offset(metadata, 0)
     if _find_field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
         raise ValueError("a record batch with metadata of its own")
@@ -82,8 +82,10 @@ def _read(metadata: bytes, body: memoryview) -> ArrowHeader:
     buffers = _find_field(metadata, table, _BUFFERS)
     spans = [] if buffers is None else _read_spans(metadata, _read_offset(metadata, buffers), len(body))
     if not compressed:
-        return ArrowHeader(count, sum(size for _, size in spans), compressed)
-    return ArrowHeader(count, sum(_read_decoded_size(body, start, size) for start, size in spans if size), compressed)
+        return RecordBatchHeader(count, sum(size for _, size in spans), compressed)
+    return RecordBatchHeader(
+        count, sum(_read_decoded_size(body, start, size) for start, size in spans if size), compressed
+    )
 
 
 def _read_spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
