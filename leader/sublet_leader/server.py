@@ -207,6 +207,7 @@ class NodeServer:
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
+        serving = asyncio.create_task(self._watch_server(server))
         maintenance = MaintenanceRunner(
             self._url,
             self._find_maintenance_term,
@@ -231,6 +232,7 @@ class NodeServer:
         try:
             await self._stopped.wait()
         finally:
+            serving.cancel()
             await health.stop()
             maintenance.stop()
             relay.stop(0)
@@ -272,6 +274,14 @@ class NodeServer:
     def _on_signal(self, number: signal.Signals) -> None:
         self.stopped_by = number
         self.stop()
+
+    async def _watch_server(self, server: grpc.aio.Server) -> None:
+        """End this node if its gRPC server ends by itself: nobody could reach it, and it would lead on."""
+        try:
+            await server.wait_for_termination()
+            self._break(RuntimeError("the gRPC server has ended"))
+        except Exception as error:  # noqa: BLE001 whatever has ended it
+            self._break(error)
 
     def _bind(self, server: grpc.aio.Server) -> NodeRef:
         try:

@@ -93,12 +93,13 @@ $$;
 
 -- Return whether it is a valid stored consumed frontier: {"upto": offset, "least": null, or an antichain}.
 create function is_consumed_frontier(p_consumed jsonb) returns boolean language sql immutable as $$
-  select p_consumed - 'upto' - 'least' = '{}' and (p_consumed ->> 'upto')::bigint >= 0
+  select p_consumed - 'upto' - 'least' = '{}' and jsonb_typeof(p_consumed -> 'upto') = 'number'
+     and (p_consumed ->> 'upto')::bigint >= 0
      and case jsonb_typeof(p_consumed -> 'least') when 'null' then true when 'array' then (
        select count(*) <= 1000 and count(distinct jsonb_array_length(e.epoch)) <= 1
               and coalesce(bool_and(jsonb_array_length(e.epoch) between 1 and 8 and not exists (
-                select from jsonb_array_elements_text(e.epoch) as d(number)
-                 where d.number::bigint > 9223372036854775806)), true)
+                select from jsonb_array_elements(e.epoch) as d(number)
+                 where jsonb_typeof(d.number) <> 'number' or (d.number #>> '{}')::bigint > 9223372036854775806)), true)
          from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
 $$;
 

@@ -16,7 +16,11 @@ create table consumer_group (
   created_at timestamptz not null default clock_timestamp(),
   created_by text,                                     -- the principal for which a node made it
   created_timeline text default timeline_now(),        -- the timeline it is on until it has a leader
-  deleted_at timestamptz
+  deleted_at timestamptz,
+  -- Operators write rows, and every node reads all groups: it cannot go on at one that is none.
+  check (length(name) between 1 and 255 and name !~ '[/+#]'),
+  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
+         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
 );
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
 create index consumer_group_created on consumer_group (created_by, created_at) where created_by is not null;

@@ -19,7 +19,9 @@ create table space (
   filter_since bigint not null default 0,              -- the newest stream when it got its filter
   former_filters text[] not null default '{}',         -- every other one that it has had
   created_at timestamptz not null default clock_timestamp(),
-  dropped_at timestamptz
+  dropped_at timestamptz,
+  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
+         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
 );
 create unique index space_name on space (name) where dropped_at is null;
 create unique index space_filter on space (filter) where dropped_at is null;
@@ -89,18 +91,20 @@ create view stream_upper_frontier as
   select space_id, null, lost_upper_frontier from space;
 
 -- Return whether it is a block's epochs as readers expect them: two antichains of up to 1000, all of the same
--- dimensions.
+-- dimensions, and nothing else. Numbers have no point: as text, which they are cast from, 5.0 is no integer.
 create function are_epoch_bounds(p_bounds jsonb) returns boolean language plpgsql immutable strict as $$
 begin
   return coalesce(
     jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
       && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000', '{}', true)
+    and p_bounds - '{has_unset,least,greatest}'::text[] = '{}'
     and not jsonb_path_exists(p_bounds,
       'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*] ? (@.type() != "array" || @.size() != $.least[0].size())',
       '{}', true)
     and not jsonb_path_exists(p_bounds,
       'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*][*]
-         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false);
+         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808)', '{}', true)
+    and strpos(p_bounds::text, '.') = 0, false);
 end $$;
 
 -- A block covers the offsets [end_offset - count, end_offset). The checks admit only rows as readers expect them. One

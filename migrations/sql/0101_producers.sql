@@ -69,9 +69,9 @@ begin
     perform reject_message('timestamps ' || coalesce(p_first::text, 'null') || ' to ' || coalesce(p_last::text, 'null'),
       'the first is not after the last, and both are in the years 1 to 9999', 'Give the least and the greatest of the block.');
   end if;
-  if cardinality(p_topics) not between 1 and least(p_count, 8) then
+  if cardinality(p_topics) not between 1 and least(p_count, 8) or array_ndims(p_topics) > 1 then
     perform reject_message(cardinality(p_topics) || ' topics', 'a block of ' || p_count || ' names 1 to '
-      || least(p_count, 8) || ' distinct ones, or null', 'Give null where it has more.');
+      || least(p_count, 8) || ' distinct ones in a plain list, or null', 'Give null where it has more.');
   end if;
   perform check_topic(t.topic) from unnest(p_topics) as t (topic);
 end $$;
@@ -162,7 +162,8 @@ begin
       and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
       and p_first <= p_last and p_first >= '0001-01-01 00:00:00+00' and p_last < '10000-01-01 00:00:00+00'
       and (p_topics is null or (
-        cardinality(p_topics) between 1 and least(p_count, 8) and array_position(p_topics, null) is null
+        cardinality(p_topics) between 1 and least(p_count, 8) and array_ndims(p_topics) = 1
+        and array_position(p_topics, null) is null
         and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 4096
         and topic_levels(array_to_string(p_topics, '/')) <= 128
         and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))) is not true then

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from typing import Any, LiteralString
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
   %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
 
 APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
+ATTEMPT = UUID(int=1)
 APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
 
 
@@ -60,12 +62,13 @@ def refused(conn: psycopg.Connection[Any], row: dict[str, Any], statement: Liter
         ({"first": "-infinity"}, "timestamps -infinity to .*the years 1 to 9999"),
         ({"last": "infinity"}, "to infinity: .*the years 1 to 9999"),
         ({"first": "0001-12-31 00:00:00+00 BC"}, "BC to .*the years 1 to 9999"),
-        ({"topics": []}, "0 topics: a block of 1 names 1 to 1 distinct ones, or null"),
+        ({"topics": []}, "0 topics: a block of 1 names 1 to 1 distinct ones in a plain list, or null"),
         ({"topics": ["a", "b"]}, "2 topics: a block of 1 names"),
         ({"topics": [f"t/{number}" for number in range(9)], "count": 99}, "9 topics: a block of 99 names 1 to 8"),
         ({"topics": ["a/#"]}, r"topic 'a/#': a topic has no wildcards, and this one contains #"),
         ({"topics": [""]}, "topic '': it is empty"),
         ({"topics": [None]}, "topic NULL: each message needs a topic"),
+        ({"topics": [["a"], ["b"]], "count": 2}, "2 topics: a block of 2 names 1 to 2 distinct ones in a plain list"),
         ({"topics": ["$a"]}, r"topic '\$a': what begins with \$ is reserved"),
         ({"topics": ["x" * 4_097]}, "it is 4097 bytes of UTF-8 and the limit is 4096"),
     ],
@@ -78,6 +81,18 @@ def test_a_row_that_cannot_be_is_not_appended(
     text = refused(conn, {**good, **wrong})
     assert re.search(story, text), text
     assert conn.execute("select head from stream where stream_id = %(stream)s", good).fetchone() == before
+
+
+def test_topics_that_are_staged_are_a_plain_list(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+    """Readers compare each with a filter: a list in the list ended every consumer that was granted the stream."""
+    conn.execute(
+        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
+        " topics, codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 2, %(first)s, %(last)s, %(topics)s,"
+        " %(codec)s, %(payload)s)",
+        {**good, "attempt": ATTEMPT, "topics": [["a"], ["b"]]},
+    )
+    publish = "select * from append_staged_blocks('s', 1, array[%(attempt)s::uuid])"
+    assert "distinct ones in a plain list" in refused(conn, {"attempt": ATTEMPT}, publish)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
@@ -174,6 +175,11 @@ def test_output_and_epochs_are_committed_together(database: str, fleet: Fleet) -
     grant = (1, batch.stream_id, batch.grant_id, batch.grant_key)
     with connect(database) as connection, pytest.raises(GrantLost):
         consumer_progress.advance(connection, *grant, batch.next_offset, consumed=batch.consumed_frontier)
+    odd = '{"upto": "20", "least": [[2]]}', '{"upto": 20, "least": [["2"]]}', '{"upto": 20, "least": [[null]]}'
+    for consumed in odd:  # leaders read the row: a text in it ended each of their writes for the group
+        values = (*grant[:3], batch.next_offset, batch.grant_key.reveal(), consumed)
+        with connect(database) as connection, pytest.raises(psycopg.Error, match="is not held under grant"):
+            connection.execute("select advance(%s, %s, %s, %s, %s, %s::jsonb)", values)
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
     with connect(database) as connection, pytest.raises(GrantLost):
         consumer_progress.advance(connection, *grant, batch.next_offset, consumed=earlier)

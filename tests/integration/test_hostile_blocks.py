@@ -102,6 +102,8 @@ BOUNDS = {"least": [[1, 2], [2, 1]], "greatest": [[5, 6]], "has_unset": False}
         {"greatest": [[1, "x"]]},
         {"greatest": [[1, None]]},
         {"greatest": [[1, 1.5]]},
+        {"greatest": [[1, 2.0]]},
+        {"note": "of any size"},
         {"greatest": [[1, 2**63 - 1]]},
         {"greatest": [[1, [2]]]},
         {"greatest": [[1, 2]] * 1001},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
 from typing import Any
 
+import grpc.aio
 import psycopg
 import pytest
 
@@ -13,7 +15,7 @@ from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_storage.node_directory import NodeRef, list_live_nodes, list_nodes
 from sublet_storage.notify.changes import NODE
 from tests.integration.notify_kit import SETTINGS, listening
@@ -24,6 +26,7 @@ LEASE_S = 2.4
 LEASES_WATCHED = 2
 SLACK_S = 4.0
 """For a busy machine."""
+WAIT_S = 60.0
 
 
 def expiry(conn: psycopg.Connection[Any], name: str) -> float:
@@ -103,3 +106,23 @@ def test_who_leaves_is_announced(database: str) -> None:
 def test_ending_ends_the_thread_that_renews(database: str) -> None:
     listed(database, "a").deregister()
     assert "sublet-directory" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_node_ends_with_its_grpc_server(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody could reach it, and it would go on leading."""
+    servers: list[grpc.aio.Server] = []
+    make = grpc.aio.server
+
+    def make_and_note(**options: Any) -> grpc.aio.Server:
+        servers.append(make(**options))
+        return servers[-1]
+
+    def announce(text: str) -> None:
+        if " serves on " in text:
+            tasks.append(asyncio.get_running_loop().create_task(servers[0].stop(0)))
+
+    tasks: list[asyncio.Task[None]] = []
+    monkeypatch.setattr(grpc.aio, "server", make_and_note)
+    node = NodeServer(database, "n", ListenAddress("127.0.0.1", 0), announce=announce)
+    with pytest.raises(NodeBroken, match="the gRPC server has ended"):
+        asyncio.run(asyncio.wait_for(node.run(), WAIT_S))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -290,3 +290,19 @@ def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.
             assert hold(publisher, space, ProducerIdentity("p", 1), [(1, 2)]).least == ((1, 2),)
         drop_space(operator, "epochs")
     assert admin.execute("select lower_frontier from space where space_id = %s", (space,)).fetchone() == ([[1, 2]],)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into consumer_group (kind, name, filter) values ('share', '', 'a')",
+        "insert into consumer_group (kind, name, filter) values ('share', 'a/b', 'a')",
+        "insert into consumer_group (kind, name, filter) values ('share', 'g', 'a#b')",
+        "insert into space (name, filter, shards) values ('s', 'a/+b', 1)",
+        "insert into space (name, filter, shards) values ('s', repeat('/', 128), 1)",
+    ],
+)
+def test_an_operator_makes_no_group_that_is_none(world: RoleWorld, statement: LiteralString) -> None:
+    """One such row ended every node's reading of groups, and the lists of groups and spaces."""
+    with connect(world.of(Role.OPERATE)) as operator, pytest.raises(psycopg.errors.CheckViolation):
+        operator.execute(statement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,9 +23,14 @@ WAIT_S = 30.0
 
 
 @pytest.fixture
-def node(empty_fleet: Fleet, conn: psycopg.Connection[Any]) -> Iterator[grpc.Channel]:
-    """One that asks who calls."""
-    with grpc.insecure_channel(serve_asking(empty_fleet, conn)) as channel:
+def address(empty_fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+    """Of a node that asks who calls."""
+    return serve_asking(empty_fleet, conn)
+
+
+@pytest.fixture
+def node(address: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address) as channel:
         yield channel
 
 
@@ -55,6 +61,29 @@ def test_a_strangers_message_is_not_waited_for(node: grpc.Channel) -> None:
         assert call("/grpc.health.v1.Health/Check") is grpc.StatusCode.INVALID_ARGUMENT
     finally:
         over.set()
+
+
+def head_of_call(path: bytes, stream: int) -> bytes:
+    """A frame of HTTP/2 that begins a call, and ends it."""
+    fields = ((b":path", path), (b":authority", b"n"), (b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    texts = (bytes((len(text),)) + text for field in fields for text in field)
+    block = b"\x83\x86" + b"".join(b"\0" + name + value for name, value in zip(texts, texts, strict=True))
+    return len(block).to_bytes(3) + b"\x01\x05" + stream.to_bytes(4) + block
+
+
+@pytest.mark.conforms("X4")
+def test_a_path_that_is_no_text_ends_no_server(address: str) -> None:
+    """With grpcio from 1.84 on it did: the node's port was closed, to all, and the node led on."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection, connection.makefile("rb") as read:
+        settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+        calls = head_of_call(b"/\xff", 1) + head_of_call(b"/x/y", 3)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + calls)
+        while len(head := read.read(9)) == 9 and head[3:4] + head[5:] != b"\x01\0\0\0\x03":
+            read.read(int.from_bytes(head[:3]))
+    assert head, "the node has closed the connection, and not answered the second call"
+    with grpc.insecure_channel(address) as channel:
+        assert is_answered(health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest(service="live"))
 
 
 @pytest.mark.conforms("X4")

@@ -105,7 +105,10 @@ class Maintenance:
         stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
         if stream.generation.gone:
             return
-        rows = [BlockToMerge(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
+        rows = [
+            BlockToMerge(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}".encode())
+            for m in stream.block_summaries
+        ]
         for run in find_runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
             old = [mark for mark in stream.block_summaries if begin <= mark.first < end]

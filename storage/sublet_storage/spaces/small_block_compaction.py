@@ -73,7 +73,8 @@ update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.
 _SMALL = """
   (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
    and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
-_FRONTIERS = "coalesce(lower_frontier::text, '') || '|' || coalesce(epoch_bounds::text, '')"
+# A hash, as each may take 340 kB. Whoever appends chooses them: two that are not equal must not have the same one.
+_FRONTIERS = "sha256(convert_to(coalesce(lower_frontier::text, '') || '|' || coalesce(epoch_bounds::text, ''), 'UTF8'))"
 
 _RUNS = f"""
 select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
@@ -81,10 +82,10 @@ select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
 _LOCKED = """
-select end_offset, count, codec, payload, appended_at, lower_frontier::text, epoch_bounds::text,
-       piece_starts, piece_times
+select end_offset, count, codec, payload, appended_at, case when end_offset = %(first)s then lower_frontier::text end,
+       case when end_offset = %(first)s then epoch_bounds::text end, piece_starts, piece_times
   from {block}
- where stream_id = %s and end_offset = any(%s) and uri is null order by end_offset for update"""
+ where stream_id = %(stream)s and end_offset = any(%(ends)s) and uri is null order by end_offset for update"""
 _REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
 _MERGED = """
 insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
@@ -103,12 +104,12 @@ class _RunTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockToMerge:
-    """A block to be merged: `frontiers` has its epochs and frontiers."""
+    """A block to be merged. `frontiers`: a hash of its epochs and frontiers."""
 
     end_offset: int
     count: int
     size: int
-    frontiers: str
+    frontiers: bytes
 
 
 def compact_stream(
@@ -265,7 +266,8 @@ def _merge(
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        rows = conn.execute(_format_statement(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
+        parameters = {"stream": stream_id, "ends": ends, "first": ends[0]}
+        rows = conn.execute(_format_statement(_LOCKED, generation_id), parameters, binary=True).fetchall()
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
         entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
