@@ -35,6 +35,7 @@ from sublet_storage.spaces.space_changes import create_space, drop_space, rollov
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import block, everything, in_epochs, waiting_for_locks
 from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
 from tests.support.streams import open_streams
 
 A, B, C = (ProducerIdentity(name, 1) for name in "abc")
@@ -581,4 +582,15 @@ def test_a_fenced_publisher_leaves_its_epochs(database: str, conn: psycopg.Conne
         former.close()
         assert least(read_lower_frontier(conn, space)) == [(3,)]
         later.advance(4)
+        assert least(read_lower_frontier(conn, space)) == [(4,)]
+
+
+@pytest.mark.conforms("S9")
+def test_who_leaves_connects_again_for_that(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    """The connection over which it has begun with epochs was cut while it was idle."""
+    with PostgresProxy(database) as proxy:
+        publisher = Publisher(proxy.url, space="default")
+        publisher.in_epoch(3).publish("t", b"x").result()
+        proxy.hang_up()
+        publisher.close()
         assert least(read_lower_frontier(conn, space)) == [(4,)]

@@ -122,6 +122,7 @@ class EpochCapability:
 
     def _release(self) -> None:
         try:
+            self._reconnecting.get_answering_connection()  # it may have been lost while it was idle
             with self._reconnecting as conn:
                 epoch_capabilities.release(conn, self._space_id, self._producer)
                 shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
