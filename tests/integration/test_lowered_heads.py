@@ -254,6 +254,37 @@ def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: lis
             reader.read(WAIT_S)
 
 
+@pytest.mark.conforms("P10")
+def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
+    """Its node waits for a slow client, which is to take what another stream has, until the head has passed the
+    position again."""
+    lowered, other = streams
+    with (
+        serving(database) as served,
+        Feed(served.address) as feed,
+        feed.follow(starting_position="earliest") as reader,
+    ):
+        count = 0
+        while count < 20:
+            table = reader.read(WAIT_S)
+            assert table is not None
+            count += table.num_rows
+
+        def are_known(heads: dict[int, int]) -> None:
+            eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == heads, WAIT_S)
+
+        for _ in range(60):
+            put(conn, other, b"x" * 200_000)
+        are_known({lowered: 10, other: 70})
+        lower_head(conn, lowered)
+        are_known({lowered: 5, other: 70})
+        publish_more(conn, lowered, other)
+        are_known({lowered: 25, other: 71})
+        with pytest.raises(PositionBeyondHead, match=f"stream {lowered}: {REASON}"):
+            while (table := reader.read(WAIT_S)) is not None:
+                assert b"new" not in table.column("value").to_pylist()
+
+
 @pytest.mark.conforms("P10", "A9")
 @pytest.mark.parametrize("arguments", [(), ("--epochs",), ("--node",)])
 def test_a_quiet_tail_ends_by_name(

@@ -2,7 +2,8 @@
 
 It polls often while heads move, and seldom while they do not. `note_heads` takes heads that are known already: then no
 waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Correctness
-depends on neither. A head below one that was known before the poll began is passed on too: its waiter verifies it.
+depends on neither. A head below one that was known before the poll began shows that the stream has lost its end: it is
+passed on at once, as a waiter that is busy finds only the newest head later.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ FAILURE_PAUSE_S = 1.0
 ReadHeads = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 """Returns the timeline of the database, None if unknown, and the heads of the streams."""
 
+OnLowered = Callable[[Mapping[int, HeadState]], None]
+
 
 class HeadWaiter:
-    """Waits for new heads of some streams, and keeps the newest of each."""
+    """Waits for new heads of some streams, and keeps the newest of each. `on_lowered` is called on the loop with those
+    that are lower than before."""
 
-    def __init__(self, poller: FeedHeadPoller) -> None:
-        self._poller = poller
+    def __init__(self, poller: FeedHeadPoller, on_lowered: OnLowered) -> None:
+        self._poller, self.on_lowered = poller, on_lowered
         self._new_heads: dict[int, HeadState] = {}
         self._wakeup = asyncio.Event()
         self.watched: frozenset[int] = frozenset()
@@ -74,9 +78,9 @@ class FeedHeadPoller:
         self.timeline: str | None = None
         self.poll_count = 0
 
-    def add_waiter(self) -> HeadWaiter:
+    def add_waiter(self, on_lowered: OnLowered = lambda _: None) -> HeadWaiter:
         """Return a new waiter, which follows no stream yet."""
-        return HeadWaiter(self)
+        return HeadWaiter(self, on_lowered)
 
     def register(self, waiter: HeadWaiter, stream_ids: frozenset[int]) -> None:
         """Set the waiter's streams (see `HeadWaiter.set_streams`). Added streams are polled soon and count as new:
@@ -159,6 +163,8 @@ class FeedHeadPoller:
                 self._heads[stream_id] = head
                 for waiter in self._waiters[stream_id]:
                     by_waiter.setdefault(waiter, {})[stream_id] = head
+                    if is_lower:
+                        waiter.on_lowered({stream_id: head})
         for waiter, new_heads in by_waiter.items():
             waiter.update_heads(new_heads)
         return bool(by_waiter)

@@ -8,7 +8,7 @@ client costs a page.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
-from sublet_protocol.domain.errors import ValueTooLarge
+from sublet_protocol.domain.errors import PositionBeyondHead, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest
+from sublet_storage.log.fetch import HeadState
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
 READ_BYTES = 512 * 1024
@@ -55,6 +56,8 @@ class FeedReadCall:
     ) -> None:
         self._pool, self._watch, self._read, self._hello_s = pool, watch, read, hello_s
         self._write_page = write
+        self._reading: MultiStreamReader | None = None
+        self._lost_end: PositionBeyondHead | None = None
 
     async def history(self) -> None:
         """Send the stored messages, up to the present heads of the streams."""
@@ -68,9 +71,9 @@ class FeedReadCall:
 
     async def follow(self) -> None:
         """Send the stored messages, then new ones, until the call is cancelled."""
-        waiter = self._watch.add_waiter()
+        waiter = self._watch.add_waiter(self._on_lowered)
         try:
-            reading = await self._begin()
+            reading = self._reading = await self._begin()
             await self._send_bookmark(reading)
             while True:
                 await self._send_available(reading)
@@ -80,6 +83,15 @@ class FeedReadCall:
                 reading.update_heads(new_heads)
         finally:
             waiter.set_streams(())
+
+    def _on_lowered(self, heads: Mapping[int, HeadState]) -> None:
+        """Note that the call is to end where what it has read is lost. Others may append until nothing shows that."""
+        try:
+            if self._reading is not None:
+                self._reading.check_timeline(self._watch.timeline)
+                self._reading.check_heads(heads)
+        except PositionBeyondHead as error:
+            self._lost_end = error
 
     async def _send_available(self, reading: MultiStreamReader) -> None:
         while True:
@@ -142,6 +154,8 @@ class FeedReadCall:
             future.cancel()
 
     async def _write(self, page: FeedPage) -> None:
+        if self._lost_end is not None:
+            raise self._lost_end
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._write_page(page)

@@ -215,9 +215,13 @@ class MultiStreamReader:
 
     def set_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Set the heads of streams as read from the log. Raises `PositionBeyondHead` if more was read than there is."""
+        self.check_heads(heads)
+        self.update_heads(heads)
+
+    def check_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
+        """Raise `PositionBeyondHead` if more was read of a stream than it has by these heads."""
         for stream_id in self._find_beyond_head(heads):
             raise message_log.beyond_head_error(stream_id, self._cursors[stream_id].position, heads[stream_id].head)
-        self.update_heads(heads)
 
     def refresh_heads(self, conn: psycopg.Connection[Any]) -> None:
         """Read the heads of its streams, see `set_heads`."""
