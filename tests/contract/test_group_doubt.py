@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
@@ -22,6 +22,7 @@ from sublet_storage.groups.model.records import (
     Lending,
     LendingChange,
     LendingStatus,
+    OnDataLoss,
     ReleaseStream,
 )
 from tests.contract.group_world import (
@@ -244,6 +245,25 @@ def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
     etl = Etl(world)
     world.rollover(1)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED
+
+
+@pytest.mark.conforms("E26", "W4")
+@pytest.mark.parametrize("position", [2, 5])
+def test_what_is_skipped_does_not_count_as_done(world: World, position: int) -> None:
+    """A plan is in doubt where retention takes the stream: its session finds nothing of it in the row, and not a
+    position behind it."""
+    (stream,) = world.add_space()
+    group = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
+    term = world.lead(group)
+    world.append(stream, 10)
+    grant_id = world.applied(group, term, grant_to(stream)).grant_id
+    doubt = InDoubtRange(grant_id, 2, 5, HOLD_S)
+    world.applied(group, term, AdvancePosition(stream, grant_id, 2, in_doubt=doubt))
+    world.applied(group, term, AdvancePosition(stream, grant_id, position))
+    world.rollover(1)
+    world.retire(1)
+    (row,) = (row for row in world.write(group, term, renew=True).synced if row.stream_id == stream)
+    assert (row.status, row.in_doubt) == (FINISHED, doubt if position == 5 else None)
 
 
 @pytest.mark.conforms("E11", "P10")

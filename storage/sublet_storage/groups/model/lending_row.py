@@ -174,6 +174,7 @@ def end_unreadable(
         return block(row, reason, now_us, redelivery_end)
     finished_row = replace(
         end_unheard(row, LendingStatus.FINISHED, stream.head, now_us),
+        in_doubt=None if row.pending_in_doubt else row.in_doubt,  # with the new position it would count as done
         lost_message_count=row.lost_message_count + lost_count,
     )
     return LendingTransitionResult(
