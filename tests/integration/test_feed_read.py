@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -30,12 +32,14 @@ from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
+from tests.broken_off import broken_off
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.shards(1)
+WAIT_S = 30.0
 
 
 @pytest.fixture
@@ -71,6 +75,24 @@ def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Conne
         assert read_values(reader, 2) == numbers(100, 102)
         assert reader.read(0.2) is None
         assert reader.bookmark.offsets == {stream: 103}
+
+
+@pytest.mark.conforms("P1")
+def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    """By an exception of a signal handler: the next read gives it, and no bookmark lies behind it before that."""
+    stream, client = stream_of(conn, "default"), Path(feed_reader.__file__)
+    with feed.follow("#", "latest") as reader:
+        for line in itertools.count(1):
+            put(conn, stream, b"%d" % line)
+            table, broken = broken_off(lambda: reader.read(WAIT_S), line, client, leave_out=["_undo"])
+            if broken:
+                assert reader.bookmark.offsets == {stream: line - 1}, broken
+                table = reader.read(WAIT_S)
+            assert table is not None, broken
+            assert table.column("value").to_pylist() == [b"%d" % line], broken
+            if not broken:
+                break
+    assert line > 20
 
 
 @pytest.mark.conforms("P3")

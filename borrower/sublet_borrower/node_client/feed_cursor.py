@@ -34,6 +34,7 @@ class FeedCursor:
         self._known = 0
         self._timeline: str | None = None
         self._offsets: dict[int, int] | None = None
+        self._previous: tuple[int, int] | None = None
 
     @property
     def bookmark(self) -> Bookmark | None:
@@ -58,8 +59,19 @@ class FeedCursor:
             return FeedPageAcceptance.GAP
         if page.start != at:
             return FeedPageAcceptance.STALE if page.position <= at else FeedPageAcceptance.GAP
+        self._previous = page.stream_id, at
         self._offsets[page.stream_id] = page.position
         return FeedPageAcceptance.ADVANCED
+
+    def confirm(self) -> None:
+        """Note that the page that was accepted last has been given out."""
+        self._previous = None
+
+    def go_back(self) -> None:
+        """Go back before the page that was accepted last, unless it has been given out."""
+        if self._offsets is not None and self._previous is not None:
+            stream_id, at = self._previous
+            self._offsets[stream_id] = at
 
     def _take_bookmark(self, bookmark: Bookmark) -> FeedPageAcceptance:
         """Accept streams that were not known; of those that were the bookmark must be equal."""

@@ -71,8 +71,18 @@ class FeedReader(Iterator[pa.Table]):
         return bookmark
 
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
-        """Return the next table; None if the history is over (`is_finished`), or nothing has come in time."""
+        """Return the next table; None if the history is over (`is_finished`), or nothing has come in time. What an
+        exception of a signal handler keeps from being returned, the next call returns."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        self._cursor.confirm()
+        try:
+            return self._read_until(deadline)
+        except BaseException as error:
+            if not isinstance(error, SubletError):
+                self._undo()
+            raise
+
+    def _read_until(self, deadline: float) -> pa.Table | None:
         while not self.is_finished:
             page = self._fetch_next(deadline)
             if page is None:
@@ -179,6 +189,11 @@ class FeedReader(Iterator[pa.Table]):
         time.sleep(max(0.0, min(pause_s, left_s)))
         return pause_s < left_s
 
+    def _undo(self) -> None:
+        """Have the next read begin a call behind what was given out."""
+        self._hang_up()
+        self._cursor.go_back()
+
     def _hang_up(self) -> None:
         pages, self._pages = self._pages, None
         if pages is not None:
@@ -204,6 +219,7 @@ class FeedReader(Iterator[pa.Table]):
     def _notify_gone(self, page: FeedPage) -> None:
         gone = PositionGone(page.stream_id, page.start, page.oldest_offset)
         if self._on_data_loss is not None:
+            self._cursor.confirm()
             self._on_data_loss(gone)
         elif not (
             self._begin == StartingPosition.EARLIEST and page.start == 0 and page.stream_id in self._there_at_first

@@ -96,9 +96,8 @@ class NodeCalls:
         stub = self._get_stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
         sent = call_metadata(self._token)
-        return FeedPagePrefetcher(
-            self.address, method(request, metadata=sent), partial(self._explain, self.address, sent)
-        )
+        start = partial(method, request, metadata=sent)
+        return FeedPagePrefetcher(self.address, start, partial(self._explain, self.address, sent))
 
     def _explain(self, address: str, sent: tuple[tuple[str, str], ...], error: Any) -> Exception:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent):
@@ -118,11 +117,13 @@ class NodeCalls:
 
 
 class FeedPagePrefetcher:
-    """The pages of one call, a few of them ahead; the node waits while none is taken. `explain` returns what an error
-    of gRPC's means."""
+    """The pages of the call that `start` returns, a few of them ahead; the node waits while none is taken. `explain`
+    returns what an error of gRPC's means. Threads of its own alone use the call: an exception of a signal handler in the
+    middle of gRPC leaves its locks taken for ever."""
 
-    def __init__(self, address: str, call: Any, explain: Callable[[Any], Exception]) -> None:
-        self._call, self._explain = call, explain
+    def __init__(self, address: str, start: Callable[[], Any], explain: Callable[[Any], Exception]) -> None:
+        self._start, self._explain = start, explain
+        self._call: Any = None
         self._pages: deque[Any] = deque()
         self._end: Exception | None = None
         self._over = self._closed = False
@@ -156,12 +157,24 @@ class FeedPagePrefetcher:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._call.cancel()
+        threading.Thread(target=self._cancel, name="sublet end of a feed", daemon=True).start()
+
+    def _cancel(self) -> None:
+        with self._changed:
+            call = self._call
+        if call is not None:
+            call.cancel()
 
     def _run(self) -> None:
         end: Exception | None = None
         try:
-            for page in self._call:
+            call = self._start()
+            with self._changed:
+                self._call = call
+                is_closed = self._closed
+            if is_closed:
+                call.cancel()
+            for page in call:
                 if not self._put(page):
                     break
         except grpc.RpcError as error:
