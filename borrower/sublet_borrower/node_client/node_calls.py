@@ -118,8 +118,8 @@ class NodeCalls:
 
 class FeedPagePrefetcher:
     """The pages of the call that `start` returns, a few of them ahead; the node waits while none is taken. `explain`
-    returns what an error of gRPC's means. Threads of its own alone use the call: an exception of a signal handler in the
-    middle of gRPC leaves its locks taken for ever."""
+    returns what an error of gRPC's means. Only threads of its own use the call: an exception of a signal handler in
+    the middle of gRPC leaves its locks taken for ever."""
 
     def __init__(self, address: str, start: Callable[[], Any], explain: Callable[[Any], Exception]) -> None:
         self._start, self._explain = start, explain
