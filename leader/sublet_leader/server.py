@@ -278,7 +278,7 @@ class NodeServer:
     async def _watch_server(self, server: grpc.aio.Server) -> None:
         """End this node if its gRPC server ends by itself: nobody could reach it, and it would lead on."""
         try:
-            await server.wait_for_termination()
+            await asyncio.shield(server.wait_for_termination())  # canceled, it would cancel the stop of the server
             self._break(RuntimeError("the gRPC server has ended"))
         except Exception as error:  # noqa: BLE001 whatever has ended it
             self._break(error)

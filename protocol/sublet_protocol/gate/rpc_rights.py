@@ -46,6 +46,5 @@ RPC_RIGHTS = {
     "/sublet.v1.Feed/Heads": RpcRight(Right.JOIN, "groups that read the streams", MAX_HEADS_BYTES),
     "/sublet.v1.Feed/SessionEpoch": RpcRight(Right.JOIN, "the group", MAX_SUBSCRIPTION_BYTES + ENVELOPE_BYTES),
     "/grpc.health.v1.Health/Check": RpcRight(None, "whether it serves", MAX_OPEN_REQUEST_BYTES, is_open=True),
-    "/grpc.health.v1.Health/List": RpcRight(None, "whether it serves", MAX_OPEN_REQUEST_BYTES, is_open=True),
     "/grpc.health.v1.Health/Watch": RpcRight(None, "whether it serves", MAX_OPEN_REQUEST_BYTES, is_open=True),
 }
