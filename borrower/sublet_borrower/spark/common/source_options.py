@@ -68,8 +68,8 @@ class StreamOptions:
     """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again
     without the messages that others have got by now, `fail` fails the query."""
     fail_on_data_loss: bool = True
-    """Whether the query fails when retention has taken messages that a micro-batch was to have; else they are left out,
-    with a warning."""
+    """Whether the query fails when a task finds that retention has taken messages of its micro-batch; else they are
+    left out, with a warning. Of a batch that is planned again after a restart, `onRangeLost` decides."""
     available_now_wait: float = 120.0
     """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
     that were there when it began. Then it fails and names those that were not granted to it; what other members have by
