@@ -26,7 +26,7 @@ from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell
 from tests.integration.epoch_kit import A, Story
-from tests.integration.feed_kit import address_of, serving
+from tests.integration.feed_kit import Serving, address_of, read_values, serving
 from tests.integration.http_kit import Http
 from tests.integration.log_kit import Connection, put
 from tests.integration.query_kit import Checkpoint, Run
@@ -233,6 +233,11 @@ def test_what_only_a_query_saw_is_blocked(database: str, conn: Connection, serve
     run.stop()
 
 
+def await_known_heads(served: Serving, heads: dict[int, int]) -> None:
+    """Wait until the node has seen these."""
+    eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == heads, WAIT_S)
+
+
 @pytest.mark.conforms("P10")
 def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
     with (
@@ -240,15 +245,9 @@ def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: lis
         Feed(served.address) as feed,
         feed.follow(starting_position="earliest") as reader,
     ):
-        count = 0
-        while count < 20:
-            table = reader.read(WAIT_S)
-            assert table is not None
-            count += table.num_rows
+        assert len(read_values(reader, 20, WAIT_S)) == 20
         assert reader.read(0.0) is None
-        eventually(
-            lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == dict.fromkeys(streams, 10), WAIT_S
-        )
+        await_known_heads(served, dict.fromkeys(streams, 10))
         lower_head(conn, streams[0])
         with pytest.raises(PositionBeyondHead, match=f"stream {streams[0]}: {REASON}"):
             reader.read(WAIT_S)
@@ -264,22 +263,14 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
         Feed(served.address) as feed,
         feed.follow(starting_position="earliest") as reader,
     ):
-        count = 0
-        while count < 20:
-            table = reader.read(WAIT_S)
-            assert table is not None
-            count += table.num_rows
-
-        def are_known(heads: dict[int, int]) -> None:
-            eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == heads, WAIT_S)
-
+        assert len(read_values(reader, 20, WAIT_S)) == 20
         for _ in range(60):
             put(conn, other, b"x" * 200_000)
-        are_known({lowered: 10, other: 70})
+        await_known_heads(served, {lowered: 10, other: 70})
         lower_head(conn, lowered)
-        are_known({lowered: 5, other: 70})
+        await_known_heads(served, {lowered: 5, other: 70})
         publish_more(conn, lowered, other)
-        are_known({lowered: 25, other: 71})
+        await_known_heads(served, {lowered: 25, other: 71})
         seen = set[bytes]()
 
         def read_on() -> None:
