@@ -233,9 +233,9 @@ def test_what_only_a_query_saw_is_blocked(database: str, conn: Connection, serve
     run.stop()
 
 
-def await_known_heads(served: Serving, heads: dict[int, int]) -> None:
-    """Wait until the node has seen these."""
-    eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == heads, WAIT_S)
+def await_known_heads(served: Serving, *choices: dict[int, int]) -> None:
+    """Wait until the node knows one of these heads."""
+    eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} in choices, WAIT_S)
 
 
 @pytest.mark.conforms("P10")
@@ -256,7 +256,7 @@ def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: lis
 @pytest.mark.conforms("P10")
 def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
     """Its node waits for a slow client, which is to take what another stream has, until the head has passed the
-    position again."""
+    position again; or the client's buffers took all, and the node ends the call and knows no heads any more."""
     lowered, other = streams
     with (
         serving(database) as served,
@@ -268,9 +268,9 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
             put(conn, other, b"x" * 200_000)
         await_known_heads(served, {lowered: 10, other: 70})
         lower_head(conn, lowered)
-        await_known_heads(served, {lowered: 5, other: 70})
+        await_known_heads(served, {lowered: 5, other: 70}, {})
         publish_more(conn, lowered, other)
-        await_known_heads(served, {lowered: 25, other: 71})
+        await_known_heads(served, {lowered: 25, other: 71}, {})
         seen = set[bytes]()
 
         def read_on() -> None:
