@@ -25,6 +25,7 @@ from sublet_storage.log import arrow_batch_header as header
 from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.log.block import add_position_columns, encode, filter_by_topic, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.small_block_decoder import decode_small_blocks
 
 BODY_LENGTH = 3
 """Where that field stands in the table `Message` of Arrow's Message.fbs."""
@@ -115,7 +116,7 @@ def corpus() -> list[Case]:
 
 def _batches() -> Iterator[pa.RecordBatch]:
     dice = random.Random(1)
-    for count in (1, 3, 100, 300):
+    for count in (1, 3, 40, 100, 300):
         for runs in (False, True):
             for rich in (False, True):
                 yield pa.RecordBatch.from_pylist(
@@ -272,8 +273,22 @@ def _count(case: Case, dice: random.Random) -> int:
         return case.count
 
 
+def _decode_block(case: Case) -> pa.RecordBatch:
+    """By both decoders of blocks: the one for small ones takes none that the other refuses, and reads the same."""
+    small = decode_small_blocks(case.codec, [(case.count, case.payload)], 1, 0)
+    try:
+        found = decode_block(case.codec, case.payload, 1, case.count, case.count)
+    except PoisonBlock as refused:
+        if small is not None:
+            raise ValueError("a small block that is taken and refused") from refused
+        raise
+    if small is not None and not small.equals(add_position_columns(found, 1, 0)):
+        raise ValueError("a small block that is read in two ways")
+    return found
+
+
 _DECODERS: dict[str, Callable[[Case], Any]] = {
-    "block": lambda case: decode_block(case.codec, case.payload, 1, case.count, case.count),
+    "block": _decode_block,
     "published": lambda case: decode_batch(case.payload),
     "page": lambda case: decode_messages(case.payload),
 }

@@ -46,11 +46,14 @@ class Reader:
             self.looks += 1
             assert self.looks < 5_000, "news that nobody can find are looked for without end"
             self.notify(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.poll}))
-        for stream_id in outcome.new_heads:
+        for stream_id in (*outcome.new_heads, *outcome.read):
             self.read[stream_id] = self.heads[stream_id]
-        if outcome.new_heads:
+        if outcome.read:
+            self.looks += 1
+            self.notify(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.read}))
+        if outcome.new_heads or outcome.read:
             self.notify(StreamsCaughtUp(self.ends()))
-        settled = outcome.poll or outcome.new_heads
+        settled = outcome.poll or outcome.new_heads or outcome.read
         self.wake_at = self.machine.decide(Tick(), self.now).wake_at if settled else outcome.wake_at
 
     def pass_time(self, until: float) -> None:

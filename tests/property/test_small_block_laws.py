@@ -1,4 +1,4 @@
-"""Laws of blocks that are packed without Arrow: they are those that Arrow would have made."""
+"""Laws of blocks that are packed and decoded without Arrow: they are those that Arrow would have made."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, decode_block
-from sublet_storage.log.block import PackedBlock, pack
+from sublet_storage.log.block import PackedBlock, add_position_columns, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
+from sublet_storage.log.small_block_decoder import decode_small_blocks
 from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
 
 TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(
@@ -50,3 +51,19 @@ def test_a_small_block_is_that_of_arrow(given_messages: list[Message]) -> None:
     assert decode_block(small.codec, stored, 1, count, count).equals(batch)
     if not has_one_epoch(small.codec):  # of which Arrow stores some copies that nobody reads
         assert stored == entire.payload.to_pybytes()
+
+
+@given(st.lists(messages(1), min_size=1, max_size=4), st.booleans(), st.integers(0, 2**40))
+@settings(max_examples=400, deadline=None)
+def test_small_blocks_are_decoded_as_by_arrow(blocks: list[list[Message]], is_plain: bool, first: int) -> None:
+    """Those of one codec together; plain ones, which have a value and no headers and epochs, without Arrow."""
+    plain = [[(topic, None, value or b"", None, at, None) for topic, _, value, _, at, _ in each] for each in blocks]
+    packed = [pack_messages(each) for each in (plain if is_plain else blocks)]
+    packed = [each for each in packed if each.codec == packed[0].codec]
+    stored = [(each.count, each.payload.to_pybytes()) for each in packed]
+    decoded = decode_small_blocks(packed[0].codec, stored, 7, first)
+    assert decoded is not None or not is_plain
+    if decoded is not None:
+        entire = [decode_block(packed[0].codec, payload, 7, count, count) for count, payload in stored]
+        (together,) = pa.Table.from_batches(entire).combine_chunks().to_batches()
+        assert decoded.equals(add_position_columns(together, 7, first))

@@ -46,20 +46,30 @@ class Play:
         """The stream is read to its end there."""
         return self.do(StreamsCaughtUp({7: (50, head)}))
 
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """The streams whose heads it asks for, or that it reads without."""
+        return (*self.last.poll, *self.last.read)
+
     def wait(self) -> HeadTrackerOutcome:
         """Until it wants to be woken."""
         assert self.last.wake_at is not None
         return self.do(Tick(), max(self.last.wake_at, self.now))
+
+    def wait_for_look(self) -> HeadTrackerOutcome:
+        """Until it looks at the log."""
+        while not (self.wait().poll or self.last.read):
+            pass
+        return self.last
 
     def silence(self, count: int) -> list[float]:
         """How long each of so many silences lasts, in which nothing comes."""
         lasted = []
         for _ in range(count):
             begun = self.now
-            while not self.wait().poll:
-                pass
+            self.wait_for_look()
             lasted.append(self.now - begun)
-            self.do(HeadsRead(dict.fromkeys(self.last.poll, 0)))
+            self.do(HeadsRead(dict.fromkeys(self.looks, 0)))
         return lasted
 
 
@@ -225,6 +235,36 @@ def test_invented_news_costs_one_read() -> None:
     assert play.push(1_000) == {7: 1_000}
     assert play.read_to(10).new_heads == {}, "the log has been asked, and knows better"
     assert play.push(11) == {7: 11}
+
+
+@pytest.mark.conforms("P5")
+def test_a_growing_stream_is_read_without_a_look() -> None:
+    """Until it has not grown."""
+    play = followed()
+    assert (play.wait().poll, play.last.read) == ((7,), {})
+    play.do(HeadsRead({7: 12}))
+    play.read_to(12)
+    for head in (12, 13):
+        assert (play.wait().poll, play.last.read) == ((), {7: head})
+        play.do(HeadsRead({7: 13}))
+        play.read_to(13)
+    assert (play.wait().poll, play.last.read) == ((7,), {})
+
+
+def test_a_growing_stream_that_is_not_read_is_polled() -> None:
+    play = followed()
+    play.do(HeadsRead({7: 12}))
+    play.read_to(12)
+    assert play.wait().read == {7: 12}
+    assert play.wait_for_look().poll == (7,)
+
+
+def test_growing_streams_due_together_are_polled() -> None:
+    play = Play()
+    play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 0)}))
+    play.do(HeadsRead({7: 12, 8: 1}))
+    play.do(StreamsCaughtUp({7: (50, 12), 8: (60, 1)}))
+    assert (set(play.wait().poll), play.last.read) == ({7, 8}, {})
 
 
 def test_streams_due_together_are_polled_together() -> None:

@@ -422,19 +422,16 @@ class Session:
             self._member.leave()
 
     def _check_epochs(self) -> None:
-        if self._on_epochs_consumed is not None and self._assignment.epochs:
-            self._announce(self._on_epochs_consumed)
+        if (on_epochs_consumed := self._on_epochs_consumed) is not None:
+            for space_id, frontier in tuple(self._assignment.epochs.items()):
+                if (announced := self._announced.get(space_id)) is None or announced.consumed != frontier.consumed:
+                    self._poll_monitor.call_user(on_epochs_consumed, frontier)
+                    self._announced[space_id] = frontier
         if self._whole_epochs and self._assignment.has_non_atomic():
             raise UsageError(
                 f"{self.subscription}: whole epochs are asked for, and its group is not atomic. Create it with `sublet "
                 "groups create --atomic` before its first consumer comes, or leave whole_epochs out."
             )
-
-    def _announce(self, on_epochs_consumed: OnEpochsConsumed) -> None:
-        for space_id, frontier in tuple(self._assignment.epochs.items()):
-            if (announced := self._announced.get(space_id)) is None or announced.consumed != frontier.consumed:
-                self._poll_monitor.call_user(on_epochs_consumed, frontier)
-                self._announced[space_id] = frontier
 
     def _may_start(self, granted: GrantedStream) -> bool:
         """Return whether to go on reading. Epochs that are given out in part are also read on while draining; what lies
@@ -456,6 +453,7 @@ class Session:
             return None, False
         self._reading = granted, granted.read_state()
         batch, has_moved = self._read(granted)
+        self._member.monitor.on_read(granted.stream_id, granted.head)
         if batch is None:
             self._reading = None
         return batch, has_moved
@@ -476,8 +474,9 @@ class Session:
         self._member.note_group()
         table = pa.Table.from_batches(page.batches)
         self._assignment.mark_delivered(granted, table.nbytes)
-        acknowledged, progressed = self._on_acknowledged, self._on_progress
-        return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
+        return Batch(
+            table, first, page.position, granted, self._on_acknowledged, self._on_progress, self.transaction
+        ), True
 
     def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
         """Read the next batch of a stream that is read in whole epochs, as `_read_next` does."""

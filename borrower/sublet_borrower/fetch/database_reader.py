@@ -97,7 +97,10 @@ class DatabaseReader:
         stream_id, offset, limit_bytes = granted.stream_id, granted.next_read_offset, self._batch_bytes
         limit_bytes = min(limit_bytes, granted.max_bytes or limit_bytes)
         if granted.is_awaited and limit_bytes >= _NEXT_BYTES:
-            page = message_log.fetch_next(connection, stream_id, offset, granted.generation_id, granted.filter)
+            is_hinted = granted.head == offset
+            page = message_log.fetch_next(
+                connection, stream_id, offset, granted.generation_id, granted.filter, may_be_empty=is_hinted
+            )
             if page is not None:
                 return page
         return message_log.fetch(

@@ -8,8 +8,9 @@ made, and pushes under the old one are rejected.
 The silence is adaptive. Without push it is short, but never so short that a session would query the log for most of its
 time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are polled
 only rarely, except those with a miss and no push since, and those of which more was read than was pushed: under load
-pushes lag behind the log, and one poll returns all at once. A stream that is never read to its end is not followed,
-since its pushes would be of no use.
+pushes lag behind the log, and one poll returns all at once. A stream that is due alone, and had grown when last looked
+at, is read without asking for its head. A stream that is never read to its end is not followed, since its pushes would
+be of no use.
 """
 
 from __future__ import annotations
@@ -79,13 +80,15 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 @dataclass(frozen=True, slots=True)
 class HeadTrackerOutcome:
     """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
-    to be read from the log and returned as `HeadsRead`.
+    to be read from the log and returned as `HeadsRead`. `read`: {stream: head} of a stream that is to be read on
+    from there, as it has probably grown; the head that this shows is returned as `HeadsRead`.
     """
 
     subscribe: tuple[HeadSubscriptionId, ...] = ()
     unsubscribe: tuple[HeadSubscriptionId, ...] = ()
     new_heads: Mapping[int, int] = field(default_factory=dict)
     poll: tuple[int, ...] = ()
+    read: Mapping[int, int] = field(default_factory=dict)
     wake_at: float | None = None
 
 
@@ -93,7 +96,7 @@ class HeadTrackerOutcome:
 class _Followed:
     """A stream under a head subscription. `is_doubted`: a head was missed, and none was pushed since. `awaited_until`:
     until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
-    not read to its end yet.
+    not read to its end yet. `has_grown`: by the last look at the log.
     """
 
     id: HeadSubscriptionId
@@ -106,6 +109,7 @@ class _Followed:
     is_doubted: bool = False
     polled_head: int = 0
     awaited_until: float | None = None
+    has_grown: bool = False
 
 
 @dataclass(slots=True)
@@ -151,7 +155,10 @@ class HeadTracker:
                 assert_never(event)
         self._note_misses(now)
         due = self._take_due(now)
-        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, due, self._wake_at())
+        read = self._take_growing(due)
+        return HeadTrackerOutcome(
+            tuple(self._follow), tuple(self._unfollow), new_heads, () if read else due, read, self._wake_at()
+        )
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
         """Use what was pushed while the stream was read, if it lies behind what was read."""
@@ -163,7 +170,7 @@ class HeadTracker:
                 self._begin(stream_id, grant_id, head, now)
                 continue
             if head > stream.head:  # the log grows more quickly than pushes report
-                stream.silence_s = self._first_s
+                stream.has_grown, stream.silence_s = True, self._first_s
                 stream.poll_at = min(stream.poll_at, now + stream.silence_s)
             if not stream.is_at_end:
                 stream.is_at_end, stream.poll_at = True, now + stream.silence_s
@@ -219,7 +226,8 @@ class HeadTracker:
             stream = self._streams.get(stream_id)
             if stream is None:
                 continue
-            if head > stream.head:
+            stream.has_grown = head > stream.head
+            if stream.has_grown:
                 self.counters.polled += 1
                 new_heads[stream_id] = stream.head = stream.polled_head = head
                 stream.silence_s = self._first_s
@@ -268,6 +276,13 @@ class HeadTracker:
             # If no answer comes, the database is away: poll again as if nothing was new.
             stream.poll_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
+
+    def _take_growing(self, due: tuple[int, ...]) -> dict[int, int]:
+        """Return the stream that is due, and its head, if it is the only one and has grown; once for each growth."""
+        if len(due) != 1 or not (stream := self._streams[due[0]]).has_grown:
+            return {}
+        stream.has_grown = False
+        return {stream.id.stream_id: stream.head}
 
     def _wake_at(self) -> float | None:
         times = [stream.poll_at for stream in self._streams.values() if stream.is_at_end]

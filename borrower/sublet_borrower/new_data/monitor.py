@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from sublet_borrower.new_data.head_tracker import (
@@ -45,6 +45,8 @@ class NewDataMonitor:
         self._streams, self._read_heads = streams, read_heads
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._poll_at = float("-inf")
+        self._reading: Mapping[int, int] = {}
+        self._reading_since = 0.0
 
     @property
     def wait_s(self) -> float:
@@ -61,8 +63,16 @@ class NewDataMonitor:
         self._apply(event)
 
     def poll(self) -> bool:
-        """Find which streams are caught up, and read the heads of those that are due. Return whether any has moved."""
+        """Find which streams are caught up, and read the heads of those that are due. Return whether any has moved, or
+        probably has."""
         return self._apply(StreamsCaughtUp(self._streams.caught_up_streams()))
+
+    def on_read(self, stream_id: int, head: int | None) -> None:
+        """Note that a stream was read, and where it ended then."""
+        if stream_id in self._reading:
+            self._reading = {}
+            heads = {} if head is None else {stream_id: head}
+            self._apply(HeadsRead(heads, boottime_clock() - self._reading_since))
 
     def _apply(self, event: HeadTrackerEvent) -> bool:
         outcome = self._machine.decide(event, boottime_clock())
@@ -71,10 +81,13 @@ class NewDataMonitor:
         for subscription in outcome.subscribe:
             self._subscribe(subscription)
         self._streams.hint_heads(outcome.new_heads.items())
+        if outcome.read:
+            self._reading, self._reading_since = outcome.read, boottime_clock()
+            self._streams.hint_heads((stream_id, head + 1) for stream_id, head in outcome.read.items())
         self._poll_at = float("inf") if outcome.wake_at is None else outcome.wake_at
         if outcome.poll:
             started_at = boottime_clock()
             heads = self._read_heads(outcome.poll)
             self._streams.update_heads(heads)
             return self._apply(HeadsRead(dict(heads), boottime_clock() - started_at)) or bool(outcome.new_heads)
-        return bool(outcome.new_heads)
+        return bool(outcome.new_heads or outcome.read)

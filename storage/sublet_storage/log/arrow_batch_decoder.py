@@ -42,6 +42,9 @@ _ESTIMATED: Final = 256 << 10
 """Up to this size in bytes an upper estimate of an expanded column is used, which costs less than computing the
 size."""
 
+REFUSED_IN_TOPICS: Final = (b"\0", b"+", b"#")
+"""A NUL, which Postgres does not store, and the wildcards of filters."""
+
 START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - START) // timedelta(microseconds=1)
 LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - START) // timedelta(microseconds=1)
@@ -243,10 +246,10 @@ def _check_columns(layout: _Layout, batch: pa.RecordBatch) -> None:
 
 
 def _check_topics(topics: pa.Array) -> None:
-    """Raise `ValueError` for a NUL, which Postgres does not store, and for the wildcards of filters."""
+    """Raise `ValueError` for a topic with one of `REFUSED_IN_TOPICS`."""
     data = topics.buffers()[2]
     text = b"" if data is None else data.to_pybytes()
-    if any(each in text for each in (b"\0", b"+", b"#")) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):
+    if any(each in text for each in REFUSED_IN_TOPICS) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):
         raise ValueError("its column topic has a wildcard or a NUL")
 
 

@@ -1,4 +1,4 @@
-"""Reads the header of an Arrow record batch message before its body is decoded.
+"""Reads the header of an Arrow record batch message before its body is decoded, and writes it without Arrow.
 
 pyarrow shows none of it, and it matters before decoding: a few compressed bytes can stand for gigabytes.
 """
@@ -6,6 +6,7 @@ pyarrow shows none of it, and it matters before decoding: a few compressed bytes
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -30,32 +31,46 @@ class RecordBatchHeader:
     is_compressed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RecordBatchHeaderLayout:
-    """The positions in a stored message of the numbers that differ between batches of one schema: the message count,
-    the length of the body, the lengths of arrays and of buffers; and where the body begins."""
+class RecordBatchHeaderTemplate:
+    """The header of the record batches of one schema, which differ in numbers alone: the number of messages, the length
+    of the body, `nodes`, two for each array (its length and its nulls), and `spans`, two for each buffer (its start and
+    its size)."""
 
-    count: int
-    body: int
-    nodes: int
-    node_count: int
-    buffers: int
-    buffer_count: int
-    end: int
+    def __init__(self, stored: bytes) -> None:
+        """`stored`: a message of our own that has a body. Raises `ValueError` where a number is absent."""
+        metadata = stored[_PREFIX:]
+        root = _read_offset(metadata, 0)
+        table = _read_offset(metadata, _get_field(metadata, root, _HEADER))
+        self._count = _PREFIX + _get_field(metadata, table, _LENGTH)
+        self._body = _PREFIX + _get_field(metadata, root, _BODY_LENGTH)
+        self._nodes, self._node_numbers = _find_numbers(metadata, table, _NODES)
+        self._spans, self._span_numbers = _find_numbers(metadata, table, _BUFFERS)
+        self.size = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
+        self._header = stored[: self.size]
+
+    def write(self, count: int, body: int, nodes: Sequence[int], spans: Sequence[int]) -> bytes:
+        """Return the header with these numbers. Raises `struct.error` for another number of arrays or buffers."""
+        header = bytearray(self._header)
+        struct.pack_into("<q", header, self._count, count)
+        struct.pack_into("<q", header, self._body, body)
+        struct.pack_into(self._node_numbers, header, self._nodes, *nodes)
+        struct.pack_into(self._span_numbers, header, self._spans, *spans)
+        return bytes(header)
+
+    def read(self, stored: bytes, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the nodes and the spans of a message of `count` messages that has exactly this header; else None."""
+        if len(stored) < self.size:
+            return None
+        nodes = struct.unpack_from(self._node_numbers, stored, self._nodes)
+        spans = struct.unpack_from(self._span_numbers, stored, self._spans)
+        is_like_this = stored.startswith(self.write(count, len(stored) - self.size, nodes, spans))
+        return (nodes, spans) if is_like_this else None
 
 
-def locate_numbers(stored: bytes) -> RecordBatchHeaderLayout:
-    """Return where they are in a message of our own that has a body. Raises `ValueError` where one is absent."""
-    metadata = stored[_PREFIX:]
-    root = _read_offset(metadata, 0)
-    table = _read_offset(metadata, _get_field(metadata, root, _HEADER))
-    vectors: list[tuple[int, int]] = []
-    for index in (_NODES, _BUFFERS):
-        vector = _read_offset(metadata, _get_field(metadata, table, index))
-        vectors.append((_PREFIX + vector + 4, struct.unpack_from("<I", metadata, vector)[0]))
-    count, body = _get_field(metadata, table, _LENGTH), _get_field(metadata, root, _BODY_LENGTH)
-    end = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
-    return RecordBatchHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
+def _find_numbers(metadata: bytes, table: int, index: int) -> tuple[int, str]:
+    """Return where the numbers of a vector of pairs stand in the message, and their format."""
+    vector = _read_offset(metadata, _get_field(metadata, table, index))
+    return _PREFIX + vector + 4, f"<{2 * struct.unpack_from('<I', metadata, vector)[0]}q"
 
 
 def parse_envelope(message: pa.ipc.Message) -> RecordBatchHeader:

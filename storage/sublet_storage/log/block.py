@@ -98,12 +98,17 @@ def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: in
     count = batch.num_rows
     if count < MIN_ARROW_VALUES:
         last = first_offset + count
-        columns = [struct.pack("<q", stream_id) * count, struct.pack(f"<{count}q", *range(first_offset, last))]
-        added = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
+        added = [make_integers(pa.int64(), [stream_id] * count), make_integers(pa.int64(), range(first_offset, last))]
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=DELIVERED_SCHEMA)
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
     offsets = pc.add(_count_up_to(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
     return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
+
+
+def make_integers(type_: pa.DataType, values: Sequence[int]) -> pa.Array:
+    """Return a few integers as an array: sooner than Arrow does it."""
+    data = pa.py_buffer(struct.pack(f"<{len(values)}q", *values))
+    return pa.Array.from_buffers(type_, len(values), [None, data])
 
 
 @lru_cache

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import SchemaMismatch
+from sublet_storage.log.arrow_batch_header import RecordBatchHeaderTemplate
 
 BLOCK_SCHEMA = pa.schema(
     [
@@ -64,6 +65,20 @@ def stored_schema(flags: int) -> pa.Schema:
     return pa.schema(fields)
 
 
+@lru_cache
+def make_header_template(flags: int) -> RecordBatchHeaderTemplate:
+    """Return the header of the stored batches under these flags."""
+    sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
+    columns = []
+    for field in stored_schema(flags):
+        column = pa.array([sample[field.name]], BLOCK_SCHEMA.field(field.name).type)
+        if isinstance(field.type, pa.RunEndEncodedType):
+            column = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), column)
+        columns.append(column)
+    batch = pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags))
+    return RecordBatchHeaderTemplate(batch.serialize().to_pybytes())
+
+
 def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     """Remove the columns that need not be stored; return (flags, the batch in `schema(flags)`)."""
     count, flags, columns = batch.num_rows, 0, []
@@ -92,7 +107,7 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
     columns = [
-        _make_nulls(codec, count) if isinstance(codec, pa.Field) else codec(next(stored))
+        make_nulls(codec, count) if isinstance(codec, pa.Field) else codec(next(stored))
         for codec in _list_codecs(flags)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
@@ -117,7 +132,7 @@ def _keep_unchanged(column: pa.Array) -> pa.Array:
     return column
 
 
-def _make_nulls(field: pa.Field, count: int) -> pa.Array:
+def make_nulls(field: pa.Field, count: int) -> pa.Array:
     """Return a column of nulls, which all batches have in common: to make one anew takes longer than to read the
     others."""
     return _get_nulls(field.name, round_up(count)).slice(0, count)

@@ -38,6 +38,7 @@ from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.epoch_filter import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
+from sublet_storage.log.small_block_decoder import decode_small_blocks
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
@@ -196,18 +197,30 @@ def fetch(
 
 
 def fetch_next(
-    conn: psycopg.Connection[Any], stream_id: int, offset: int, generation_id: int, filter: TopicFilter = MATCH_ALL
+    conn: psycopg.Connection[Any],
+    stream_id: int,
+    offset: int,
+    generation_id: int,
+    filter: TopicFilter = MATCH_ALL,
+    *,
+    may_be_empty: bool = False,
 ) -> LogPage | None:
     """Return what follows on `offset`, if it follows directly, is all there is, and is small, in half the time of
     `fetch`, which the caller uses where this returns None. Raises `PoisonBlock`.
 
-    A stream ends where its last block does. Whether it is closed is not read.
+    A stream ends where its last block does. Whether it is closed is not read, nor, if the page `may_be_empty` as
+    `offset` was the head when it was last read, why nothing follows.
     """
     parameters = (Int8(NEXT_BLOCK_BYTES), Int8(generation_id), Int8(stream_id), Int8(offset), Int8(NEXT_BLOCKS))
     rows = read_blocks(conn, _NEXT, parameters, generation_id)
+    if may_be_empty and not rows:
+        return LogPage((), offset, offset, offset, False)
     spans = [(offset, offset), *((row[0] - row[1], row[0]) for row in rows)]
     if not 0 < len(rows) < NEXT_BLOCKS or count_contiguous(spans) < len(spans) or any(row[4] is None for row in rows):
         return None
+    batches = _read_small_blocks(stream_id, offset, filter, rows)
+    if batches is not None:
+        return LogPage(batches, offset, rows[-1][0], rows[-1][0], False)
     blocks = _decode_blocks(stream_id, rows)
     read = (_select_messages(stream_id, offset, filter, None, None, [block]) for block in blocks)
     batches = tuple(batch for batch in read if batch is not None)
@@ -358,6 +371,21 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tu
             break
         decoded_blocks.append((*row[:4], batch))
     return decoded_blocks
+
+
+def _read_small_blocks(
+    stream_id: int, offset: int, filter: TopicFilter, blocks: Sequence[tuple[Any, ...]]
+) -> tuple[pa.RecordBatch, ...] | None:
+    """Return the matching messages of contiguous blocks; None where one of them needs the general decoder."""
+    batches = []
+    for (codec, topics), group in groupby(blocks, lambda row: row[2:4]):
+        part = list(group)
+        first = part[0][0] - part[0][1]
+        entire = decode_small_blocks(codec, [(row[1], row[4]) for row in part], stream_id, first)
+        if entire is None:
+            return None
+        batches.append(filter_by_topic(drop_before(entire, first, offset), filter, topics))
+    return tuple(batch for batch in batches if batch.num_rows)
 
 
 def _is_for_postgres(filter: TopicFilter) -> bool:

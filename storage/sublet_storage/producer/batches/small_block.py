@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from typing import Any, Final, TypeAlias
 
@@ -18,16 +17,14 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.arrow_batch_decoder import START
-from sublet_storage.log.arrow_batch_header import RecordBatchHeaderLayout, locate_numbers
 from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
 from sublet_storage.log.column_encoding import (
-    BLOCK_SCHEMA,
     MIN_EPOCH_RUN,
     encode_codec,
     get_absent_flag,
     get_runs_flag,
     is_few_runs,
-    stored_schema,
+    make_header_template,
 )
 
 Header: TypeAlias = tuple[str, bytes | None]
@@ -120,19 +117,14 @@ class _Columns:
 
     def to_payload(self) -> pa.Buffer:
         """Return the record batch message."""
-        template, offsets = _make_template(self.flags)
-        head, spans, parts, end = bytearray(template), list[int](), list[bytes](), 0
+        spans, parts, end = list[int](), list[bytes](), 0
         for buffer in self._buffers:
             spans += (end, len(buffer))
             padding = _PADDING[len(buffer) % 8]
             parts += (buffer, padding)
             end += len(buffer) + len(padding)
-        assert (offsets.node_count, offsets.buffer_count) == (len(self._nodes) // 2, len(self._buffers)), self.flags
-        struct.pack_into("<q", head, offsets.count, self._count)
-        struct.pack_into("<q", head, offsets.body, end)
-        struct.pack_into(f"<{len(self._nodes)}q", head, offsets.nodes, *self._nodes)
-        struct.pack_into(f"<{len(spans)}q", head, offsets.buffers, *spans)
-        return pa.py_buffer(b"".join((head, *parts)))
+        header = make_header_template(self.flags).write(self._count, end, self._nodes, spans)
+        return pa.py_buffer(b"".join((header, *parts)))
 
     def _is_worth_runs(self, values: Sequence[Any]) -> bool:
         if is_few_runs(self._count, 1):  # long enough for runs
@@ -165,21 +157,6 @@ def _encode_bitmap(values: Sequence[object]) -> bytes:
     """Return which are not null, a bit for each."""
     bits = sum(1 << index for index, value in enumerate(values) if value is not None)
     return bits.to_bytes((len(values) + 7) // 8, "little")
-
-
-@lru_cache
-def _make_template(flags: int) -> tuple[bytes, RecordBatchHeaderLayout]:
-    """Return a record batch message of that schema without its body, and where its numbers are in it."""
-    sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
-    columns = []
-    for field in stored_schema(flags):
-        column = pa.array([sample[field.name]], BLOCK_SCHEMA.field(field.name).type)
-        if isinstance(field.type, pa.RunEndEncodedType):
-            column = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), column)
-        columns.append(column)
-    stored = pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags)).serialize().to_pybytes()
-    offsets = locate_numbers(stored)
-    return stored[: offsets.end], offsets
 
 
 def _compute_bounds(epochs: Sequence[Epoch | None]) -> BlockEpochRange | None:
