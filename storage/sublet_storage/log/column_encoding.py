@@ -68,14 +68,9 @@ def stored_schema(flags: int) -> pa.Schema:
 @lru_cache
 def make_header_template(flags: int) -> RecordBatchHeaderTemplate:
     """Return the header of the stored batches under these flags."""
-    sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
-    columns = []
-    for field in stored_schema(flags):
-        column = pa.array([sample[field.name]], BLOCK_SCHEMA.field(field.name).type)
-        if isinstance(field.type, pa.RunEndEncodedType):
-            column = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), column)
-        columns.append(column)
-    batch = pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags))
+    schema = stored_schema(flags)
+    columns = [pa.nulls(1, field.type) for field in schema]  # `pa.array` would load pandas where it is installed
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     return RecordBatchHeaderTemplate(batch.serialize().to_pybytes())
 
 
