@@ -31,7 +31,13 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.log.arrow_batch_decoder import MAX_PAYLOAD_BYTES, decode_block, restore, validate_block
+from sublet_storage.log.arrow_batch_decoder import (
+    MAX_PAYLOAD_BYTES,
+    MIN_ARROW_VALUES,
+    decode_block,
+    restore,
+    validate_block,
+)
 from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.deleted_streams import find_deleted_streams
@@ -188,11 +194,14 @@ def fetch(
         head, closed, blocks = find()
     if not blocks:
         return LogPage((), offset, offset, head, closed)
-    blocks = _decode_blocks(stream_id, blocks)
-    takes_all = filter == MATCH_ALL and left_out is None and predicate is None
-    parts = _group_small_blocks(blocks, few) if takes_all else [[block] for block in blocks]
-    read = (_select_messages(stream_id, offset, filter, left_out, predicate, part) for part in parts)
-    page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
+    is_entire = left_out is None and predicate is None
+    batches = _read_small_blocks(stream_id, offset, filter, blocks) if is_entire else None
+    if batches is None:
+        blocks = _decode_blocks(stream_id, blocks)
+        parts = _group_small_blocks(blocks, few) if is_entire and filter == MATCH_ALL else [[block] for block in blocks]
+        read = (_select_messages(stream_id, offset, filter, left_out, predicate, part) for part in parts)
+        batches = tuple(batch for batch in read if batch is not None)
+    page = LogPage(batches, offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
 
 
@@ -376,7 +385,10 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tu
 def _read_small_blocks(
     stream_id: int, offset: int, filter: TopicFilter, blocks: Sequence[tuple[Any, ...]]
 ) -> tuple[pa.RecordBatch, ...] | None:
-    """Return the matching messages of contiguous blocks; None where one of them needs the general decoder."""
+    """Return the matching messages of contiguous blocks; None where one of them is large, or needs the general
+    decoder."""
+    if not all(_is_small(count, payload) for _, count, _, _, payload, *_ in blocks):
+        return None
     batches = []
     for (codec, topics), group in groupby(blocks, lambda row: row[2:4]):
         part = list(group)
@@ -386,6 +398,10 @@ def _read_small_blocks(
             return None
         batches.append(filter_by_topic(drop_before(entire, first, offset), filter, topics))
     return tuple(batch for batch in batches if batch.num_rows)
+
+
+def _is_small(count: int, payload: object) -> bool:
+    return isinstance(payload, bytes) and count < MIN_ARROW_VALUES and len(payload) <= NEXT_BLOCK_BYTES
 
 
 def _is_for_postgres(filter: TopicFilter) -> bool:
