@@ -47,7 +47,7 @@ def locked(stage: Stage, count: int) -> set[str]:
     )
 
 
-@pytest.mark.conforms("E7")
+@pytest.mark.conforms("E7", "E38")
 def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
     """Long before its eviction time is over; nothing is lost."""
     stage.serve("n1")
@@ -62,7 +62,7 @@ def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
     assert any(line.reason == GONE for line in stage.scene.history())
 
 
-@pytest.mark.conforms("E7")
+@pytest.mark.conforms("E7", "E38")
 def test_a_frozen_consumer_keeps_its_streams(stage: Stage) -> None:
     """Until its eviction time is over: it closes nothing."""
     stage.serve("n1")
@@ -115,7 +115,7 @@ def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
     assert stage.scene.grants() == granted
 
 
-@pytest.mark.conforms("E7", "E16")
+@pytest.mark.conforms("E7", "E16", "E38")
 def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
     """The next leader takes the streams of the dead one, and those alone, long before its reclaim grace is over."""
     for node in ("n1", "n2"):

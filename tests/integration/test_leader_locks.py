@@ -49,7 +49,7 @@ def holder(stage: Stage) -> int | None:
     return rows[0][0] if rows else None
 
 
-@pytest.mark.conforms("E15", "E16")
+@pytest.mark.conforms("E15", "E16", "E38")
 def test_a_killed_leader_is_succeeded_in_its_lease(stage: Stage) -> None:
     """Nothing is repeated, and nothing changes hands."""
     stage.serve("n1", "n2")
@@ -68,7 +68,7 @@ def test_a_killed_leader_is_succeeded_in_its_lease(stage: Stage) -> None:
     assert not any(line.is_forced for line in stage.scene.history())
 
 
-@pytest.mark.conforms("E13")
+@pytest.mark.conforms("E13", "E38")
 def test_a_frozen_leader_has_its_lease(stage: Stage) -> None:
     stage.serve("n1", "n2")
     stage.share("a")
