@@ -1,20 +1,25 @@
-"""`connect`: a database, chosen and checked once, and the clients made with it."""
+"""`connect`: a database, chosen and checked once, and the clients made with it.
+
+A client's libraries are loaded when the first one is made: a program that only publishes loads none of a consumer's.
+"""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from sublet_borrower.consumer.async_session import AsyncSession
-from sublet_borrower.consumer.session import Session
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect as connect_to
 from sublet_storage.db.database_url import format_url
-from sublet_storage.producer import AsyncPublisher, Publisher
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import list_spaces
+
+if TYPE_CHECKING:
+    from sublet_borrower.consumer.async_session import AsyncSession
+    from sublet_borrower.consumer.session import Session
+    from sublet_storage.producer import AsyncPublisher, Publisher
 
 
 class Database:
@@ -31,18 +36,26 @@ class Database:
 
     def publisher(self, space: str | None = None, **settings: Any) -> Publisher:
         """Return a `Publisher` for this database; `settings` are its keyword arguments."""
+        from sublet_storage.producer import Publisher
+
         return Publisher(self.url, space, **settings)
 
     def async_publisher(self, space: str | None = None, **settings: Any) -> AsyncPublisher:
         """Return an `AsyncPublisher` for this database; `settings` are `Publisher`'s keyword arguments."""
+        from sublet_storage.producer import AsyncPublisher
+
         return AsyncPublisher(self.url, space, **settings)
 
     def session(self, subscription: str, **settings: Any) -> Session:
         """Return a `Session` that consumes from this database; `settings` are its keyword arguments."""
+        from sublet_borrower.consumer.session import Session
+
         return Session(subscription, self.url, **settings)
 
     def async_session(self, subscription: str, **settings: Any) -> AsyncSession:
         """Return an `AsyncSession` that consumes from this database; `settings` are `Session`'s keyword arguments."""
+        from sublet_borrower.consumer.async_session import AsyncSession
+
         return AsyncSession(subscription, self.url, **settings)
 
     def spaces(self) -> list[Space]:

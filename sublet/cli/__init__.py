@@ -9,12 +9,17 @@ What a command needs is imported when it runs: `sublet --help` must not wait for
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
+
+_MAX_YOUNG_OBJECTS = 10_000
+"""Before garbage is collected: by Python's default it is 300 times while a command's libraries are loaded."""
 
 
 def main() -> None:
     """Run `sublet`. Ctrl-C ends it cleanly from the beginning, also while libraries are loaded."""
+    gc.set_threshold(_MAX_YOUNG_OBJECTS, *gc.get_threshold()[1:])
     try:
         _run_app()
     except KeyboardInterrupt:

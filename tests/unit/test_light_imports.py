@@ -3,6 +3,7 @@ libraries, nor start a JVM's worth of Python."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -62,6 +63,7 @@ REMOTE = (
     "sublet_protocol.messages.feed",
     "sublet_storage.producer",
     "sublet_storage.notify.publisher",
+    "sublet_storage.notify.subscriber",
     "sublet_storage.notify.drivers.registry",
     "sublet_storage.notify.drivers.zmq",
     "zmq",
@@ -69,8 +71,12 @@ REMOTE = (
 
 
 def test_a_session_loads_no_remote_transport() -> None:
-    """And no driver that is not named."""
+    """No driver that is not named, and none of what nodes receive with."""
     run_alone(f"import sys, sublet_borrower.consumer.session\n{loads_none(REMOTE)}")
+
+
+def test_a_handle_loads_clients_when_it_makes_them() -> None:
+    run_alone(f"import sys, sublet; sublet.connect\n{loads_none(('sublet_borrower', 'pyarrow', 'grpc'))}")
 
 
 LISTING = (
@@ -105,6 +111,13 @@ def test_a_command_loads_what_it_runs() -> None:
         "try: main()\n"
         "except SystemExit as end: assert end.code == 5, end.code\n" + loads_none(LISTING)
     )
+
+
+def test_a_table_in_a_pipe_needs_no_rich() -> None:
+    program = "import sys; from sublet.cli.base.output import CliOutput; CliOutput(False).print_table(('A',), [(1,)])\n"
+    with_pipe = [sys.executable, "-c", program + loads_none(("rich",))]
+    environment = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    assert subprocess.check_output(with_pipe, cwd=REPOSITORY, env=environment, text=True) == "A\n1\n"
 
 
 def test_public_modules_can_be_imported_from() -> None:

@@ -18,7 +18,7 @@ from sublet_storage.notify.changes import (
 from sublet_storage.notify.codec import decode, encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
-from sublet_storage.notify.subscriber import ReceivedNotificationLimiter
+from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
 
 
 def test_versions_only_grow() -> None:

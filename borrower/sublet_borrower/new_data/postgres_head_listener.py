@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
-from sublet_storage.notify.subscriber import ReceivedNotificationLimiter
+from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
 

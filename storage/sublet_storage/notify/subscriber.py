@@ -19,11 +19,7 @@ from dataclasses import asdict, dataclass
 import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_protocol.domain.limits import (
-    MAX_NOTIFICATIONS_PER_S,
-    MAX_NOTIFIED_CHANGES_PER_S,
-    MAX_QUEUED_NOTIFICATION_BYTES,
-)
+from sublet_protocol.domain.limits import MAX_QUEUED_NOTIFICATION_BYTES
 from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -32,6 +28,7 @@ from sublet_storage.notify.catch_up_scheduler import CatchUp
 from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, MalformedNotification, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
+from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
 from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
@@ -70,31 +67,6 @@ class _CatchUpRead:
     channel: str
     snapshot: CatchUpSnapshot | None
     begun: int
-
-
-class ReceivedNotificationLimiter:
-    """Limits the notifications per second, and the changes in them. `is_first_refused`: the last one was the first of
-    its second that was refused."""
-
-    def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S, most_changes: int = MAX_NOTIFIED_CHANGES_PER_S) -> None:
-        self._limit, self._most_changes, self._begun_at = limit, most_changes, float("-inf")
-        self._taken = self._changes = self._refused = 0
-
-    def take(self, now: float, changes: int = 1, has_room: bool = True) -> bool:
-        """Return whether one more, with so many changes, may be taken in; without room it is refused."""
-        if now >= self._begun_at + 1.0:
-            self._begun_at = now
-            self._taken = self._changes = self._refused = 0
-        if not has_room or self._taken >= self._limit or self._changes + changes > self._most_changes:
-            self._refused += 1
-            return False
-        self._taken += 1
-        self._changes += changes
-        return True
-
-    @property
-    def is_first_refused(self) -> bool:
-        return self._refused == 1
 
 
 class NotificationSubscriber:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-
-from rich.cells import cell_len
 
 from sublet_protocol.domain.errors import SubletError, UsageError
 
@@ -99,6 +98,8 @@ def escape_json(text: str) -> str:
 
 def _print_fitting_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Print a table that fits the terminal; return False if stdout is none, or one too narrow for it."""
+    if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):  # Rich takes a tenth of a short command to load
+        return False
     from rich.console import Console, JustifyMethod
     from rich.markup import escape
     from rich.table import Table
@@ -135,7 +136,11 @@ def _measure_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> l
 
 def _measure_text(text: str) -> int:
     """Return the width in columns of a terminal."""
-    return len(text) if text.isascii() else cell_len(text)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def format_cell(cell: object) -> str:

@@ -7,7 +7,7 @@ write, record, commit. Stream syncs add round trips of their own, every few seco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -50,14 +50,13 @@ MAX_ID = 2**63 - 1
 @dataclass(frozen=True, slots=True)
 class _Findings:
     """The facts by which the changes are judged: all rows as they were before the batch. `ancestors`: the unfinished
-    ones. `moved`: changes that are written already, and need no judgement."""
+    ones."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
     ancestors: Mapping[Key, tuple[int, ...]]
     busy: frozenset[Key]
     on_data_loss: Mapping[int, OnDataLoss]
-    moved: Set[Key]
 
 
 def commit_batch(
@@ -72,11 +71,19 @@ def commit_batch(
         (w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved
     ]
     terms = leadership.fetch_locked(leaders)
-    findings = _find(connection, other_changes, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
+    findings = _find(connection, other_changes, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
     valid = [w for w in batch if w.group_id in terms and _is_current_term(terms[w.group_id], w)]
     buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
-    results = {w.group_id: tuple(_apply_change(change, w, findings, buffer) for change in w.changes) for w in valid}
+    results = {
+        w.group_id: tuple(
+            LendingChangeResult(change, LendingOutcome.APPLIED, None)
+            if (w.group_id, change.stream_id) in moved
+            else _apply_change(change, w, findings, buffer)
+            for change in w.changes
+        )
+        for w in valid
+    }
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
     return tuple(
@@ -93,20 +100,21 @@ def _is_plain_advance(change: LendingChange) -> TypeGuard[AdvancePosition]:
         isinstance(change, AdvancePosition)
         and change.consumed is None
         and change.in_doubt is None
-        and max(change.stream_id, change.grant_id, change.position) <= MAX_ID
+        and change.stream_id <= MAX_ID
+        and change.grant_id <= MAX_ID
+        and change.position <= MAX_ID
     )
 
 
 def _find(
     connection: Connection,
     changes: Sequence[tuple[int, LendingChange]],
-    moved: Set[Key],
     on_data_loss: Mapping[int, OnDataLoss],
 ) -> _Findings:
     """Lock the rows of these changes and read what they are judged by."""
     keys = [(group_id, change.stream_id) for group_id, change in changes if 0 < change.stream_id <= MAX_ID]
     if not keys:
-        return _Findings({}, {}, {}, frozenset(), on_data_loss, moved)
+        return _Findings({}, {}, {}, frozenset(), on_data_loss)
     at_rest = {
         (group_id, change.stream_id) for group_id, change in changes if not isinstance(change, HOLDING)
     }.intersection(keys)
@@ -120,7 +128,7 @@ def _find(
     )
     unlocked = set(keys) - rows.keys()
     busy = frozenset(lending_statements.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
-    return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
+    return _Findings(rows, facts, ancestors, busy, on_data_loss)
 
 
 def elect(
@@ -204,8 +212,6 @@ def _apply_change(
     change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: LendingWriteBatch
 ) -> LendingChangeResult:
     key = (writes.group_id, change.stream_id)
-    if key in findings.moved:
-        return LendingChangeResult(change, LendingOutcome.APPLIED, None)
     row = findings.rows.get(key)
     if row is None:
         return LendingChangeResult(

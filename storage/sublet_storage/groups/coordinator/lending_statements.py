@@ -91,7 +91,8 @@ with recursive asked as (
 select group_id, stream_id, ancestor from up where is_unfinished order by ancestor"""
 
 # The common progress in one statement, without a row that travels here and back. What it leaves out, because of its
-# leader, its row, its stream or a lock, is decided by the rules. A head older than the row only leaves more out.
+# leader, its row, its stream or a lock, is decided by the rules. A head older than the row only leaves more out; so
+# does the ctid of a row that was written since the statement began.
 # The status is written because Postgres, up to 18 at least, parses a table's generated columns anew for each row of an
 # update that changes nothing they are made of: a quarter of this statement.
 _ADVANCE = f"""
@@ -99,7 +100,7 @@ with said as materialized (
   select * from unnest(%(groups)s::bigint[], %(streams)s::bigint[], %(terms)s::bigint[], %(grants)s::bigint[],
                        %(positions)s::bigint[]) as u (group_id, stream_id, term, grant_id, position)
 ), locked as materialized (
-  select l.group_id, l.stream_id, u.term, u.position
+  select l.ctid as row_id, l.stream_id, u.term, u.position
     from said u join leadership d on d.leadership_id = u.group_id and d.term = u.term and {IS_ALIVE}
     join lending l on l.group_id = u.group_id and l.stream_id = u.stream_id
    where l.status = 'held' and l.grant_id = u.grant_id and l.position < u.position
@@ -107,11 +108,11 @@ with said as materialized (
 ), moved as (
   update lending l set position = k.position, status = l.status, term = k.term, updated_at = {NOW}
     from locked k join stream s using (stream_id)
-   where l.group_id = k.group_id and l.stream_id = k.stream_id
-     and (k.position < s.head or k.position = s.head and s.state = 'open')
+   where l.ctid = k.row_id and (k.position < s.head or k.position = s.head and s.state = 'open')
   returning l.group_id, l.stream_id
 )
-select group_id, stream_id from said except select group_id, stream_id from moved"""
+select group_id, stream_id from said where (select count(*) from moved) < (select count(*) from said)
+except select group_id, stream_id from moved"""
 
 _CHANGE = f"""
 update lending l
@@ -316,8 +317,8 @@ def write_history(connection: Connection, records: Sequence[HistoryRecord], now_
 
 
 def _format_array(numbers: list[int]) -> str:
-    """Return an array as Postgres reads it: psycopg takes five times as long for one of 10,000 numbers."""
-    return "{" + ",".join(map(str, numbers)) + "}"
+    """Return an array as Postgres reads it: psycopg takes three times as long for one of 10,000 numbers."""
+    return "{" + str(numbers)[1:-1] + "}"
 
 
 def _encode_keys(keys: Iterable[Key]) -> dict[str, list[int]]:
