@@ -122,6 +122,22 @@ def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target
     assert consumer_progress.read_position(postgres.connection, *grant_of(group, held)) == 3
 
 
+@pytest.mark.conforms("E35", "A4")
+def test_a_grant_ended_by_a_parents_reset_has_one(postgres: PostgresWorld) -> None:
+    """What it had of a stream that waits for its parent from then on is not what the reset was about."""
+    group, term, (parent,) = postgres.led()
+    postgres.append(parent, 5)
+    held = granted(postgres, group, term, parent)
+    (child,) = postgres.rollover(1)
+    postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
+    postgres.append(child, 5)
+    postgres.write(group, term, renew=True)
+    ours = grant_of(group, granted(postgres, group, term, child))
+    consumer_progress.advance(postgres.connection, *ours, 3)
+    postgres.reset(group, ResetTarget.earliest(), parent, force=True)
+    assert consumer_progress.read_position(postgres.connection, *ours) == 3
+
+
 @pytest.mark.conforms("E35")
 def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None:
     group, _, _, held = postgres.granted(5)

@@ -84,6 +84,28 @@ def test_a_rollover_locks_streams_as_appends_do(conn: Connection, database: str)
         assert orders.explore({"append": lambda conn: append(conn, blocks), "roll over": roll_over}, judge) > 1
 
 
+@pytest.mark.conforms("W5")
+def test_maintenance_locks_streams_as_appends_do(conn: Connection, database: str) -> None:
+    """Where it notes how far it has examined them."""
+    space_changes.reshard(conn, "eu", 2)
+    eu = find_space(conn, "eu").space_id
+    streams = [stream.stream_id for stream in open_streams(conn) if stream.space_id == eu]
+    for stream in reversed(streams):
+        put(conn, stream, b"x")  # the row of the first now lies behind that of the other
+    blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"y") for stream in streams]
+
+    def examine(conn: Connection) -> list[int]:
+        for way in ("indexscan", "bitmapscan", "sort", "hashjoin", "mergejoin"):
+            conn.execute(f"set enable_{way} = off")
+        return small_block_compaction.list_newly_fragmented(conn, older_than_s=0)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"append": lambda conn: append(conn, blocks), "examine": examine}, judge) > 1
+
+
 def is_stored(answers: list[AppendResult]) -> bool:
     return {each.outcome for each in answers} <= {AppendOutcome.APPENDED, AppendOutcome.DUPLICATE}
 

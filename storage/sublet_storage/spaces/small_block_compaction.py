@@ -65,11 +65,15 @@ select u.stream_id, coalesce((
           where b.stream_id = u.stream_id and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
           order by b.end_offset desc limit 1), 0)
   from unnest(%(streams)s::bigint[]) as u (stream_id)"""
+# Locked in the order of their ids, as appends do.
 _SEEN = """
-update stream s set seen_offset = u.upto, is_compact = s.state = 'closed' and s.head = u.upto
-  from (select * from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto)) u
- where s.stream_id = u.stream_id
-   and (s.seen_offset, s.is_compact) <> (u.upto, s.state = 'closed' and s.head = u.upto)"""
+with examined as materialized (
+  select s.stream_id, u.upto
+    from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto) join stream s using (stream_id)
+   where (s.seen_offset, s.is_compact) <> (u.upto, s.state = 'closed' and s.head = u.upto)
+   order by s.stream_id for no key update of s)
+update stream s set seen_offset = e.upto, is_compact = s.state = 'closed' and s.head = e.upto
+  from examined e where s.stream_id = e.stream_id"""
 _SMALL = """
   (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
    and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""

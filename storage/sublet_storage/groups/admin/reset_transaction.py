@@ -256,9 +256,8 @@ def _revoke_waiting_streams(
     rows = _lock_rows(connection, group, [stream_id for _, stream_id in ancestors], force)
     facts = lending_statements.read_facts(lending_statements.query_facts(connection, rows))
     for stream_id, row in sorted(rows.items()):
-        row_reason = (
-            f"{reason}; waits for {', '.join(map(str, ancestors[group.group_id, stream_id]))}, which come before it"
-        )
+        waited_for = ", ".join(map(str, ancestors[group.group_id, stream_id]))
+        row_reason = f"{reason}; waits for {waited_for}, which come before it; was at {row.position}"
         buffer.add(row, apply_reset(row, facts[stream_id], row.position, row_reason, buffer.now_us), term)
     buffer.flush(connection)
 
