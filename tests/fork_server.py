@@ -24,6 +24,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import pyarrow
+
 PACKAGES = ("sublet.cli", "sublet_storage", "sublet_leader", "sublet_borrower")
 LEFT_OUT = (".__main__", ".spark")
 """Parts of names of modules that are not imported: they are main programs, or need Spark."""
@@ -186,6 +188,7 @@ def _import_all() -> None:
                 importlib.import_module(module.name)
     for name in FROM_TYPER:
         importlib.import_module(name)
+    pyarrow.scalar(0)  # loads pandas, which takes a consumer half a second
 
 
 def main() -> None:

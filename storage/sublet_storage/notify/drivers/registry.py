@@ -11,7 +11,8 @@ GROUP = "sublet.notify"
 OURS = "sublet"
 
 _BUILT_IN = {"poll": "NoPushDriver", "postgres": "PostgresNotificationDriver", "zmq": "ZmqDriver"}
-"""Ours, which are there also where nothing is installed: the source on a path, code shipped to executors."""
+"""Ours, which are never replaced, and are there also where nothing is installed: the source on a path, code shipped to
+executors."""
 
 
 def list_drivers() -> list[str]:
@@ -53,16 +54,14 @@ def driver_name(endpoint: str) -> str:
 
 
 def _find_entry(name: str) -> EntryPoint:
-    entries = {_get_distribution(each): each for each in entry_points(group=GROUP, name=name)}
-    if not entries and name in _BUILT_IN:
+    if name in _BUILT_IN:  # a look at what is installed takes 20 ms: it reads a file of each distribution
         return EntryPoint(name, f"sublet_storage.notify.drivers.{name}:{_BUILT_IN[name]}", GROUP)
+    entries = {_get_distribution(each): each for each in entry_points(group=GROUP, name=name)}
     if not entries:
         raise InvalidSetting(
             f"notification driver {name!r}: no installed package brings one of that name. Installed are "
             f"{', '.join(list_drivers()) or 'none'}: choose one of these, or install the package that has it."
         )
-    if OURS in entries:
-        return entries[OURS]
     if len(entries) > 1:
         raise InvalidSetting(
             f"notification driver {name!r} is brought by several packages ({', '.join(sorted(entries))}), and it has "
