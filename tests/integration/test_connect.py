@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
 from psycopg import sql
@@ -54,3 +57,23 @@ def test_a_missing_database_is_refused(server_url: str) -> None:
     missing = database_of(server_url, "missing")
     with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
         connect(missing)
+
+
+def test_a_connection_in_use_is_closed_elsewhere(database: str) -> None:
+    """At various moments: its statement ends with an error, and the process does not."""
+
+    def query(connection: psycopg.Connection[object], begun: threading.Event) -> None:
+        while True:
+            connection.execute("select repeat('x', 1000000) from generate_series(1, 5)").fetchall()
+            begun.set()
+
+    with ThreadPoolExecutor(1) as other:
+        for number in range(40):
+            connection, begun = connect(database), threading.Event()
+            call = other.submit(query, connection, begun)
+            assert begun.wait(60)
+            threading.Event().wait(number / 500)
+            connection.close()
+            with pytest.raises(psycopg.OperationalError):
+                call.result(60)
+            assert connection.closed

@@ -72,7 +72,8 @@ class NewDataMonitor:
         if stream_id in self._reading:
             self._reading = {}
             heads = {} if head is None else {stream_id: head}
-            self._apply(HeadsRead(heads, boottime_clock() - self._reading_since))
+            took_s = (boottime_clock() - self._reading_since) / 4  # of the server; the rest is decoding and waiting
+            self._apply(HeadsRead(heads, took_s))
 
     def _apply(self, event: HeadTrackerEvent) -> bool:
         outcome = self._machine.decide(event, boottime_clock())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Generator
@@ -38,9 +39,11 @@ class BoundedConnection(psycopg.Connection[Any]):
     user may not see it."""
     _timeline_number: int | None = None
     _silent_since: float | None = None
+    _is_waiting = _is_to_close = False
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        self._guard = threading.RLock()
         _connections.add(self)
 
     def timeline_number(self, *, anew: bool = False) -> int:
@@ -57,7 +60,24 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **keywords: Any) -> _T:
         """Run the base class's wait, resuming the generator at intervals while nothing is received."""
-        return super().wait(self._wait_bounded(gen), *arguments, **keywords)
+        with self._guard:
+            self._is_waiting = True
+        try:
+            return super().wait(self._wait_bounded(gen), *arguments, **keywords)
+        finally:
+            with self._guard:
+                self._is_waiting = False
+                if self._is_to_close:
+                    super().close()
+
+    def close(self) -> None:
+        """Close it; while an answer is waited for, on another thread or below a signal handler, end that wait first:
+        libpq is at work on what closing would free."""
+        with self._guard:
+            if self._is_waiting:
+                self._is_to_close, self.receive_timeout_s = True, 0.0
+            else:
+                super().close()
 
     def _wait_bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
@@ -68,10 +88,9 @@ class BoundedConnection(psycopg.Connection[Any]):
                 if ready:
                     self._silent_since = received = now
                 elif now >= received + self.receive_timeout_s:
-                    self.close()
+                    self._is_to_close = True
                     raise psycopg.OperationalError(
-                        f"not a byte has come from Postgres for {self.receive_timeout_s:g} s, and the connection is "
-                        "closed"
+                        f"not a byte has come from Postgres for {now - received:.1f} s, and the connection is closed"
                     )
                 state = gen.send(ready)
         except StopIteration as done:
