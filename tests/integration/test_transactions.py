@@ -131,9 +131,9 @@ def be_cut_off(connection: psycopg.Connection[object]) -> None:
 
 
 ENDED = (UsageError, "the block has ended its transaction itself")
-IN_VAIN: dict[str, tuple[Callable[[psycopg.Connection[object]], object], type[Exception], str]] = {
-    "an exception": (lambda connection: 1 / 0, ZeroDivisionError, ""),
-    "an exception out of a signal handler": (wait_for_a_signal, Interrupted, ""),
+IN_VAIN: dict[str, tuple[Callable[[psycopg.Connection[object]], object], type[Exception], str | None]] = {
+    "an exception": (lambda connection: 1 / 0, ZeroDivisionError, "division by zero"),
+    "an exception out of a signal handler": (wait_for_a_signal, Interrupted, None),
     "psycopg.Rollback": (roll_back_silently, *ENDED),
     "rollback": (lambda connection: connection.execute("rollback"), *ENDED),
     "commit": (lambda connection: connection.execute("commit"), *ENDED),
