@@ -125,9 +125,7 @@ def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target
 @pytest.mark.conforms("E35", "A4")
 def test_a_grant_ended_by_a_parents_reset_has_one(postgres: PostgresWorld) -> None:
     """What it had of a stream that waits for its parent from then on is not what the reset was about."""
-    group, term, (parent,) = postgres.led()
-    postgres.append(parent, 5)
-    held = granted(postgres, group, term, parent)
+    group, term, parent, held = postgres.granted(5)
     (child,) = postgres.rollover(1)
     postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
     postgres.append(child, 5)

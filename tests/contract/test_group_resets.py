@@ -161,9 +161,7 @@ def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
 
 @pytest.mark.conforms("A4")
 def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
-    group, term, (parent,) = postgres.led()
-    postgres.append(parent, 5)
-    held = granted(postgres, group, term, parent)
+    group, term, parent, held = postgres.granted(5)
     (child,) = postgres.rollover(1)
     postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
     postgres.write(group, term, renew=True)
