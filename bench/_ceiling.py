@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
+from sublet_borrower.spark.common.source_columns import all_columns, to_arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -28,7 +28,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, StartingPosition
 from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.log_kit import put, stream_of

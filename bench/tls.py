@@ -26,7 +26,7 @@ from sublet import Feed
 from sublet_borrower.node_client.node_calls import NodeCalls
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.feed_fetch import encode_heads_request
+from sublet_protocol.messages.member_reads import encode_heads_request
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules, access_tokens
 from tests.integration.tls_kit import HOST, Certificates

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sublet.database import Database, connect
     from sublet_borrower.consumer.async_session import AsyncSession
     from sublet_borrower.consumer.session import Session
-    from sublet_borrower.node_client.feed import Feed
+    from sublet_borrower.node_client.feed_client import Feed
     from sublet_borrower.streams.batch import Batch
-    from sublet_protocol.domain.epochs import GroupFrontier
+    from sublet_protocol.domain.epoch_frontiers import GroupFrontier
     from sublet_storage.producer import AsyncPublisher, Delivery, Position, Publisher
 
 __all__ = [
@@ -46,8 +46,8 @@ _HOMES = {
     "Batch": "sublet_borrower.streams.batch",
     "Database": "sublet.database",
     "Delivery": "sublet_storage.producer",
-    "Feed": "sublet_borrower.node_client.feed",
-    "GroupFrontier": "sublet_protocol.domain.epochs",
+    "Feed": "sublet_borrower.node_client.feed_client",
+    "GroupFrontier": "sublet_protocol.domain.epoch_frontiers",
     "Position": "sublet_storage.producer",
     "Publisher": "sublet_storage.producer",
     "Session": "sublet_borrower.consumer.session",

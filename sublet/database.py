@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect as connect_to
 from sublet_storage.db.database_url import format_url
 from sublet_storage.spaces.routing import Space

@@ -17,7 +17,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.source_options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
-from sublet_leader.observe.settings import MetricsSettings
+from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.settings_base import SettingsBase
 from sublet_storage.notify.changes import NotifySettings

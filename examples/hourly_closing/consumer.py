@@ -14,7 +14,7 @@ from collections import Counter
 import psycopg
 
 from sublet import Batch, Session, errors
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 
 SUBSCRIPTION = "$share/closing/flights/#"
 

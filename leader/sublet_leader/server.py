@@ -42,13 +42,13 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import GroupEventPublisher, parse_leader_query, to_microseconds
 from sublet_leader.node.machine import Node
 from sublet_leader.node.notification_hub import NotificationHub
-from sublet_leader.observe import history_log
+from sublet_leader.observe import history_logging
 from sublet_leader.observe.health import evaluate_health
 from sublet_leader.observe.health_service import HealthService
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.observe.node_view import NodeView
+from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_leader.settings import LeaderSettings
-from sublet_leader.shutdown_timeout import run_with_timeout
 from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.gate.gate import AccessGate
@@ -334,7 +334,7 @@ class NodeServer:
         self._watched.publish(outcome.history)
         if self._http is not None:
             self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))
-        history_log.log_history(outcome.history)
+        history_logging.log_history(outcome.history)
         for answer in outcome.leader_locations:
             payload = self._watched.leader_event(answer)
             self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, payload)

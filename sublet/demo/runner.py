@@ -25,7 +25,7 @@ from sublet.demo.group_monitor import DemoGroupMonitor, count_consumed, find_bus
 from sublet.demo.holding_intervals import holding_intervals, parse_process
 from sublet.demo.takeover_reporter import TakeoverReporter
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable, Unavailable, UsageError
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.overview_model import GroupOverview
 from sublet_storage.producer import Publisher

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -37,7 +37,7 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.routing import Space
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore

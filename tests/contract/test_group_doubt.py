@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.db.connect import connect

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.errors import PermissionDenied
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator import session_names
+from sublet_storage.groups.coordinator import session_name_owners
 from sublet_storage.groups.model import group_errors
 from sublet_storage.groups.model.records import (
     TAKEOVER,
@@ -144,7 +144,7 @@ def test_a_sessions_name_is_its_first_principals(world: World) -> None:
 
 @pytest.mark.conforms("X4")
 def test_a_principal_has_so_many_session_names(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (session_names, memory_groups, group_errors):
+    for module in (session_name_owners, memory_groups, group_errors):
         monkeypatch.setattr(module, "MAX_SESSION_NAMES_OF_PRINCIPAL", 2)
     for name in ("a", "b", "c"):
         world.draw_epoch(name)

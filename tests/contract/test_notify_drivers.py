@@ -154,7 +154,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.conforms("D2")
 def test_a_driver_is_found_by_its_entry_point(others: Callable[..., None], database: str) -> None:
-    others(entry("pigeon", "sublet_storage.notify.drivers.poll:NoPushDriver", "carrier"))
+    others(entry("pigeon", "sublet_storage.notify.drivers.no_push:NoPushDriver", "carrier"))
     assert list_drivers() == ["pigeon", "poll", "postgres", "zmq"]
     assert load_driver("pigeon")(database).capabilities.is_push is False
 
@@ -165,7 +165,7 @@ def test_ours_are_there_where_nothing_is_installed(others: Callable[..., None], 
     assert [load_driver(name)(database).name for name in THREE] == list(THREE)
 
 
-POLL = "sublet_storage.notify.drivers.poll:NoPushDriver"
+POLL = "sublet_storage.notify.drivers.no_push:NoPushDriver"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ POLL = "sublet_storage.notify.drivers.poll:NoPushDriver"
         ("zmq", [], r"'zmq' .* cannot be loaded \(.*zmq.*\)\. Run `pip install 'sublet\[zmq\]'`"),
         (
             "pigeon",
-            [("sublet_storage.notify.drivers.poll:Nothing", "carrier")],
+            [("sublet_storage.notify.drivers.no_push:Nothing", "carrier")],
             r"'pigeon'.*Nothing.*package carrier",
         ),
         ("pigeon", [("pigeonhole:Driver", "carrier")], r"'pigeon' .* cannot be loaded \(no coop\).*package carrier"),

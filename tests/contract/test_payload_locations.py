@@ -23,8 +23,8 @@ from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
+from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
-from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import payload_restore, tiering
 from sublet_storage.spaces.retention import apply_retention, drop_gone

@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.groups import progress_transfer, reset
 from sublet.cli.groups.names import parse_typed, unescape
 from sublet_borrower.spark.job import exception_transport
@@ -157,11 +157,11 @@ _READERS: tuple[tuple[Callable[[str], object], tuple[str, ...]], ...] = (
     (decode_summary, (json.dumps(SUMMARY),)),
     (exception_transport.unpack, (json.dumps(FAILURE),)),
     (_notification, (NOTIFICATION.decode(), '{"p":"p","i":1,"h":{"stream":4},"l":false}')),
-    (values.parse_seconds, ("90s", "1.5h", "0", "2w")),
-    (partial(values.parse_int, "--limit"), ("7", "0")),
-    (partial(values.parse_number, "--weight"), ("2", "0.5")),
-    (partial(values.parse_time, "--to-time"), ("2026-01-31T12:00:00Z",)),
-    (values.parse_starting_position, ("earliest", "1000", "15m", "2026-01-31T12:00")),
+    (text_conversion.parse_seconds, ("90s", "1.5h", "0", "2w")),
+    (partial(text_conversion.parse_int, "--limit"), ("7", "0")),
+    (partial(text_conversion.parse_number, "--weight"), ("2", "0.5")),
+    (partial(text_conversion.parse_time, "--to-time"), ("2026-01-31T12:00:00Z",)),
+    (text_conversion.parse_starting_position, ("earliest", "1000", "15m", "2026-01-31T12:00")),
     (reset._parse_epoch, ("7", "3,1", "(3,1)")),
     (partial(_in_file, lambda file: reset._read_offsets(file, Subscription.parse(GROUP))), (json.dumps(FILE),)),
     (partial(_in_file, progress_transfer._read), (json.dumps(FILE),)),

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages import borrower_leader_codec as codec
-from sublet_protocol.messages import feed, feed_fetch
+from sublet_protocol.messages import feed, member_reads
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -128,10 +128,10 @@ _DECODERS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (pb.HistoryRequest, feed.decode_read),
     (pb.FollowRequest, feed.decode_read),
     (pb.FeedPage, feed.decode_page),
-    (pb.FetchRequest, feed_fetch.decode_fetch_request),
-    (pb.FetchReply, feed_fetch.decode_fetch_reply),
-    (pb.HeadsRequest, feed_fetch.decode_heads_request),
-    (pb.HeadsReply, feed_fetch.decode_heads_reply),
-    (pb.SessionEpochRequest, feed_fetch.decode_session_epoch_request),
-    (pb.SessionEpochReply, feed_fetch.decode_session_epoch_reply),
+    (pb.FetchRequest, member_reads.decode_fetch_request),
+    (pb.FetchReply, member_reads.decode_fetch_reply),
+    (pb.HeadsRequest, member_reads.decode_heads_request),
+    (pb.HeadsReply, member_reads.decode_heads_reply),
+    (pb.SessionEpochRequest, member_reads.decode_session_epoch_request),
+    (pb.SessionEpochReply, member_reads.decode_session_epoch_reply),
 )

@@ -8,11 +8,11 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
-from sublet_storage.log.epoch_capabilities import hold
-from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailStart
+from sublet_storage.log.epoch_leases import hold
+from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailItem, EpochTailStart
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import in_epochs
 from tests.support.streams import open_streams

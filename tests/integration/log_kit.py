@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import PackedBlock, pack

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.common.source_options import StreamOptions, stream_options
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from tests.kit import eventually

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.datasource import Filter, InputPartition
 
-from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.format import DefaultSource
 from sublet_borrower.spark.source.range_reader import MultiRangePartition, RangePartition
 

@@ -29,7 +29,7 @@ from sublet_storage.groups.admin.access_snapshot import (
     record_use,
 )
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
-from sublet_storage.groups.coordinator import session_names
+from sublet_storage.groups.coordinator import session_name_owners
 
 RULE = AccessRule("user:etl", Right.JOIN, TopicFilter("orders/#"), "team-*")
 YEAR_S = 365 * 86400.0
@@ -114,7 +114,7 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
     allow(conn, RULE)
     token, _ = make_token(conn, "user:etl", YEAR_S)
     name = Subscription.parse("$share/billing/orders/#"), "etl"
-    session_names.draw_epoch(conn, *name, "user:etl")
+    session_name_owners.draw_epoch(conn, *name, "user:etl")
     fill = "insert into access_history (event, principal, object) select 'allow', 'x', 'y' from generate_series(3, %s)"
     conn.execute(fill, (300_000 - 1,))
     other = AccessRule("user:etl", Right.READ, TopicFilter("#"))
@@ -125,7 +125,7 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
         make_token(conn, "user:etl", YEAR_S)
     revoke(conn, other)
     assert revoke_token(conn, token.token_id)
-    assert session_names.release(conn, *name) == "user:etl"
+    assert session_name_owners.release(conn, *name) == "user:etl"
     assert [each.rule for each in list_rules(conn)] == [RULE]
 
 
@@ -207,7 +207,7 @@ def test_an_open_change_of_rights_blocks_no_revocation(database: str, conn: psyc
     """And is seen once it commits, although another with a later number committed before it."""
     allow(conn, RULE)
     token, _ = make_token(conn, "user:a", YEAR_S)
-    session_names.draw_epoch(conn, Subscription.parse("$share/g/#"), "etl", "user:etl")
+    session_name_owners.draw_epoch(conn, Subscription.parse("$share/g/#"), "etl", "user:etl")
     late = AccessRule("user:b", Right.READ, TopicFilter("#"))
     with connect(database, autocommit=False) as first:
         allow(first, late)
@@ -215,7 +215,7 @@ def test_an_open_change_of_rights_blocks_no_revocation(database: str, conn: psyc
         conn.execute("set lock_timeout = '1s'")
         revoke(conn, RULE)
         assert revoke_token(conn, token.token_id)
-        assert session_names.release(conn, Subscription.parse("$share/g/#"), "etl") == "user:etl"
+        assert session_name_owners.release(conn, Subscription.parse("$share/g/#"), "etl") == "user:etl"
         with pytest.raises(psycopg.errors.LockNotAvailable):
             allow(conn, AccessRule("user:c", Right.READ, TopicFilter("#")))  # it is counted
         assert list_rules(conn) == []

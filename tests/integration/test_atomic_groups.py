@@ -12,7 +12,7 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sublet import Session
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchedNodeUnavailable
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.access.rights import Right
@@ -18,12 +18,12 @@ from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, U
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_fetch import FetchRequest, PageGone, decode_fetch_reply, encode_fetch_request
+from sublet_protocol.messages.member_reads import FetchRequest, PageGone, decode_fetch_reply, encode_fetch_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.groups.admin.access_tokens import revoke_token
-from sublet_storage.groups.coordinator.session_names import release
+from sublet_storage.groups.coordinator.session_name_owners import release
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of

@@ -15,7 +15,7 @@ import pytest
 from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
-from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.batch_reader import SubletBatchReader
 from sublet_protocol.domain.errors import (
@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
     SchemaMismatch,
     UnknownSpace,
 )
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.log.fetch import PAGE_BLOCKS
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import apply_retention

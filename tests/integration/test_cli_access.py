@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.session_names import draw_epoch
+from sublet_storage.groups.coordinator.session_name_owners import draw_epoch
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
 ETL = ("user:etl", "publish", "orders/#")

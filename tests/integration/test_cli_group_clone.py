@@ -12,7 +12,7 @@ import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer

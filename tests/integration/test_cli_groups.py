@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.history_queries import LATELY
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore

@@ -17,7 +17,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.log.append import ProducerIdentity
-from sublet_storage.log.epoch_capabilities import hold
+from sublet_storage.log.epoch_leases import hold
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, drop_space

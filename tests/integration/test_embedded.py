@@ -21,8 +21,8 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
-from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from tests.kit import eventually, for_root
 from tools.source_path import source_path
 
@@ -270,7 +270,7 @@ def test_roots_default_directory_is_exchanged(
     closed = home / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.chdir(closed)
-    monkeypatch.setattr("sublet_storage.bootstrap.embedded.location.SYSTEM_DATA_DIR", home / "system")
+    monkeypatch.setattr("sublet_storage.bootstrap.embedded.data_directory_and_user.SYSTEM_DATA_DIR", home / "system")
     with open_database() as database:
         assert database.data_dir == find_usable_data_dir()
         assert database.data_dir.parent == home / "system"
@@ -297,8 +297,8 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(private), source_path(REPOSITORY)))}
 
     def use(data_dir: Path, system: Path) -> subprocess.CompletedProcess[str]:
-        elsewhere = "from sublet_storage.bootstrap.embedded import location; import pathlib, sys\n"
-        elsewhere += "location.SYSTEM_DATA_DIR = pathlib.Path(sys.argv[2])\n"
+        elsewhere = "from sublet_storage.bootstrap.embedded import data_directory_and_user; import pathlib, sys\n"
+        elsewhere += "data_directory_and_user.SYSTEM_DATA_DIR = pathlib.Path(sys.argv[2])\n"
         command = [sys.executable, "-c", elsewhere + USER, str(data_dir), str(system)]
         return subprocess.run(
             command, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60

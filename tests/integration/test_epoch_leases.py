@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sublet_storage.db.connect import connect
-from sublet_storage.log.epoch_capabilities import read_lower_frontier
+from sublet_storage.log.epoch_leases import read_lower_frontier
 from sublet_storage.spaces.space_queries import find_space
 from tests.kit import eventually
 from tests.kit_nodes import ROOT

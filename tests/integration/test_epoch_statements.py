@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.db.connect import connect
 

@@ -8,7 +8,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, PositionBeyondHead, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -16,8 +16,8 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.epoch_filter import ExcludedEpochs
-from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart
+from sublet_storage.log.complete_epoch_filter import ExcludedEpochs
+from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put

@@ -12,10 +12,10 @@ import pytest
 
 from sublet_protocol.domain.errors import PositionGone
 from sublet_storage.db.connect import connect
-from sublet_storage.log import epoch_capabilities
-from sublet_storage.log.epoch_capabilities import hold, release
+from sublet_storage.log import epoch_leases
+from sublet_storage.log.epoch_leases import hold, release
 from sublet_storage.producer import Publisher
-from sublet_storage.readers.epoch_tail import EpochTailItem, EpochTailReader
+from sublet_storage.readers.complete_epoch_tail import EpochTailItem, EpochTailReader
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
@@ -111,7 +111,7 @@ def test_a_dead_publishers_epochs_are_completed(database: str, conn: psycopg.Con
     messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {4: 1, 7: 1}
     assert reported(messages) == [((3,),)]
-    eventually(lambda: epoch_capabilities.expire(conn), 30)
+    eventually(lambda: epoch_leases.expire(conn), 30)
     assert reported(reading.read_available(conn)) == [((9,),)]
 
 

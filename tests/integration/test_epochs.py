@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
 from sublet_protocol.domain.errors import (
     EpochAlreadyCompleted,
     EpochCapabilityExpired,
@@ -24,9 +24,9 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.db.connect import connect
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
-from sublet_storage.log.epoch_capabilities import hold, read_lower_frontier, release, renew
+from sublet_storage.log.epoch_leases import hold, read_lower_frontier, release, renew
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
@@ -176,9 +176,9 @@ def test_the_frontier_waits_for_an_open_append(database: str, conn: psycopg.Conn
 def test_a_silent_producer_holds_nothing_back(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(5,)], lease_s=LONG_S)
-    assert epoch_capabilities.expire(conn) == [(space, "a")]
-    assert epoch_capabilities.expire(conn) == []
-    assert not epoch_capabilities.expire_one(conn, space, "a"), "another process has found it, too"
+    assert epoch_leases.expire(conn) == [(space, "a")]
+    assert epoch_leases.expire(conn) == []
+    assert not epoch_leases.expire_one(conn, space, "a"), "another process has found it, too"
     assert least(read_lower_frontier(conn, space)) == [(5,)]
     assert sent(conn, A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(conn, A) == frozenset()
@@ -191,9 +191,9 @@ def test_a_silent_producer_holds_nothing_back(conn: psycopg.Connection[Any], spa
 @pytest.mark.conforms("S9")
 def test_a_later_life_keeps_what_is_known_of_earlier(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
-    epoch_capabilities.expire(conn)
+    epoch_leases.expire(conn)
     hold(conn, space, ProducerIdentity("a", 2), [(6,)], lease_s=0.0)
-    epoch_capabilities.expire(conn)
+    epoch_leases.expire(conn)
     hold(conn, space, ProducerIdentity("a", 3), [(7,)])
     known = conn.execute(
         "select incarnation, least, expired_at is null from capability order by incarnation"
@@ -207,7 +207,7 @@ def test_a_dropped_space_is_in_no_others_way(conn: psycopg.Connection[Any], spac
     hold(conn, find_space(conn, "other").space_id, A, [(3,)], lease_s=0.0)
     hold(conn, space, B, [(3,)], lease_s=0.0)
     drop_space(conn, "other")
-    assert epoch_capabilities.expire(conn) == [(space, "b")]
+    assert epoch_leases.expire(conn) == [(space, "b")]
 
 
 @pytest.mark.conforms("S9")
@@ -224,7 +224,7 @@ def test_all_epochs_of_a_dropped_space_are_complete(conn: psycopg.Connection[Any
 def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     assert renew(conn, A, LONG_S) == {space}
-    assert epoch_capabilities.expire(conn) == []
+    assert epoch_leases.expire(conn) == []
 
 
 def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
@@ -232,8 +232,8 @@ def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.
     conn.execute("set lock_timeout = 50")
     with connect(database) as writer, writer.transaction():
         assert sent(writer, A, 1, (3,)) is AppendOutcome.APPENDED
-        assert epoch_capabilities.expire(conn) == []
-    assert epoch_capabilities.expire(conn) == [(space, "a")]
+        assert epoch_leases.expire(conn) == []
+    assert epoch_leases.expire(conn) == [(space, "a")]
 
 
 def test_a_later_life_takes_over_what_was_held(conn: psycopg.Connection[Any], space: int) -> None:
@@ -260,7 +260,7 @@ def test_at_random_the_frontier_never_goes_back(conn: psycopg.Connection[Any], s
                 case 2:
                     release(conn, space, who)
                 case 3:
-                    epoch_capabilities.expire(conn)
+                    epoch_leases.expire(conn)
                 case _:
                     if sent(conn, who, number, epoch) is AppendOutcome.APPENDED:
                         assert before is not None
@@ -318,7 +318,7 @@ def test_who_begins_with_an_epoch_notifies_of_it(
     monkeypatch.setattr("sublet_storage.producer.epoch_lease.shared_publisher", lambda url: Recorder())
     with Publisher(database, space="default") as publisher:
         publisher.in_epoch(3)
-        assert sent[0] == epoch_capabilities.frontier_change(conn, space)
+        assert sent[0] == epoch_leases.frontier_change(conn, space)
 
 
 def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psycopg.Connection[Any], space: int) -> None:
@@ -388,7 +388,7 @@ def test_who_fails_does_not_finish_its_epochs(database: str, conn: psycopg.Conne
         fail()
     assert least(read_lower_frontier(conn, space)) == [(3,)]
     conn.execute("update capability set expires_at = clock_timestamp()")
-    assert len(epoch_capabilities.expire(conn)) == 1
+    assert len(epoch_leases.expire(conn)) == 1
     assert least(read_lower_frontier(conn, space)) == [(4,)]
     assert conn.execute("select upper_frontier from capability").fetchall() == [([[3]],)]
 
@@ -478,7 +478,7 @@ def test_a_failed_advance_is_raised_by_the_next_flush(database: str, conn: psyco
     publisher = Publisher(database, space="default", epoch_lease_s=3600)
     publisher.advance(3)
     conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")
-    assert len(epoch_capabilities.expire(conn)) == 1
+    assert len(epoch_leases.expire(conn)) == 1
     publisher.advance(4, wait=False)
     with pytest.raises(EpochCapabilityExpired):
         publisher.flush()

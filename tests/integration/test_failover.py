@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
@@ -31,7 +31,7 @@ from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import chown_to, find_server_user
+from sublet_storage.bootstrap.embedded.data_directory_and_user import chown_to, find_server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
@@ -53,7 +53,7 @@ from sublet_storage.log.append import (
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant

@@ -20,7 +20,7 @@ import pytest
 
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.embedded.location import find_server_user
+from sublet_storage.bootstrap.embedded.data_directory_and_user import find_server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher

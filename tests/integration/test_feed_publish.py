@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.node_client import node_publish_sender
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_leader.feed.publish import FeedPublisher
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import (

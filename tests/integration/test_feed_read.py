@@ -17,7 +17,7 @@ import pytest
 
 import sublet_leader.feed.head_poller as watching
 from sublet_borrower.node_client import feed_reader
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
@@ -29,7 +29,7 @@ from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.broken_off import broken_off

@@ -15,7 +15,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
 from sublet_protocol.gate.gate import Caller
-from sublet_protocol.messages.feed_fetch import FetchRequest
+from sublet_protocol.messages.member_reads import FetchRequest
 
 
 @pytest.mark.conforms("X4")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import PositionBeyondHead
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 from sublet_storage.spaces.space_changes import create_space

@@ -15,7 +15,7 @@ import pytest
 from sublet_leader.group.events import BorrowerMessageReceived, Event, WritesCommitted
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -43,15 +43,15 @@ from sublet_storage.groups.status.lag_queries import (
     read_total_lags,
 )
 from sublet_storage.groups.status.overview import list_leaderless_groups
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
-from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
@@ -717,7 +717,7 @@ def test_nobody_gets_the_rest_of_a_deleted_epoch(house: House) -> None:
 
 def expire(conn: Connection, space_id: int) -> None:
     conn.execute("update capability set expires_at = clock_timestamp()")
-    assert epoch_capabilities.expire(conn) == [(space_id, "a")]
+    assert epoch_leases.expire(conn) == [(space_id, "a")]
     assert conn.execute("select upper_frontier from capability").fetchall() == [([[9]],)]
 
 
@@ -725,7 +725,7 @@ def expire(conn: Connection, space_id: int) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        lambda conn, space_id: epoch_capabilities.release(conn, space_id, A),
+        lambda conn, space_id: epoch_leases.release(conn, space_id, A),
         expire,
         lambda conn, _: drop_space(conn, "own"),
     ],
@@ -734,16 +734,16 @@ def expire(conn: Connection, space_id: int) -> None:
 def test_epochs_of_deleted_streams_are_completed(house: House, end: Callable[[Connection, int], None]) -> None:
     space_id = begun_and_deleted(house, (5,), (9,)).space
     end(house.conn, space_id)
-    assert epoch_capabilities.read_lower_frontier(house.conn, space_id) == LowerFrontier(((10,),))
+    assert epoch_leases.read_lower_frontier(house.conn, space_id) == LowerFrontier(((10,),))
 
 
 @pytest.mark.conforms("S9", "E39")
 def test_an_epoch_of_a_deleted_stream_is_not_reused(house: House) -> None:
     space_id = begun_and_deleted(house, (1, 1), (1, 5), (2, 4), (1, 3), (2, 4)).space
-    epoch_capabilities.release(house.conn, space_id, A)
+    epoch_leases.release(house.conn, space_id, A)
     for epoch in ((1, 5), (2, 4)):
         with pytest.raises(EpochAlreadyCompleted):
-            epoch_capabilities.hold(house.conn, space_id, B, [epoch])
+            epoch_leases.hold(house.conn, space_id, B, [epoch])
     stored = "select lost_upper_frontier from space where lost_upper_frontier is not null"
     assert house.conn.execute(stored).fetchall() == [([[1, 5], [2, 4]],)], "the greatest ones, of that space"
 

@@ -24,7 +24,7 @@ from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, register_producer
 from sublet_storage.log.fetch import fetch
 from sublet_storage.node_directory import NodeRef
@@ -32,7 +32,7 @@ from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
-from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailReader
+from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import payload_restore, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
@@ -256,11 +256,11 @@ def test_who_advances_is_not_killed_by_who_moves(database: str, conn: Connection
     fill(conn, stream, BLOCKS)
     conn.execute("update block set appended_at = appended_at - interval '1 hour'")
     who = ProducerIdentity("p", register_producer(conn, "p"))
-    epoch_capabilities.hold(conn, space.space_id, who, [(1,)])
+    epoch_leases.hold(conn, space.space_id, who, [(1,)])
     appends = [BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", who.incarnation, 1))]
 
     def advance(other: Connection) -> object:
-        return epoch_capabilities.append_and_advance(other, appends, space.space_id, who, [(2,)], 60).error
+        return epoch_leases.append_and_advance(other, appends, space.space_id, who, [(2,)], 60).error
 
     def tier(other: Connection) -> int:
         return tiering.tier_space(other, space).blocks

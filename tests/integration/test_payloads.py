@@ -10,7 +10,7 @@ import pytest
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.spark.source import range_reader
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -176,7 +176,7 @@ def test_a_feed_shows_the_rest_and_what_it_waits_for(
 def test_a_spark_task_waits_for_the_place(
     database: str, conn: Connection, world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
+    from sublet_borrower.spark.common.source_columns import all_columns, to_arrow_schema
 
     place = (stream, granted_of(conn, stream).generation_id, 0, 2 * BLOCKS)
     task = RangePartition(

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet.cli.base.values import format_ranges
+from sublet.cli.base.text_conversion import format_ranges
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -27,7 +27,7 @@ from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import _serialize_compressed, encode, pack
 from sublet_storage.log.column_encoding import strip_columns
 from sublet_storage.log.fetch import fetch
-from sublet_storage.readers.epoch_tail import EpochTailReader
+from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import create_space

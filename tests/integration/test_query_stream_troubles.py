@@ -11,10 +11,10 @@ import pytest
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import StreamGranted
-from sublet_borrower.planner.atomic_group_planner import EpochPlanner
+from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription

@@ -26,7 +26,7 @@ from sublet_storage.db.roles import (
 )
 from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
 from sublet_storage.log.append import ProducerIdentity
-from sublet_storage.log.epoch_capabilities import hold
+from sublet_storage.log.epoch_leases import hold
 from sublet_storage.spaces.space_changes import create_space, drop_space
 from tests.integration.cli_kit import a_shell, done, refused
 from tests.role_kit import OWNER, RoleWorld, a_role_world

@@ -20,7 +20,7 @@ from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Access
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
-from sublet_protocol.gate.credentials import load_access_token
+from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import AgentSecret

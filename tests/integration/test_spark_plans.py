@@ -9,7 +9,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark import cloudpickle
 
-from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.consumption import consume
 from sublet_borrower.spark.sink.writer import batch_writer, stream_writer

@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.sink_staging import RETENTION_S, delete_abandoned_blocks
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.log_kit import Connection

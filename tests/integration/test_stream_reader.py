@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
+from sublet_borrower.spark.common.malloc_and_gc_tuning import freeze_loaded_objects
 from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.feed_client import Feed
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin import reset_transaction
@@ -18,7 +18,7 @@ from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.log.fetch import offset_at_time
-from sublet_storage.readers import batch_read_planner
+from sublet_storage.readers import offset_ranges
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.payload_restore import restore_payloads
 from sublet_storage.spaces.small_block_compaction import compact_stream
@@ -55,12 +55,12 @@ def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
     start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
     (begun,) = [
         each.start
-        for each in batch_read_planner.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
+        for each in offset_ranges.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
         if each.stream_id == stream
     ]
     (ended,) = [
         each.end
-        for each in batch_read_planner.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
+        for each in offset_ranges.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
         if each.stream_id == stream
     ]
     found = {offset_at_time(conn, stream, when), begun, ended}

@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import find_server_user
+from sublet_storage.bootstrap.embedded.data_directory_and_user import find_server_user
 from sublet_storage.bootstrap.embedded.trusted_path import give_to, make_private_directory, open_directory, open_file
 from tests.kit import for_root
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier
 from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import (
     AppendOutcome,
     BlockAppend,
@@ -33,45 +33,45 @@ class Stage:
     def __init__(self, conn: Connection) -> None:
         self.space, self.stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
         self.former = ProducerIdentity(NAME, register_producer(conn, NAME))
-        epoch_capabilities.hold(conn, self.space, self.former, [(1,)], lease_s=0)
+        epoch_leases.hold(conn, self.space, self.former, [(1,)], lease_s=0)
         self.append(1, 1)(conn)
 
     def append(self, sequence: int, epoch: int) -> Work:
         block = BlockAppend(self.stream, in_epochs((epoch,)), ProducerStamp(NAME, self.former.incarnation, sequence))
         return lambda conn: append(conn, [block])
 
-    def advance(self, conn: Connection) -> epoch_capabilities.AppendAndAdvanceResult:
+    def advance(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
         """Publish in epoch 2, and go on to 5."""
         block = BlockAppend(self.stream, in_epochs((2,)), ProducerStamp(NAME, self.former.incarnation, 2))
-        return epoch_capabilities.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
+        return epoch_leases.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
 
     def go_on(self, conn: Connection) -> LowerFrontier:
         """To epoch 4."""
-        return epoch_capabilities.hold(conn, self.space, self.former, [(4,)], LONG_S)
+        return epoch_leases.hold(conn, self.space, self.former, [(4,)], LONG_S)
 
-    def advance_only(self, conn: Connection) -> epoch_capabilities.AppendAndAdvanceResult:
+    def advance_only(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
         """Go on to epoch 5."""
-        return epoch_capabilities.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
+        return epoch_leases.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
 
     def renew(self, conn: Connection) -> frozenset[int]:
-        return epoch_capabilities.renew(conn, self.former, LONG_S)
+        return epoch_leases.renew(conn, self.former, LONG_S)
 
     def release(self, conn: Connection) -> None:
-        epoch_capabilities.release(conn, self.space, self.former)
+        epoch_leases.release(conn, self.space, self.former)
 
     def expire(self, conn: Connection) -> bool:
-        return epoch_capabilities.expire_one(conn, self.space, NAME)
+        return epoch_leases.expire_one(conn, self.space, NAME)
 
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
 
-    def take(self, conn: Connection) -> epoch_capabilities.AppendAndAdvanceResult:
+    def take(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
         """Another producer begins at epoch 1, in a transaction as that of an advance."""
-        return epoch_capabilities.append_and_advance(conn, [], self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
+        return epoch_leases.append_and_advance(conn, [], self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
 
     def live_anew(self, conn: Connection) -> LowerFrontier:
         """Its next life begins, and goes on with what the former held."""
-        return epoch_capabilities.hold(
+        return epoch_leases.hold(
             conn, self.space, ProducerIdentity(NAME, register_producer(conn, NAME)), [(1,)], LONG_S
         )
 
@@ -106,7 +106,7 @@ def check_frontier(run: Run) -> None:
 
 def refused(answer: object) -> bool:
     """By name."""
-    if isinstance(answer, epoch_capabilities.AppendAndAdvanceResult):
+    if isinstance(answer, epoch_leases.AppendAndAdvanceResult):
         return isinstance(answer.error, ProducerFenced) or any(refused([each]) for each in answer.results)
     if isinstance(answer, list):
         return [each.outcome for each in answer] == [AppendOutcome.FENCED]
@@ -148,7 +148,7 @@ ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "
 def goes_on(answer: object) -> bool:
     """With what it held, for another lease."""
     return bool(
-        answer.change if isinstance(answer, epoch_capabilities.AppendAndAdvanceResult) else answer
+        answer.change if isinstance(answer, epoch_leases.AppendAndAdvanceResult) else answer
     ) and not isinstance(answer, Exception)
 
 
@@ -173,7 +173,7 @@ def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> No
 @pytest.mark.parametrize("act", ["expire", "release", "go_on", "advance", "take", "publish"])
 def test_a_dropped_space_stays_completed(stage: Stage, conn: Connection, database: str, act: str) -> None:
     """Though another producer, which is alive, holds epochs of it."""
-    epoch_capabilities.hold(conn, stage.space, ProducerIdentity("alive", 1), [(1,)], LONG_S)
+    epoch_leases.hold(conn, stage.space, ProducerIdentity("alive", 1), [(1,)], LONG_S)
     asked = (
         "select dropped_at is not null and lower_frontier = complete_epochs(lower_frontier, s.upper_frontier)"
         "  from space join stream s using (space_id) where space_id = %s"

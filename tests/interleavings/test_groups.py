@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
@@ -31,7 +31,7 @@ from sublet_storage.groups.model.records import (
     LendingOutcome,
     StartingPosition,
 )
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces import space_changes
@@ -50,7 +50,7 @@ class Stage:
 
     def __init__(self, conn: Connection, url: str) -> None:
         self.conn, self.space, self.stream = conn, find_space(conn, "eu").space_id, stream_of(conn, "eu")
-        epoch_capabilities.hold(conn, self.space, WHO, [(1,)], 600)
+        epoch_leases.hold(conn, self.space, WHO, [(1,)], 600)
         put(conn, self.stream, b"x", topic="eu/1")
         with closing(PostgresGroupStore(url)) as store:
             self.atomic = store.declare_group(ATOMIC, GroupOptions(atomic=True))
@@ -93,7 +93,7 @@ class Stage:
         """In epoch 2, and finish with that: all up to 4 is completed."""
         stamp = ProducerStamp(WHO.producer_id, WHO.incarnation, 1)
         block = BlockAppend(stream_of(conn, "eu"), in_epochs((2,)), stamp)
-        moved = epoch_capabilities.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
+        moved = epoch_leases.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
         assert moved.change is not None
         return moved
 

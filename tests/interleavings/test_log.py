@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_storage.log import epoch_capabilities
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.producer import sink_staging
 from sublet_storage.spaces import small_block_compaction, space_changes
@@ -128,7 +128,7 @@ def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, 
             blocks = [stamped(stream, stamp, b"%d" % stamp.sequence) for stamp in stamps]
             return append(conn, blocks)
         one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
-        moved = epoch_capabilities.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
+        moved = epoch_leases.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
         assert moved.change is not None
         return moved.results
 
@@ -136,10 +136,10 @@ def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, 
         assert not run.errors
         assert all(is_stored(answers) for answers in run.answers.values())
         assert len(values(run)) == (1 if advances else before + 2)
-        assert not advances or epoch_capabilities.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
+        assert not advances or epoch_leases.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
 
     if advances:
-        epoch_capabilities.hold(conn, space, WHO, [(1,)], 60)
+        epoch_leases.hold(conn, space, WHO, [(1,)], 60)
     with Interleavings(database) as orders:
         assert orders.explore({"attempt": attempt, "retry": attempt}, judge) > 1
 

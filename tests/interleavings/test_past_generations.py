@@ -15,7 +15,7 @@ from sublet_storage.groups.model.records import ForceRelease, Group, GroupWriteR
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces import space_changes
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from tests.integration.log_kit import block, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run

@@ -18,7 +18,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.log.append import AppendOutcome, BlockAppend, append
 from sublet_storage.spaces import retention, space_changes
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import read_generation_filters
 from tests.integration.log_kit import block, put, stream_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator import session_names
+from sublet_storage.groups.coordinator import session_name_owners
 from tests.interleavings.harness import Connection, Interleavings, Run
 
 SHARED = Subscription.parse("$share/g/eu/#")
@@ -12,11 +12,11 @@ SHARED = Subscription.parse("$share/g/eu/#")
 
 def test_of_two_releases_of_a_name_one_has_it(conn: Connection, database: str) -> None:
     """And recorded in the history of rights."""
-    session_names.draw_epoch(conn, SHARED, "etl", "user:a")
+    session_name_owners.draw_epoch(conn, SHARED, "etl", "user:a")
 
     def release(conn: Connection) -> str:
         with conn.transaction():
-            return session_names.release(conn, SHARED, "etl")
+            return session_name_owners.release(conn, SHARED, "etl")
 
     def judge(run: Run) -> None:
         assert {type(answer) for answer in run.answers.values()} == {str, NotFound}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sublet_borrower.consumer.session import Session
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import SubscriptionEnded
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sublet_leader.http.settings import HttpOptions, read_admin_token
 from sublet_leader.listen_address import ListenAddress
-from sublet_leader.observe.settings import MetricsSettings
+from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tls.files import TlsFiles

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
-from sublet_storage.log.epoch_filter import EpochFilter, StartingEpochs
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
+from sublet_storage.log.complete_epoch_filter import EpochFilter, StartingEpochs
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""

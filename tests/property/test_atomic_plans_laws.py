@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
-from sublet_borrower.planner import atomic_group_planner
-from sublet_borrower.planner.atomic_group_planner import EpochPlanner
+from sublet_borrower.planner import complete_epoch_planner
+from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, RunnablePlannedRange
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStep, EpochStepPlanner
 from tests.kit import GRANT_KEY
@@ -30,8 +30,8 @@ _grant_ids = count(1)
 def in_logs() -> Iterator[None]:
     """Marks are read from logs in memory, as often as anybody likes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(atomic_group_planner, "TOGETHER_S", float("-inf"))
-        patch.setattr(atomic_group_planner, "COMPLETED_S", 0.0)
+        patch.setattr(complete_epoch_planner, "TOGETHER_S", float("-inf"))
+        patch.setattr(complete_epoch_planner, "COMPLETED_S", 0.0)
         yield
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
 
 ONE = [(n,) for n in range(-1, 6)]
 TWO = list(product(range(-1, 4), repeat=2))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.epoch_filter import EpochFilter, StartingEpochs
+from sublet_storage.log.complete_epoch_filter import EpochFilter, StartingEpochs
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner

@@ -15,7 +15,8 @@ from sublet_protocol.domain.limits import MAX_STREAMS
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_fetch import (
+from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_protocol.messages.member_reads import (
     FetchedPage,
     FetchRequest,
     PageGone,
@@ -32,7 +33,6 @@ from sublet_protocol.messages.feed_fetch import (
     encode_session_epoch_reply,
     encode_session_epoch_request,
 )
-from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 IDS = st.integers(1, MAX_OFFSET)

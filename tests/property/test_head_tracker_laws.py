@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.new_data.head_tracker import (
+from sublet_borrower.new_data.head_poll_scheduler import (
+    HeadPollScheduler,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTracker,
     HeadTrackerSettings,
     StreamsCaughtUp,
 )
@@ -23,7 +23,7 @@ class Reader:
     """A session that reads what is news at once, on a log that grows, with news that are lost, late or repeated."""
 
     def __init__(self) -> None:
-        self.machine = HeadTracker(S)
+        self.machine = HeadPollScheduler(S)
         self.now = 0.0
         self.heads = dict.fromkeys(STREAMS, 0)
         self.read = dict.fromkeys(STREAMS, 0)

@@ -12,8 +12,8 @@ from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, decode_block
 from sublet_storage.log.block import PackedBlock, add_position_columns, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
-from sublet_storage.log.small_block_decoder import decode_small_blocks
-from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
+from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
+from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages
 
 TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(
     st.characters(codec="utf-8", exclude_characters="+#\0"), max_size=6

@@ -47,7 +47,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from tests.contract.group_world import PostgresWorld, Ticker
 from tests.support.memory_store.groups import MemoryGroupStore
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepPiece
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepPiece
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.log.fetch import LogPage
@@ -29,7 +29,7 @@ _ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 class AtomicWork(Work):
     """A stream installed in a session of an atomic group."""
 
-    granted: EpochGrantedStream = field(repr=False)  # a trace has no addresses
+    granted: CompleteEpochStream = field(repr=False)  # a trace has no addresses
     consumed: ConsumedFrontier
 
     @classmethod
@@ -38,7 +38,7 @@ class AtomicWork(Work):
         assert grant.consumed is not None
         plan = EpochStepPlanner(grant.position, grant.consumed)
         filter = TopicFilter.parse(grant.filter)
-        granted = EpochGrantedStream(
+        granted = CompleteEpochStream(
             grant.stream_id,
             grant.grant_id,
             grant.generation_id,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress

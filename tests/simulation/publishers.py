@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block import BlockEpochRange
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from tests.simulation.publishers import Held, Publishers
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.election.free_lock_detector import DeadAgentDetector
+from sublet_leader.election.dead_process_detectors import DeadAgentDetector
 from sublet_leader.group.events import AgentsGone
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import (

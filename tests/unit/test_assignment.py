@@ -17,7 +17,7 @@ from sublet_borrower.machine.events import (
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
-from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason
 from tests.kit import GRANT_KEY

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepPiece, StepBoundaryProgress
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepPiece, StepBoundaryProgress
 from sublet_borrower.streams.session_assignment import SessionAssignment
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason
 from sublet_storage.log.block import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
@@ -42,9 +42,9 @@ class Play:
         self.look(completed)
 
     @property
-    def granted(self) -> EpochGrantedStream:
+    def granted(self) -> CompleteEpochStream:
         found = self.handler.next_readable(lambda _: True)
-        assert isinstance(found, EpochGrantedStream)
+        assert isinstance(found, CompleteEpochStream)
         self.handler.release_read(found)
         return found
 

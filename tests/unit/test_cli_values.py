@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sublet.cli.base.output import escape_control_characters
-from sublet.cli.base.values import (
+from sublet.cli.base.text_conversion import (
     format_messages,
     messages_to_json,
     parse_fractional_seconds,

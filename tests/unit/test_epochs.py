@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain import epochs
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch, is_at_or_before
+from sublet_protocol.domain import epoch_frontiers
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier, check_epoch, is_at_or_before
 from sublet_protocol.domain.errors import InvalidEpoch
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.groups.model.progress_rules import merge_consumed_frontier
@@ -79,14 +79,14 @@ def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch
     one = LowerFrontier.from_epochs((number, -number, 0) for number in range(count))
     later = LowerFrontier.from_epochs((number, 1 - number, 0) for number in range(count))
     alien = LowerFrontier.from_epochs((2 * number, 1 - 2 * number, 0) for number in range(count))
-    made, compare = 0, epochs.is_at_or_before
+    made, compare = 0, epoch_frontiers.is_at_or_before
 
     def counted(first: Epoch, second: Epoch) -> bool:
         nonlocal made
         made += 1
         return compare(first, second)
 
-    monkeypatch.setattr(epochs, "is_at_or_before", counted)
+    monkeypatch.setattr(epoch_frontiers, "is_at_or_before", counted)
     assert one.intersect(later) == later == later.intersect(one)
     assert one.intersect(alien) in (one, alien)
     assert one.meet_within(1_000, (alien,)) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.events import SavedProgress
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
 
 
 def test_of_what_is_pushed_the_newest_remains() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile, PlannerGrantKeys, read_grant_keys
+from sublet_borrower.planner.grant_key_files import GrantKeyHandoffFile, PlannerGrantKeys, read_grant_keys
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.messages.borrower_leader import Grant
@@ -90,7 +90,7 @@ def test_a_dead_planners_keys_are_removed(file: GrantKeyHandoffFile, folder: Pat
     """By the next planner of the session; a living one's stay."""
     story = (
         "import os, tempfile; tempfile.tempdir = {!r}\n"
-        "from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile\n"
+        "from sublet_borrower.planner.grant_key_files import GrantKeyHandoffFile\n"
         "from sublet_storage.groups.consumer_progress import SessionIdentity\n"
         "GrantKeyHandoffFile('$share/g/#', SessionIdentity('etl', 8)); os._exit(0)"
     )

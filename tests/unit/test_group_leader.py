@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.events import StreamsChanged, WritesNotCommitted
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,

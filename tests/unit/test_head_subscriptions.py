@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_protocol.messages.head_and_group_events import StreamHead
 
 

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.requests import Request
 
-from sublet_leader.http.probes import FRESH_S, MetricsPage
+from sublet_leader.http.probes_and_metrics import FRESH_S, MetricsPage
 from sublet_leader.http.query_fields import read_integer
 from sublet_protocol.domain.errors import UsageError
 

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 
 FORMER, PRESENT = 7, 9

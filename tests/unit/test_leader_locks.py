@@ -19,7 +19,7 @@ from sublet_leader.election import (
     RenewCompleted,
     StartCampaign,
 )
-from sublet_leader.election.free_lock_detector import FreeLockDetector
+from sublet_leader.election.dead_process_detectors import FreeLockDetector
 from sublet_leader.node.events import ClaimLeadership, RenewLeaderships
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription

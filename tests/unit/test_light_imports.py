@@ -35,8 +35,8 @@ BORROWERS = (
     "spaces.routing",
     "producer",
     "bootstrap.embedded",
-    "bootstrap.database",
-    "readers.batch_read_planner",
+    "bootstrap.given_or_embedded_database",
+    "readers.offset_ranges",
     "notify.publisher",
 )
 

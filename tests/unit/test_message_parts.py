@@ -14,7 +14,7 @@ from sublet_borrower.machine.message_splitter import split_into_parts
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node import message_reassembler
 from sublet_leader.node.message_reassembler import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageReassembler
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.limits import MAX_BORROWERS, MAX_COMMAND_BYTES, MAX_ITEMS, MAX_STREAMS
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.messages.borrower_leader import (

@@ -62,12 +62,12 @@ LOG_LINE = re.compile(
     r"(%s)?"  # how many alike were suppressed
 )
 NO_LINES = {
-    "leader/sublet_leader/observe/history_log.py: '%s: %s'",  # of history: the event is a value
+    "leader/sublet_leader/observe/history_logging.py: '%s: %s'",  # of history: the event is a value
     "protocol/sublet_protocol/gate/audit.py: '%s'",  # JSON
     "sublet/cli/base/command.py: '%s'",  # what ends a command
     "sublet/cli/base/json_logging.py: '%s'",  # what a command reports
     "storage/sublet_storage/notify/publisher.py: text",  # of `_log_failure`
-    "storage/sublet_storage/util/threads.py: text + '%s'",  # of `log_warning`
+    "storage/sublet_storage/util/stoppable_thread.py: text + '%s'",  # of `log_warning`
 }
 NO_KEYS = {"storage/sublet_storage/notify/drivers/zmq.py: curve"}  # an ability of ZeroMQ
 

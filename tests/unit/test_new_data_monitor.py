@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import NewDataMonitor
 from tests.kit import eventually
 

@@ -32,7 +32,7 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
 from sublet_leader.node.machine import Node
-from sublet_leader.node.pending_changes import MAX_CHANGES_PER_COMMIT
+from sublet_leader.node.pending_writes import MAX_CHANGES_PER_COMMIT
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (

@@ -16,7 +16,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.feed_fetch import (
+from sublet_protocol.messages.member_reads import (
     FetchedPage,
     encode_fetch_reply,
     encode_heads_reply,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_leader.node.pending_changes import MAX_CHANGES_PER_COMMIT, PendingWrites, take_batch
+from sublet_leader.node.pending_writes import MAX_CHANGES_PER_COMMIT, PendingWrites, take_batch
 from sublet_storage.groups.model.records import AdvancePosition, GroupWrites
 
 

@@ -11,7 +11,7 @@ from sublet_borrower.machine.events import ProgressReported, RevokeStarted, Save
 from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason

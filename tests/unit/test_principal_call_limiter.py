@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sublet_protocol.gate.principal_call_limiter import PrincipalCallLimiter
+from sublet_protocol.gate.principal_concurrency_limiter import PrincipalCallLimiter
 
 pytestmark = pytest.mark.conforms("X4")
 

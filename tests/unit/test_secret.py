@@ -30,11 +30,11 @@ VALUE = 'pl"nted\\ s3cret'
 REVEALED = {
     "protocol/sublet_protocol/domain/secret.py": 1,  # a file, when the setting is read: it is there
     "storage/sublet_storage/db/database_url.py": 1,  # parsed
-    "borrower/sublet_borrower/spark/common/credentials.py": 1,  # what a function has returned
+    "borrower/sublet_borrower/spark/common/database_credentials.py": 1,  # what a function has returned
     "leader/sublet_leader/http/auth.py": 1,  # compared
     "leader/sublet_leader/http/settings.py": 1,  # checked
     "protocol/sublet_protocol/domain/access/token.py": 1,  # hashed, when it is made
-    "protocol/sublet_protocol/gate/credentials.py": 2,  # checked, and into the metadata of each call
+    "protocol/sublet_protocol/gate/client_access_token.py": 2,  # checked, and into the metadata of each call
     "sublet/cli/access/tokens.py": 1,  # shown, once
     "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
     "examples/_stage.py": 2,  # the same
@@ -43,7 +43,7 @@ REVEALED = {
     "protocol/sublet_protocol/messages/borrower_leader_codec.py": 1,  # of a grant's key, into the grant
     "storage/sublet_storage/groups/coordinator/lending_statements.py": 1,  # of a grant's key, into its row
     "storage/sublet_storage/groups/consumer_progress.py": 2,  # of a grant's key, into the calls that demand it
-    "borrower/sublet_borrower/planner/grant_key_handoff.py": 1,  # of a grant's key, into a file of the same user
+    "borrower/sublet_borrower/planner/grant_key_files.py": 1,  # of a grant's key, into a file of the same user
 }
 """How often each file takes the value out of a secret: whoever adds one says here why."""
 

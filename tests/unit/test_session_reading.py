@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer import group_membership, member_transport
+from sublet_borrower.consumer import database_or_node_access, group_membership
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
@@ -104,9 +104,11 @@ def reader() -> Reader:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
-    monkeypatch.setattr(member_transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(
+        database_or_node_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url=""))
+    )
     monkeypatch.setattr(group_membership, "AgentLoop", lambda *_: agent)
-    monkeypatch.setattr(member_transport, "DatabaseReader", lambda *_: reader)
+    monkeypatch.setattr(database_or_node_access, "DatabaseReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
 

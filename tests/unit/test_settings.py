@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sublet_leader.observe.settings import MetricsSettings
+from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase, parse_number

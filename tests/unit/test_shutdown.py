@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sublet_leader.shutdown_timeout import run_with_timeout
+from sublet_leader.run_with_timeout import run_with_timeout
 
 
 def test_what_ends_in_time_is_waited_for() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.spark.common.credentials import driver_url, task_address, task_url
+from sublet_borrower.spark.common.database_credentials import driver_url, task_address, task_url
 from sublet_borrower.spark.common.source_options import stream_options
 from sublet_borrower.spark.sink.options import write_options
 from sublet_borrower.spark.source.batch_options import batch_options

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from sublet_borrower.spark.common.columns import all_columns
-from sublet_borrower.spark.common.credentials import driver_url
-from sublet_borrower.spark.common.query_database import check_database_exists
+from sublet_borrower.spark.common.database_credentials import driver_url
+from sublet_borrower.spark.common.database_reachability import check_database_exists
+from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.common.source_options import stream_options
 from sublet_borrower.spark.sink.writer import batch_writer
 from sublet_borrower.spark.source.batch_options import batch_options

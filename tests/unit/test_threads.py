@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 
 def test_a_thread_asked_to_end_calls_no_handler() -> None:

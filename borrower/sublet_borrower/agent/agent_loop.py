@@ -27,13 +27,13 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
+from sublet_borrower.new_data.head_poll_scheduler import HeadSubscriptionId
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
-from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
-from sublet_protocol.gate.credentials import load_access_token
+from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress
-from sublet_borrower.new_data.head_tracker import HeadPushed
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed
 from sublet_borrower.util.interrupted_lock_release import release_fully
 
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed

@@ -14,10 +14,10 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer.member_transport import DatabaseOrNodeAccess
+from sublet_borrower.consumer.database_or_node_access import DatabaseOrNodeAccess
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.machine.events import AssignmentUpdate, ProgressReported
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.session_fork_guard import SessionForkGuard

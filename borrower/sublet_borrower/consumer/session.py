@@ -35,20 +35,20 @@ import psycopg
 import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
+from sublet_borrower.consumer.database_or_node_access import DatabaseOrNodeAccess, database_transport, node_transport
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.iterators import SessionIterations, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
-from sublet_borrower.consumer.member_transport import DatabaseOrNodeAccess, database_transport, node_transport
-from sublet_borrower.consumer.redelivery import RedeliveryQueue
+from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
-from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
+from sublet_borrower.new_data.head_poll_scheduler import HeadPollCounters
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
 from sublet_protocol.pubsub.counters import AgentSideCounters
 
@@ -328,7 +328,7 @@ class Session:
         self._member.close()
 
     @property
-    def head_counters(self) -> HeadTrackerCounters:
+    def head_counters(self) -> HeadPollCounters:
         """Return how this session has learned of new messages so far: by push, or by polling."""
         return self._member.monitor.counters
 
@@ -438,7 +438,7 @@ class Session:
         behind a batch whose outcome is unknown is not read, as that batch may have to come first."""
         if self._transactions.is_in_doubt(granted.stream_id):
             return False
-        if isinstance(granted, EpochGrantedStream) and granted.is_mid_step:
+        if isinstance(granted, CompleteEpochStream) and granted.is_mid_step:
             return self._member.may_continue(granted.stream_id, granted.grant_id)
         return not self._is_draining and self._member.may_start_call(granted.stream_id, granted.grant_id)
 
@@ -459,7 +459,7 @@ class Session:
         return batch, has_moved
 
     def _read(self, granted: GrantedStream) -> tuple[Batch | None, bool]:
-        if isinstance(granted, EpochGrantedStream):
+        if isinstance(granted, CompleteEpochStream):
             return self._read_atomic(granted)
         first = granted.next_read_offset
         try:
@@ -478,7 +478,7 @@ class Session:
             table, first, page.position, granted, self._on_acknowledged, self._on_progress, self.transaction
         ), True
 
-    def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
+    def _read_atomic(self, granted: CompleteEpochStream) -> tuple[Batch | None, bool]:
         """Read the next batch of a stream that is read in whole epochs, as `_read_next` does."""
         has_moved, rows = False, granted.next_rows()
         try:

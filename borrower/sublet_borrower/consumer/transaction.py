@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import psycopg
 
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.bounded_connection import BoundedConnection

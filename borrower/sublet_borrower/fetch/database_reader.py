@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 import psycopg
 import pyarrow as pa
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.bounded_connection import BoundedConnection
@@ -60,7 +60,7 @@ class DatabaseReader:
         accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if accepted else None
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
+    def fetch_block_summaries(self, granted: CompleteEpochStream) -> BlockEpochSummaries | None:
         """Return the summaries that follow on those that are known; None while the database is away. Raise
         `PositionGone`, `TimelineChanged`.
         """

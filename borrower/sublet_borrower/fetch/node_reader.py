@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
 from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import (
@@ -26,7 +26,8 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.feed_fetch import (
+from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_protocol.messages.member_reads import (
     FetchRequest,
     PageGone,
     decode_fetch_reply,
@@ -36,7 +37,6 @@ from sublet_protocol.messages.feed_fetch import (
     encode_heads_request,
     encode_session_epoch_request,
 )
-from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -99,7 +99,7 @@ class NodeReader:
         heads = self._try_query("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (heads or {}).items()]
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
+    def fetch_block_summaries(self, granted: CompleteEpochStream) -> BlockEpochSummaries | None:
         """Raise `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."

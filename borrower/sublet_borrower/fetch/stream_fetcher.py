@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import (
@@ -42,7 +42,7 @@ class GrantedStreamReader(Protocol):
 
     def fetch(self, granted: GrantedStream, allowed: MayRead) -> LogPage | None: ...
 
-    def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None: ...
+    def fetch_block_summaries(self, granted: CompleteEpochStream) -> BlockEpochSummaries | None: ...
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]: ...
 
@@ -71,14 +71,14 @@ class StreamFetcher:
         """Return the next page of the stream; None where it cannot be had now."""
         return self._try_to_read(granted, lambda: self._reader.fetch(granted, may_read))
 
-    def fetch_epochs(self, granted: EpochGrantedStream, may_read: MayRead) -> bool:
+    def fetch_epochs(self, granted: CompleteEpochStream, may_read: MayRead) -> bool:
         """Read on in the step that has begun, or begin the next. Return whether the stream has moved on, or cannot be
         read on: if not, it is the next stream's turn."""
         if granted.next_run is None:
             return self._begin_step(granted)
         return self._continue_step(granted, *granted.next_run, may_read)
 
-    def _continue_step(self, granted: EpochGrantedStream, step: EpochStep, run: BlockRun, may_read: MayRead) -> bool:
+    def _continue_step(self, granted: CompleteEpochStream, step: EpochStep, run: BlockRun, may_read: MayRead) -> bool:
         page = self.fetch(granted, may_read)
         if page is None:
             return granted.is_unreadable
@@ -86,7 +86,7 @@ class StreamFetcher:
             self._assignment.mark_skipped(granted, granted.ticket)
         return True
 
-    def _begin_step(self, granted: EpochGrantedStream) -> bool:
+    def _begin_step(self, granted: CompleteEpochStream) -> bool:
         """Read which epochs of what follows are completed."""
         known_end = granted.step_planner.scanned
         has_step = granted.begin_step(self._max_batch_bytes)

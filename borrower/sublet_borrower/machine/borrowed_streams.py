@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamProgress
 

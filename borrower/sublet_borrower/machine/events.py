@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.limits import MAX_ITEMS, MAX_STREAMS
 from sublet_protocol.messages.borrower_leader import HeldGrant, StreamProgress
 

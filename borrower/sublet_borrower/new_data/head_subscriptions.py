@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
+from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
 from sublet_protocol.messages.head_and_group_events import StreamHead
 
 NodeStreamCall = Callable[[str, int], None]

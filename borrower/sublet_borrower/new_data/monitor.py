@@ -1,16 +1,16 @@
-"""The new-data monitor of a session: `HeadTracker` with pushed heads and the log."""
+"""The new-data monitor of a session: `HeadPollScheduler` with pushed heads and the log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from sublet_borrower.new_data.head_tracker import (
+from sublet_borrower.new_data.head_poll_scheduler import (
+    HeadPollCounters,
+    HeadPollScheduler,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTracker,
-    HeadTrackerCounters,
     HeadTrackerEvent,
     StreamsCaughtUp,
 )
@@ -31,8 +31,8 @@ class MonitoredStreams(Protocol):
 
 
 class NewDataMonitor:
-    """The shell around the pure `HeadTracker`. `subscribe` and `unsubscribe` begin and end the push of one stream's
-    head."""
+    """The shell around the pure `HeadPollScheduler`. `subscribe` and `unsubscribe` begin and end the push of one
+    stream's head."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class NewDataMonitor:
         subscribe: Callable[[HeadSubscriptionId], None],
         unsubscribe: Callable[[HeadSubscriptionId], None],
     ) -> None:
-        self._machine = HeadTracker()
+        self._machine = HeadPollScheduler()
         self._streams, self._read_heads = streams, read_heads
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._poll_at = float("-inf")
@@ -54,7 +54,7 @@ class NewDataMonitor:
         return max(self._poll_at - boottime_clock(), 0.0)
 
     @property
-    def counters(self) -> HeadTrackerCounters:
+    def counters(self) -> HeadPollCounters:
         """Return the counts of heads by how they were found, since the member was made."""
         return self._machine.counters
 

@@ -21,7 +21,7 @@ from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, 
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
 from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
-from sublet_protocol.gate.credentials import load_access_token
+from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from sublet_borrower.planner.planned_ranges import PlanLimits
-from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from sublet_borrower.consumer.database_or_node_access import database_transport
 from sublet_borrower.consumer.group_membership import GroupMembership
-from sublet_borrower.consumer.member_transport import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.planner.atomic_group_planner import EpochPlanner
-from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile
+from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
+from sublet_borrower.planner.grant_key_files import GrantKeyHandoffFile
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlanLimits,

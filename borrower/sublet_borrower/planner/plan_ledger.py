@@ -27,7 +27,7 @@ from sublet_borrower.machine.events import (
 )
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, RunnablePlannedRange
 from sublet_borrower.streams.granted_stream import with_final_error
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason

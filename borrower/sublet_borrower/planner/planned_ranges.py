@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant

@@ -31,13 +31,13 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """Return all columns; a query that needs few of them selects them with `.schema(...)`."""
-        from sublet_borrower.spark.common.columns import all_columns
+        from sublet_borrower.spark.common.source_columns import all_columns
 
         return all_columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a plan."""
-        from sublet_borrower.spark.common.columns import select_columns
+        from sublet_borrower.spark.common.source_columns import select_columns
         from sublet_borrower.spark.source.batch_options import batch_options
         from sublet_borrower.spark.source.batch_reader import PushdownBatchReader, SubletBatchReader
 
@@ -48,7 +48,7 @@ class DefaultSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         """Return the reader of a query."""
-        from sublet_borrower.spark.common.columns import select_columns
+        from sublet_borrower.spark.common.source_columns import select_columns
         from sublet_borrower.spark.common.source_options import stream_options
         from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 

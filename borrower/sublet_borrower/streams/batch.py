@@ -10,9 +10,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepBoundaryProgress
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, StepBoundaryProgress
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret
 
@@ -83,7 +83,7 @@ class Batch:
     @property
     def is_atomic(self) -> bool:
         """Return whether it is of a group that is atomic."""
-        return isinstance(self._granted, EpochGrantedStream)
+        return isinstance(self._granted, CompleteEpochStream)
 
     @property
     def next_offset(self) -> int:

@@ -25,10 +25,10 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.interrupted_lock_release import release_fully
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndReason
@@ -102,7 +102,7 @@ class SessionAssignment:
         with self._lock:
             is_first, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
             granted.final_error = problem
-            if isinstance(granted, EpochGrantedStream):
+            if isinstance(granted, CompleteEpochStream):
                 granted.abort_step()
             return is_first
 
@@ -148,15 +148,15 @@ class SessionAssignment:
     def has_non_atomic(self) -> bool:
         """Return whether there is a stream of a group that is not atomic."""
         with self._lock:
-            return any(not isinstance(granted, EpochGrantedStream) for granted in self._granted.values())
+            return any(not isinstance(granted, CompleteEpochStream) for granted in self._granted.values())
 
-    def streams_waiting_for_epochs(self) -> list[EpochGrantedStream]:
+    def streams_waiting_for_epochs(self) -> list[CompleteEpochStream]:
         """Return the streams with messages of epochs that are not completed."""
         with self._lock:
             return [
                 granted
                 for granted in self._granted.values()
-                if isinstance(granted, EpochGrantedStream) and granted.is_waiting
+                if isinstance(granted, CompleteEpochStream) and granted.is_waiting
             ]
 
     def update_frontiers(self, summaries: Mapping[int, BlockEpochSummaries]) -> None:
@@ -171,14 +171,14 @@ class SessionAssignment:
         """Return whether some epochs are given out in part."""
         with self._lock:
             return any(
-                isinstance(granted, EpochGrantedStream) and granted.is_mid_step for granted in self._granted.values()
+                isinstance(granted, CompleteEpochStream) and granted.is_mid_step for granted in self._granted.values()
             )
 
     def abort_steps(self) -> None:
         """Abort all steps: nothing more is read of epochs that are given out in part."""
         with self._lock:
             for granted in self._granted.values():
-                if isinstance(granted, EpochGrantedStream):
+                if isinstance(granted, CompleteEpochStream):
                     granted.abort_step()
 
     def report(self, granted: GrantedStream) -> None:
@@ -303,7 +303,7 @@ class SessionAssignment:
         if grant.consumed is None:
             self._granted[grant.stream_id] = GrantedStream(*facts, grant_key=grant.grant_key)
         else:
-            self._granted[grant.stream_id] = EpochGrantedStream(
+            self._granted[grant.stream_id] = CompleteEpochStream(
                 *facts,
                 grant_key=grant.grant_key,
                 step_planner=EpochStepPlanner(grant.position, grant.consumed),

@@ -7,8 +7,8 @@ strategy depends on rows, members and loads alone, its properties are tested wit
 
 `strategy` has the interface; `even_strategy` and `load_strategy` are built in; `strategy_registry` finds a strategy by
 name, also those that other packages have installed under the entry point group `sublet.allocation`. `quotas` computes
-how many streams each member should hold, `member_loads` which member has the most room. `docs/allocation.md` is the
-page for users.
+how many streams each member should hold, `least_loaded_member` which member has the most room. `docs/allocation.md` is
+the page for users.
 """
 
 from sublet_leader.allocation.even_strategy import EvenStrategy

@@ -33,7 +33,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping
 
-from sublet_leader.allocation.member_loads import MemberLoads
+from sublet_leader.allocation.least_loaded_member import MemberLoads
 from sublet_leader.allocation.quotas import compute_quotas
 from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan, StreamLoad
 

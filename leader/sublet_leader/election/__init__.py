@@ -16,6 +16,7 @@ Losing a leadership is no error: it is reported as `LeadershipLost`, and as long
 again.
 """
 
+from sublet_leader.election.dead_process_detectors import DeadAgentDetector
 from sublet_leader.election.events import (
     ClaimCompleted,
     ElectionOutcome,
@@ -30,7 +31,6 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.free_lock_detector import DeadAgentDetector
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
 from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+from sublet_leader.election.dead_process_detectors import FreeLockDetector
 from sublet_leader.election.events import (
     ClaimCompleted,
     ElectionOutcome,
@@ -22,7 +23,6 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.free_lock_detector import FreeLockDetector
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
 from sublet_protocol.tick import Tick

@@ -16,7 +16,7 @@ from sublet_leader.feed.read import READ_BYTES, encode, split_table
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
-from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
+from sublet_protocol.messages.member_reads import FetchedPage, FetchRequest, PageGone
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.groups.admin.access_snapshot import find_streams_of_groups, read_groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here

@@ -17,7 +17,7 @@ from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
+from sublet_storage.producer.multi_stream_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
 """Maximum number of rollovers in a row after which a batch is routed again."""

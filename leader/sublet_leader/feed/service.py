@@ -24,7 +24,7 @@ from sublet_leader.feed.fetch import check_may_fetch, fetch_page, filter_fetchab
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
-from sublet_leader.shutdown_timeout import run_with_timeout
+from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (
     Conflict,
@@ -38,10 +38,10 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
-from sublet_protocol.messages import feed, feed_fetch
+from sublet_protocol.messages import feed, member_reads
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import BoundedConnection, get_timeline
-from sublet_storage.groups.coordinator import session_names
+from sublet_storage.groups.coordinator import session_name_owners
 from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
@@ -157,12 +157,12 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Return a page of a granted stream."""
         caller = self._gate.get_caller()
 
-        def fetch(conn: BoundedConnection, fetch_request: feed_fetch.FetchRequest) -> Any:
+        def fetch(conn: BoundedConnection, fetch_request: member_reads.FetchRequest) -> Any:
             check_may_fetch(conn, caller, fetch_request)
             return fetch_page(conn, fetch_request)
 
         return await self._answer(
-            request, context, feed_fetch.decode_fetch_request, fetch, feed_fetch.encode_fetch_reply
+            request, context, member_reads.decode_fetch_request, fetch, member_reads.encode_fetch_reply
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -173,7 +173,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             return read_heads(conn, filter_fetchable(conn, caller, stream_ids))
 
         return await self._answer(
-            request, context, feed_fetch.decode_heads_request, read, feed_fetch.encode_heads_reply
+            request, context, member_reads.decode_heads_request, read, member_reads.encode_heads_reply
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -185,13 +185,13 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         def draw(conn: psycopg.Connection[Any], session_key: tuple[Subscription, str]) -> int:
             caller.check(Right.JOIN, session_key[0].filter, session_key[0].group)
             try:
-                return session_names.draw_epoch(conn, *session_key, caller.principal)
+                return session_name_owners.draw_epoch(conn, *session_key, caller.principal)
             except PermissionDenied:
                 caller.note_refusal(f"session {session_key[1]!r} of {session_key[0]}")
                 raise
 
         return await self._answer(
-            request, context, feed_fetch.decode_session_epoch_request, draw, feed_fetch.encode_session_epoch_reply
+            request, context, member_reads.decode_session_epoch_request, draw, member_reads.encode_session_epoch_reply
         )
 
     # --- inside ---

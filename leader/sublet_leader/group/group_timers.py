@@ -1,4 +1,4 @@
-"""When a group's leader rebalances, syncs streams and stops, by the clock."""
+"""Times at which a group's leader next rebalances, syncs streams, ends the reclaim grace, or stops as it is idle."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.group.watch_events import EVICT, FENCE, GONE, JOIN, LEAVE, transient_record
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 from sublet_protocol.messages.borrower_leader import GrantEndReason
 from sublet_storage.groups.model.lending_row import is_of_former_timeline

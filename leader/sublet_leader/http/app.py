@@ -17,7 +17,7 @@ from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.group_actions import GroupActionsApi
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActionsApi, NodesApi
-from sublet_leader.http.probes import HealthProbes, MetricsPage
+from sublet_leader.http.probes_and_metrics import HealthProbes, MetricsPage
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import UvicornThread
 from sublet_leader.http.settings import HttpOptions

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody
-from sublet_leader.http.probes import check_to_json
+from sublet_leader.http.probes_and_metrics import check_to_json
 from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.node_view import NodeView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet_leader.listen_address import ListenAddress
-from sublet_leader.observe.settings import MetricsSettings
+from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret, read_secret_setting
 from sublet_protocol.tls.files import TlsFiles

@@ -20,7 +20,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.groups.admin.access_snapshot import CHANNEL, has_changed, read_access, read_changes, record_use
-from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
+from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
 

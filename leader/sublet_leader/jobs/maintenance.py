@@ -16,14 +16,14 @@ from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.admin import access_rules, access_tokens
 from sublet_storage.groups.coordinator import history_queries, leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.producer import sink_staging
 from sublet_storage.spaces import (
-    generation_cleanup,
+    empty_generation_cleanup,
     retention,
     small_block_compaction,
     space_changes,
@@ -32,7 +32,7 @@ from sublet_storage.spaces import (
 )
 from sublet_storage.spaces.routing import Space
 from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class MaintenanceRunner:
             _list_steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
-            collapse=generation_cleanup.PastGenerationCleaner(),
+            collapse=empty_generation_cleanup.PastGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
         )
         payloads = partial(_list_payload_steps, grace_s=grace_s)
@@ -173,7 +173,7 @@ def _list_steps(
     guard: Guard,
     history_s: float,
     notify: Publish,
-    collapse: generation_cleanup.PastGenerationCleaner,
+    collapse: empty_generation_cleanup.PastGenerationCleaner,
     producers: retention.IdleProducerCleaner,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the steps in Postgres."""
@@ -222,7 +222,7 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 
 
 def _collapse(
-    connection: psycopg.Connection[Any], guard: Guard, collapse: generation_cleanup.PastGenerationCleaner
+    connection: psycopg.Connection[Any], guard: Guard, collapse: empty_generation_cleanup.PastGenerationCleaner
 ) -> None:
     if deleted := collapse(connection, guard):
         log.info("rows of past generations deleted: generation_ids=%s", deleted)
@@ -251,7 +251,7 @@ def _delete_unreferenced_objects(connection: psycopg.Connection[Any], guard: Gua
 
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
-    for space_id, producer_id in epoch_capabilities.expire(connection, guard):
+    for space_id, producer_id in epoch_leases.expire(connection, guard):
         log.warning("lease expired, epochs closed: producer_id=%s space_id=%d", producer_id, space_id)
 
 

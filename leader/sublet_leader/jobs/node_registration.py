@@ -26,7 +26,7 @@ from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.outbox_mover import OutboxMover, OutboxMoveResult
 from sublet_storage.util.log_throttle import format_suppressed_count
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

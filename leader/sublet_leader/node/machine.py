@@ -50,9 +50,9 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.forged_session_checker import ForgedSessionChecker
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
-from sublet_leader.node.group_router import GroupRouter
+from sublet_leader.node.group_registry import GroupRouter
 from sublet_leader.node.message_reassembler import MessageReassembler
-from sublet_leader.node.pending_changes import PendingWrites, take_batch
+from sublet_leader.node.pending_writes import PendingWrites, take_batch
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
-from sublet_leader.node.pending_changes import PendingNotifications, parse_stream_id
 from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import STREAM, NotifySettings, ObjectChange
+from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, NotifySettings, ObjectChange
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
@@ -25,6 +25,10 @@ PER_TURN = 200
 """Heads that are passed on before others have their turn on the loop."""
 PROCESS_INTERVAL_S = 0.1
 """Least time between two looks of one group for notifications: what comes meanwhile is one look."""
+MAX_HEADS = 10_000
+"""Streams without a subscriber that wait at a time; of more nothing is passed on."""
+MAX_GROUPS = 100
+"""Groups that wait at a time; instead of more, all groups of the node look."""
 
 
 class NotificationHub:
@@ -141,3 +145,74 @@ class NotificationHub:
             self._publisher.publish(
                 Channel.STREAM, str(stream_id), StreamHead(stream_id, head, bool(closed)), min(version, MAX_INT64)
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedGroups:
+    """What groups are to look at. `is_of_spaces`: all of them at all; `is_of_epochs`: all of them at completed
+    epochs."""
+
+    group_ids: frozenset[int] = frozenset()
+    is_of_spaces: bool = False
+    is_of_epochs: bool = False
+
+
+class PendingNotifications:
+    """Thread-safe. `add_head` and `add_group_change` return whether nothing of the kind waited before."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heads: dict[int, int] = {}
+        self._for_groups = ChangedGroups()
+
+    def add_head(self, change: ObjectChange, followed: Set[int]) -> bool:
+        """Add the change of a stream, instead of an earlier one."""
+        stream_id = parse_stream_id(change.key)
+        if stream_id is None or change.is_deleted or change.version // 2 > MAX_INT64:
+            return False
+        with self._lock:
+            if stream_id not in self._heads and stream_id not in followed and len(self._heads) >= MAX_HEADS:
+                return False
+            self._heads[stream_id] = change.version
+            return len(self._heads) == 1
+
+    def add_group_change(self, change: ObjectChange) -> bool:
+        """Add a change that groups are to look at."""
+        with self._lock:
+            before = self._for_groups
+            group_id = _parse_commanded_group(change) if change.kind == GROUP else None
+            groups = before.group_ids if group_id is None else before.group_ids | {group_id}
+            spaces = before.is_of_spaces or change.kind == SPACE or len(groups) > MAX_GROUPS
+            self._for_groups = ChangedGroups(
+                frozenset() if spaces else groups, spaces, before.is_of_epochs or change.kind == EPOCHS
+            )
+            return before == ChangedGroups() != self._for_groups
+
+    def take_heads(self, limit: int) -> tuple[dict[int, int], bool]:
+        """Return the versions of so many streams, and whether others wait."""
+        with self._lock:
+            taken = {stream_id: self._heads[stream_id] for stream_id, _ in zip(self._heads, range(limit), strict=False)}
+            for stream_id in taken:
+                del self._heads[stream_id]
+            return taken, bool(self._heads)
+
+    def take_group_changes(self) -> ChangedGroups:
+        """Return all that groups are to look at."""
+        with self._lock:
+            taken, self._for_groups = self._for_groups, ChangedGroups()
+            return taken
+
+
+def _parse_commanded_group(change: ObjectChange) -> int | None:
+    """Return the group whose desired state has changed; None for another change. Other fields are ignored."""
+    data = change.data or {}
+    group_id, revision = data.get("group_id"), data.get("revision")
+    if not isinstance(group_id, int) or not isinstance(revision, int):
+        return None
+    return group_id if revision > 0 and 0 <= group_id <= MAX_INT64 else None
+
+
+def parse_stream_id(key: str) -> int | None:
+    """Return the stream's id; None for a key that is not a stream's, which any client may send."""
+    is_number = key.isdecimal() and len(key) <= len(str(MAX_INT64)) and int(key) <= MAX_INT64
+    return int(key) if is_number else None

@@ -21,8 +21,8 @@ from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.health import HealthState
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.metric_definitions import MetricDefinition, MetricType
+from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.observe.node_view import NodeView
-from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.lag_queries import (

@@ -16,7 +16,7 @@ import psycopg
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.groups.status.lag_queries import read_total_lags
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import grpc.aio
 
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.limits import MAX_BATCHES_OF_PRINCIPAL
+from sublet_protocol.gate.bounded_request_parser import parse_request
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
-from sublet_protocol.gate.principal_call_limiter import PrincipalCallLimiter
-from sublet_protocol.gate.request_parser import parse_request
+from sublet_protocol.gate.principal_concurrency_limiter import PrincipalCallLimiter
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
 from sublet_protocol.gate.unauthenticated_call_limiter import UnauthenticatedCallLimiter
 

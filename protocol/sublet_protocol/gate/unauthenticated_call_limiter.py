@@ -13,8 +13,8 @@ from urllib.parse import unquote
 import grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, OPEN_REQUEST_S
+from sublet_protocol.gate.bounded_request_parser import parse_request, read_request
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
-from sublet_protocol.gate.request_parser import parse_request, read_request
 
 
 class UnauthenticatedCallLimiter:

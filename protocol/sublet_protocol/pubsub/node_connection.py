@@ -21,7 +21,7 @@ import grpc.aio
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
-from sublet_protocol.gate.credentials import call_metadata, is_replaced
+from sublet_protocol.gate.client_access_token import call_metadata, is_replaced
 from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire

@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.util.log_throttle import format_suppressed_count
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, PermissionDenied, UnknownOutcome, UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt

@@ -3,7 +3,7 @@
 The envelope of such bytes can be right while their offsets point anywhere, and reading them then ends the process by a
 signal, which cannot be caught. So they are validated in this order: the envelope, the number of messages and how large
 they become, before anything is decompressed; the layout, before runs are expanded, compared or filtered; and the
-constraints of the columns. `small_block_decoder` takes what is small and certainly right from it.
+constraints of the columns. `fast_small_block_decoder` takes what is small and certainly right from it.
 `tests/unit/test_untrusted_data.py` holds that nothing else decodes Arrow, and `python -m tests.fuzz` looks for bytes
 that get through.
 """

@@ -17,7 +17,7 @@ from functools import lru_cache
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding

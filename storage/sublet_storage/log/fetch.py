@@ -40,11 +40,11 @@ from sublet_storage.log.arrow_batch_decoder import (
 )
 from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
+from sublet_storage.log.complete_epoch_filter import ExcludedEpochs, drop_excluded
 from sublet_storage.log.deleted_streams import find_deleted_streams
-from sublet_storage.log.epoch_filter import ExcludedEpochs, drop_excluded
+from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
-from sublet_storage.log.small_block_decoder import decode_small_blocks
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256

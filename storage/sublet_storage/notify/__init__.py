@@ -18,7 +18,7 @@ missed before it began; reads are limited in rate and spread in time, so that ma
 message do not all read at once (`subscriber_machine`). What is known is stored by version, with tombstones for what was
 deleted, so that an old message that arrives late changes nothing (`version_cache`).
 
-A **driver** moves the bytes (`drivers.base`, `drivers.registry`): `drivers.poll` moves nothing and leaves it all to
+A **driver** moves the bytes (`drivers.base`, `drivers.registry`): `drivers.no_push` moves nothing and leaves it all to
 regular catch-ups, `drivers.postgres` uses LISTEN and NOTIFY, `drivers.zmq` connects processes directly. A driver may
 lose, repeat and reorder. The directory of nodes has every subscriber's endpoint.
 

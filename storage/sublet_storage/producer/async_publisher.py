@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, wake_loop

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, check_count, check_epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, check_count, check_epoch
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     EpochCapabilityExpired,
@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import LOCK_TIMEOUT_S, Retryable
@@ -77,7 +77,7 @@ class EpochCapability:
             raise self._error
         frontier = self._promised or self._frontier
         assert frontier is not None
-        epoch_capabilities.check_not_backwards(
+        epoch_leases.check_not_backwards(
             self._producer, frontier, [check_epoch(epoch, len(frontier.least[0])) for epoch in epochs]
         )
 
@@ -93,15 +93,11 @@ class EpochCapability:
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
-    ) -> epoch_capabilities.AppendAndAdvanceResult:
+    ) -> epoch_leases.AppendAndAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._error is not None:
-            return epoch_capabilities.AppendAndAdvanceResult(
-                append(conn, appends) if appends else [], error=self._error
-            )
-        result = epoch_capabilities.append_and_advance(
-            conn, appends, self._space_id, self._producer, epochs, self._lease_s
-        )
+            return epoch_leases.AppendAndAdvanceResult(append(conn, appends) if appends else [], error=self._error)
+        result = epoch_leases.append_and_advance(conn, appends, self._space_id, self._producer, epochs, self._lease_s)
         if isinstance(result.error, (EpochCapabilityExpired, ProducerFenced)):
             self._error = result.error
         if result.change is not None:
@@ -117,15 +113,15 @@ class EpochCapability:
             if self._frontier is not None and self._error is None:
                 if not abandon:
                     self._release()
-                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
+                self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
     def _release(self) -> None:
         try:
             self._reconnecting.get_answering_connection()  # it may have been lost while it was idle
             with self._reconnecting as conn:
-                epoch_capabilities.release(conn, self._space_id, self._producer)
-                shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
+                epoch_leases.release(conn, self._space_id, self._producer)
+                shared_publisher(self._url).publish([epoch_leases.frontier_change(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
             log.warning(
                 "epochs not released, lease expires instead: producer_id=%s: %s", self._producer.producer_id, error
@@ -142,14 +138,14 @@ class EpochCapability:
             self._thread.start()
 
     def _hold_and_publish(self, conn: psycopg.Connection[Any], frontier: LowerFrontier) -> None:
-        epoch_capabilities.hold(conn, self._space_id, self._producer, frontier.least, self._lease_s)
-        shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
+        epoch_leases.hold(conn, self._space_id, self._producer, frontier.least, self._lease_s)
+        shared_publisher(self._url).publish([epoch_leases.frontier_change(conn, self._space_id)])
 
     def _renew_until_over(self) -> None:
         while not self._over.wait(self._lease_s / 3):
             try:
                 with self._connect() as conn:
-                    space_ids = epoch_capabilities.renew(conn, self._producer, self._lease_s)
+                    space_ids = epoch_leases.renew(conn, self._producer, self._lease_s)
             except ProducerFenced as error:
                 self._error = error
                 return
@@ -157,7 +153,7 @@ class EpochCapability:
                 log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
                 continue
             if self._space_id not in space_ids and not self._over.is_set():
-                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
+                self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
                 return
 
     def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:

@@ -13,14 +13,14 @@ from types import TracebackType
 
 import psycopg
 
-from sublet_protocol.domain.epochs import Epoch, check_epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.log.block import compute_epoch_bounds
-from sublet_storage.log.epoch_capabilities import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from sublet_storage.log.epoch_leases import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,

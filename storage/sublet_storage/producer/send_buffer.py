@@ -21,9 +21,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
+from sublet_storage.producer.batches.fast_small_block_packer import Header, Message
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.pending_block import (
     PendingArrowBatch,
@@ -35,7 +36,6 @@ from sublet_storage.producer.batches.pending_block import (
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.batches.small_block import Header, Message
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedDelivery
 
 COMMIT_BYTES = 4 * 1024 * 1024

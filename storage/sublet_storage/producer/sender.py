@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     ProducerFenced,
@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import (
     UNNAMED,
     AppendOutcome,
@@ -58,13 +58,13 @@ Retryable = (Unavailable, psycopg.OperationalError)
 
 
 _REFUSALS: dict[AppendOutcome, Callable[[str], SubletError]] = {
-    AppendOutcome.COMPLETED: epoch_capabilities.epoch_completed_error,
-    AppendOutcome.EXPIRED: epoch_capabilities.capability_expired_error,
+    AppendOutcome.COMPLETED: epoch_leases.epoch_completed_error,
+    AppendOutcome.EXPIRED: epoch_leases.capability_expired_error,
 }
 """What comes of loads that were not stored while the others were."""
 
 Advance = Callable[
-    [psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_capabilities.AppendAndAdvanceResult
+    [psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_leases.AppendAndAdvanceResult
 ]
 
 _T = TypeVar("_T")

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.log.partition_reads import read_blocks

@@ -19,8 +19,8 @@ from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, get_timeline
 from sublet_storage.log import fetch as message_log
+from sublet_storage.log.complete_epoch_filter import ExcludedEpochs
 from sublet_storage.log.deleted_streams import find_deleted_streams
-from sublet_storage.log.epoch_filter import ExcludedEpochs
 from sublet_storage.spaces.routing import find_candidate_filters
 from sublet_storage.spaces.space_queries import read_generation_filters
 

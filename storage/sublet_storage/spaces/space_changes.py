@@ -17,7 +17,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, PayloadUnavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log import epoch_capabilities
+from sublet_storage.log import epoch_leases
 from sublet_storage.log.block import COMPRESSIONS
 from sublet_storage.objects import location
 from sublet_storage.objects.location import parse_location, parse_stored_location
@@ -146,7 +146,7 @@ def drop_space(
             check(conn, dropped)
         conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (dropped.space_id,))
         roll_over_spaces(conn, [dropped, *fallback_spaces], fallback_spaces, dropped.space_id)
-        epoch_capabilities.complete_space(conn, dropped.space_id)
+        epoch_leases.complete_space(conn, dropped.space_id)
         if purge:
             conn.execute("update generation set state = 'gone' where space_id = %s", (dropped.space_id,))
 

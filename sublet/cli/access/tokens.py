@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
 from sublet_protocol.domain.access.rights import check_principal
 from sublet_protocol.domain.errors import UsageError
@@ -37,7 +37,7 @@ def token(
     from sublet_storage.groups.admin.access_tokens import make_token
 
     check_principal(principal)
-    lifetime_s = values.parse_seconds(expires)
+    lifetime_s = text_conversion.parse_seconds(expires)
     if not 0 < lifetime_s <= MAX_LIFETIME_S:
         raise UsageError(f"--expires {expires!r}: a token is valid for more than 0 s and at most 3650d. Correct it.")
     if len(note) > MAX_NOTE_CHARACTERS or not note.isprintable():
@@ -129,11 +129,11 @@ def release_session(
     \b
       sublet access release-session '$share/billing/orders/#' etl
     """
-    from sublet_storage.groups.coordinator import session_names
+    from sublet_storage.groups.coordinator import session_name_owners
 
     group = Subscription.parse(subscription)
     with cli.open_connection() as connection:
-        principal = session_names.release(connection, group, session)
+        principal = session_name_owners.release(connection, group, session)
     if cli.json:
         cli.print_json({"subscription": str(group), "session": session, "principal": principal, "changed": True})
     else:

@@ -30,8 +30,8 @@ from sublet_protocol.domain.secret import SecretFilter, hide_secrets
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_borrower.node_client.feed import Feed
-    from sublet_storage.bootstrap.database import DatabaseLocation
+    from sublet_borrower.node_client.feed_client import Feed
+    from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation
 
 NODE_TIMEOUT_S = 10.0
 """Time limit of a command for nodes that do not answer."""
@@ -146,7 +146,7 @@ class CommandContext(CliOutput):
     @contextmanager
     def open_database(self, migrate_embedded: bool = True) -> Iterator[DatabaseLocation]:
         """Provide the database of the options, else of the environment, checked."""
-        from sublet_storage.bootstrap.database import open_database
+        from sublet_storage.bootstrap.given_or_embedded_database import open_database
 
         with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
             yield database
@@ -158,7 +158,7 @@ class CommandContext(CliOutput):
 
     def open_feed(self, nodes: list[str]) -> Feed:
         """Return a client of these nodes. Raises `UsageError` where a database is named as well."""
-        from sublet_borrower.node_client.feed import Feed
+        from sublet_borrower.node_client.feed_client import Feed
 
         self.check_single_source()
         return Feed(nodes, delivery_timeout_s=NODE_TIMEOUT_S, node_timeout_s=NODE_TIMEOUT_S)
@@ -166,7 +166,7 @@ class CommandContext(CliOutput):
     @contextmanager
     def open_connection(self) -> Iterator[psycopg.Connection[Any]]:
         """Provide a connection to the database."""
-        from sublet_storage.bootstrap.database import open_connection
+        from sublet_storage.bootstrap.given_or_embedded_database import open_connection
 
         with open_connection(self.database_url, self.data_dir, "sublet cli") as connection:
             gc.freeze()  # loaded objects stay: collections need not traverse them while rows come by the thousand

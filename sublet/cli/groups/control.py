@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_storage.groups.model.desired_state import (
     GroupCommand,
@@ -66,7 +66,7 @@ def weight(
     """
     from sublet_storage.groups.status.overview import describe_group
 
-    share = None if weight == "own" else values.parse_number("weight", weight)
+    share = None if weight == "own" else text_conversion.parse_number("weight", weight)
     _send_command(cli, subscription, SetSessionWeight(session, share))
     if cli.json:
         return

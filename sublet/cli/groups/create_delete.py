@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
-from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
+from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 
@@ -88,7 +88,7 @@ def create(
     from sublet_storage.groups.status.overview import describe_group
 
     parsed_subscription = Subscription.parse(subscription)
-    expiry_s = values.parse_fractional_seconds(session_expiry)
+    expiry_s = text_conversion.parse_fractional_seconds(session_expiry)
     options = GroupOptions(
         StartingPosition.parse(start, "--from"), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
     )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sublet.cli.base.command import CommandContext, command, command_group
-from sublet.cli.base.values import GroupName, format_ranges, format_utc
+from sublet.cli.base.text_conversion import GroupName, format_ranges, format_utc
 from sublet.cli.groups import control, create_delete, history, progress_transfer, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
-from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
+from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
 
 if TYPE_CHECKING:
     from sublet_storage.groups.model.desired_state import GroupDesiredState

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -47,9 +47,9 @@ def history(
     from sublet_storage.groups.status.json_views import history_to_json
 
     resolved_subscription = resolve_subscription(cli, subscription)
-    stream_id = None if stream is None else values.parse_int("--stream", stream)
-    max_records = values.parse_int("--limit", limit, minimum=1)
-    at_us = None if at is None else round(values.parse_time("--at", at).timestamp() * 1_000_000)
+    stream_id = None if stream is None else text_conversion.parse_int("--stream", stream)
+    max_records = text_conversion.parse_int("--limit", limit, minimum=1)
+    at_us = None if at is None else round(text_conversion.parse_time("--at", at).timestamp() * 1_000_000)
     with cli.open_connection() as connection:
         group = group_lifecycle.get_live(connection, resolved_subscription)
         if stream_id is not None and not read_history(connection, group.group_id, stream_id, 1).total:
@@ -75,7 +75,7 @@ def history(
         ("AT", "EVENT", "STREAM>", "POSITION>", "TWICE", "OWNER", "REASON"),
         [
             (
-                values.format_utc(record.at_us),
+                text_conversion.format_utc(record.at_us),
                 record.event,
                 record.stream_id or None,
                 record.position if record.stream_id else None,
@@ -108,7 +108,7 @@ def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtT
         summary = {
             "subscription": str(group.subscription),
             "group_id": group.group_id,
-            "at": values.format_utc(at_us),
+            "at": text_conversion.format_utc(at_us),
         }
         streams = [{**history_to_json(record), "owned": has_owner(record)} for record in snapshot.streams]
         cli.print_json(
@@ -120,7 +120,7 @@ def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtT
         )
         return
     cli.print_info(
-        f"At {values.format_utc(at_us)}: "
+        f"At {text_conversion.format_utc(at_us)}: "
         f"{snapshot.leader.reason if snapshot.leader else 'no leader is known of that time'}."
     )
     if not snapshot.streams:
@@ -137,7 +137,7 @@ def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtT
                 record.grant_id if has_owner(record) else None,
                 record.position,
                 record.event,
-                values.format_utc(record.at_us),
+                text_conversion.format_utc(record.at_us),
                 record.reason,
             )
             for record in snapshot.streams

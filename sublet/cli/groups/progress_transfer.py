@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, SubletError, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -116,7 +116,7 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str
     from sublet_storage.groups.admin.progress_transfer import progress_from_json
     from sublet_storage.groups.model.options import GroupOptions
 
-    document = values.read_json_file(str(file), file)
+    document = text_conversion.read_json_file(str(file), file)
     try:
         options = dict(document["options"])
         start = options.pop("starting_position")

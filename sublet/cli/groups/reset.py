@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -103,7 +103,7 @@ def reset(
         from_file,
         resolved_subscription,
     )
-    streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
+    streams, drain_timeout_s = frozenset(stream or ()), text_conversion.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         group, timeline = group_lifecycle.get_live(connection, resolved_subscription), get_timeline(connection)
         moves = reset_transaction.plan_reset(connection, group, target, streams)
@@ -157,8 +157,12 @@ def _parse_target(
         *([ResetTarget.latest()] if latest else []),
         *([ResetTarget.current()] if current else []),
         *([] if offset is None else [ResetTarget.offset(offset)]),
-        *([] if moment is None else [ResetTarget.time(values.parse_time("--to-time", moment))]),
-        *([] if duration is None else [ResetTarget.time(values.parse_ago("--by-duration", duration, "--to-earliest"))]),
+        *([] if moment is None else [ResetTarget.time(text_conversion.parse_time("--to-time", moment))]),
+        *(
+            []
+            if duration is None
+            else [ResetTarget.time(text_conversion.parse_ago("--by-duration", duration, "--to-earliest"))]
+        ),
         *([] if shift is None else [ResetTarget.shift(shift)]),
         *([] if epoch is None else [ResetTarget.at_epoch(_parse_epoch(epoch))]),
         *([] if file is None else [_read_offsets(file, subscription)]),
@@ -183,7 +187,7 @@ def _parse_epoch(text: str) -> tuple[int, ...]:
 def _read_offsets(file: Path, subscription: Subscription) -> ResetTarget:
     """Return each stream's `position`, or the result of a reset: `after`. Raises `UsageError` for another group's
     positions."""
-    document = values.read_json_file(f"--from-file {file}", file)
+    document = text_conversion.read_json_file(f"--from-file {file}", file)
     try:
         file_subscription, timeline = document.get("subscription"), document.get("timeline")
         streams = [_parse_stream_position(each) for each in document["streams"]]
@@ -227,5 +231,6 @@ def _show(cli: CommandContext, moves: tuple[PositionChange, ...]) -> None:
     )
     if without := [m.stream_id for m in moves if m.has_epochs is False and m.head]:
         cli.print_info(
-            f"Streams {values.format_ranges(without)} have no message in any epoch: all that they have is passed over."
+            f"Streams {text_conversion.format_ranges(without)} have no message in any epoch: all that they "
+            "have is passed over."
         )

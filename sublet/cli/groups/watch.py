@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext, Nodes, defer_signals
 from sublet.cli.base.output import escape_control_characters
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import candidate_subscriptions, resolve_subscription
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.base.values import GroupName
+from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def why(
     from sublet_storage.groups.status.diagnosis_facts import StallReason
 
     resolved_subscription = resolve_subscription(cli, subscription)
-    stream_id = None if stream is None else values.parse_int("--stream", stream)
+    stream_id = None if stream is None else text_conversion.parse_int("--stream", stream)
     with cli.open_connection() as connection:
         group, answers = diagnosis_queries.diagnose_group(connection, resolved_subscription, stream_id)
     at_work = [answer for answer in answers if answer.diagnosis.reason is StallReason.CONSUMING]
@@ -86,7 +86,7 @@ def _group_by_diagnosis(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence
 
 def _format_diagnosis(answers: Sequence[StreamDiagnosis]) -> list[str]:
     ruling = answers[0].diagnosis
-    ids = values.format_ranges(answer.stream.stream_id for answer in answers)
+    ids = text_conversion.format_ranges(answer.stream.stream_id for answer in answers)
     lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.detail}"]
     return lines if ruling.hint is None else [*lines, f"  -> {ruling.hint}"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext, Nodes, command
 from sublet.cli.groups.names import parse_typed, resolve_subscription
 from sublet.cli.messages.message_printer import MessagePrinter
@@ -81,8 +81,10 @@ def consume(
 
     begin = StartingPosition.parse(start, "--from")
     resolved_subscription = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
-    printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
-    idle_timeout_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
+    printer = MessagePrinter(
+        cli, None if max_messages is None else text_conversion.parse_int("--max-messages", max_messages)
+    )
+    idle_timeout_s = None if idle_timeout is None else text_conversion.parse_fractional_seconds(idle_timeout)
     with (
         _open_transport(cli, resolved_subscription, nodes) as transport,
         Session(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from sublet.cli.base.values import bytes_from_json
+from sublet.cli.base.text_conversion import bytes_from_json
 from sublet_protocol.domain.errors import SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.producer.batches.input_conversion import check_size, size_of

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.output import CliOutput, to_json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sublet_protocol.domain.epochs import Epoch
-    from sublet_storage.readers.epoch_tail import EpochTailItem
+    from sublet_protocol.domain.epoch_frontiers import Epoch
+    from sublet_storage.readers.complete_epoch_tail import EpochTailItem
 
 
 class MessagePrinter:
@@ -33,9 +33,11 @@ class MessagePrinter:
             batch = batch.slice(0, self._limit - self.count)
         if self._output.json:
             grant = {} if grant_id is None else {"grant_id": grant_id}
-            self._output.write_lines(to_json_line({**message, **grant}) for message in values.messages_to_json(batch))
+            self._output.write_lines(
+                to_json_line({**message, **grant}) for message in text_conversion.messages_to_json(batch)
+            )
         else:
-            self._output.write_lines(values.format_messages(batch, self._coloured))
+            self._output.write_lines(text_conversion.format_messages(batch, self._coloured))
         self.count += batch.num_rows
         return int(batch.num_rows)
 
@@ -49,7 +51,7 @@ class EpochPrinter:
 
     def print_item(self, message: EpochTailItem) -> bool:
         """Write and flush an item; return whether there is room for more."""
-        from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailStart
+        from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailStart
 
         self.count += 1
         if isinstance(message, EpochMessages):

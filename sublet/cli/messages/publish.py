@@ -24,7 +24,7 @@ from sublet_protocol.domain.topics import check_topic
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from sublet_borrower.node_client.feed import Feed
+    from sublet_borrower.node_client.feed_client import Feed
     from sublet_storage.producer import BatchDelivery, Publisher
 
 INTERRUPTED_FLUSH_TIMEOUT_S = 1.0

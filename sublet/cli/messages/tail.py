@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext, Nodes, command, defer_signals
 from sublet.cli.messages.message_printer import EpochPrinter, MessagePrinter
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
@@ -74,11 +74,13 @@ def tail(
       sublet tail 'orders/#' --node 10.0.0.5:7411
     """
     topic_filter = TopicFilter.parse(filter)
-    printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
+    printer = MessagePrinter(
+        cli, None if max_messages is None else text_conversion.parse_int("--max-messages", max_messages)
+    )
     if epochs:
         _print_complete_epochs(cli, nodes, topic_filter, start, follow, printer)
         return
-    begin = values.parse_starting_position(start)
+    begin = text_conversion.parse_starting_position(start)
     if nodes:
         _print_from_nodes(cli, nodes, topic_filter, begin, follow, printer)
     else:
@@ -131,7 +133,7 @@ def _print_complete_epochs(
     follow: bool,
     printer: MessagePrinter,
 ) -> None:
-    from sublet_storage.readers.epoch_tail import EpochTailReader
+    from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 
     if nodes:
         raise UsageError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import NotFound, Unavailable
@@ -48,7 +48,7 @@ def drain(
     from sublet_storage import node_directory
     from sublet_storage.groups.admin import node_desired_state
 
-    wait_s = values.parse_seconds(wait)
+    wait_s = text_conversion.parse_seconds(wait)
     with cli.open_connection() as connection:
         live_node = node_directory.find_live(connection, node)
         if not undo and not force:
@@ -96,7 +96,7 @@ def step_down(
     from sublet_storage import node_directory
     from sublet_storage.groups.admin import node_desired_state
 
-    wait_s = values.parse_seconds(wait)
+    wait_s = text_conversion.parse_seconds(wait)
     subscriptions = {str(resolve_subscription(cli, each)) for each in group or ()}
     with cli.open_connection() as connection:
         live_node = node_directory.find_live(connection, node)

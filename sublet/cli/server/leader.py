@@ -118,7 +118,7 @@ def leader(
         --tls-cert node.crt --tls-key node.key
     """
     from sublet_leader.http.settings import HttpOptions, read_admin_token
-    from sublet_leader.observe.settings import MetricsSettings
+    from sublet_leader.observe.metrics_settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
     from sublet_protocol.gate import audit

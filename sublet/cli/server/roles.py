@@ -1,4 +1,4 @@
-"""`sublet roles`: the roles of database users."""
+"""`sublet roles`: shows the roles of database users and who is a member, or prints the SQL that makes them."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
-from sublet.cli.spaces import payload_location as location_options
+from sublet.cli.spaces import payload_location_options as location_options
 from sublet.cli.spaces.apply_change import (
     Name,
     StoredCompression,
@@ -18,7 +18,13 @@ from sublet.cli.spaces.apply_change import (
     format_retention,
     print_space,
 )
-from sublet.cli.spaces.payload_location import NoPayloadLocation, NoTierAfter, PayloadLocation, Recall, TierAfter
+from sublet.cli.spaces.payload_location_options import (
+    NoPayloadLocation,
+    NoTierAfter,
+    PayloadLocation,
+    Recall,
+    TierAfter,
+)
 from sublet_protocol.domain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,4 +127,4 @@ def rollover(cli: CommandContext, name: Name) -> None:
 
 
 def _parse_seconds(text: str) -> int | None:
-    return None if text == NONE else values.parse_seconds(text)
+    return None if text == NONE else text_conversion.parse_seconds(text)

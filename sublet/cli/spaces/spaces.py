@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.spaces import alter, drop
 from sublet.cli.spaces.apply_change import (
@@ -20,7 +20,7 @@ from sublet.cli.spaces.apply_change import (
     print_space,
     space_to_json,
 )
-from sublet.cli.spaces.payload_location import PayloadLocation, TierAfter, warn_missing_directory
+from sublet.cli.spaces.payload_location_options import PayloadLocation, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
     from sublet_storage.spaces.drop_check import RetainedDroppedSpace
@@ -70,12 +70,12 @@ def create(
         create_space,
         name=name,
         filter=filter,
-        shards=values.parse_int("--shards", shards),
-        retention_s=None if retention is None else values.parse_seconds(retention),
-        rollover_s=None if rollover is None else values.parse_seconds(rollover),
+        shards=text_conversion.parse_int("--shards", shards),
+        retention_s=None if retention is None else text_conversion.parse_seconds(retention),
+        rollover_s=None if rollover is None else text_conversion.parse_seconds(rollover),
         compression=compression,
         payload_location=payload_location,
-        tier_after_s=None if tier_after is None else values.parse_seconds(tier_after),
+        tier_after_s=None if tier_after is None else text_conversion.parse_seconds(tier_after),
     )
     space = apply_change(cli, create)
     text = f"The space {space.name} holds {space.filter} in {space.shards} streams.{format_payload_location(space)}"
@@ -167,7 +167,7 @@ def reshard(
     """
     from sublet_storage.spaces.space_changes import reshard as change
 
-    space = apply_change(cli, partial(change, name=name, shards=values.parse_int("SHARDS", shards)))
+    space = apply_change(cli, partial(change, name=name, shards=text_conversion.parse_int("SHARDS", shards)))
     print_space(cli, space, f"The space {space.name} has {space.shards} streams.")
 
 

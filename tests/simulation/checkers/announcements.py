@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier, format_frontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier, format_frontier
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, Group, GroupWriteResult
 from tests.simulation.checkers.lives import Life, Lives, Violation

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.events import ProgressReported
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
 from tests.simulation.checkers.announcements import Announcements

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, is_at_or_before
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, is_at_or_before
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group
 from sublet_storage.spaces.routing import Space

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecret
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
@@ -529,7 +529,7 @@ class MemoryGroupStore:
 
     def delete_past(self, generation_id: int) -> bool:
         """Delete the rows of a generation without messages, once every group is past it, as
-        `sublet_storage.spaces.generation_cleanup`; False while one is not."""
+        `sublet_storage.spaces.empty_generation_cleanup`; False while one is not."""
         generation = self.streams.generations[generation_id]
         streams = [self.streams.streams[stream_id] for stream_id in generation.stream_ids]
         lives = [life for life in self._lives.values() if not life.deleted]

@@ -9,7 +9,7 @@ from typing import Any
 
 from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.credentials import ADVICE, FROM_ENVIRONMENT, SECRET_WORDS, check_url
+from sublet_borrower.spark.common.database_credentials import ADVICE, FROM_ENVIRONMENT, SECRET_WORDS, check_url
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.subscriptions import Subscription
 

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Self
 from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.consumer.runner import RetryPolicy, UserFunction
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, driver_url, task_address
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.exception_transport import unpack
 from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
-from sublet_borrower.spark.common.query_database import check_socket_reachable
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, task_url
+from sublet_borrower.spark.common.database_reachability import check_socket_reachable
 from sublet_borrower.spark.job.exception_transport import UserCodeExited, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
 from sublet_borrower.spark.job.task_reports import TaskReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.source_options import check_database, check_option_name, parse_index, read_options
 from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
 from sublet_protocol.domain.limits import MAX_NUMBER

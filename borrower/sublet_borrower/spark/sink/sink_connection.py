@@ -12,8 +12,8 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address, task_url
-from sublet_borrower.spark.common.query_database import check_database_exists, check_socket_reachable
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, driver_url, task_address, task_url
+from sublet_borrower.spark.common.database_reachability import check_database_exists, check_socket_reachable
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_protocol.domain.errors import InvalidSetting
 
@@ -69,7 +69,7 @@ class SinkDatabaseAddress:
             yield url, conn
 
     def _open_url(self, stack: ExitStack) -> str:
-        from sublet_storage.bootstrap.database import open_database
+        from sublet_storage.bootstrap.given_or_embedded_database import open_database
 
         if self.address is not None:
             check_socket_reachable(self.address, self.driver_host)

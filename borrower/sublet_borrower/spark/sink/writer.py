@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from sublet_borrower.spark.common.malloc_and_gc_tuning import freeze_loaded_objects
 from sublet_borrower.spark.common.retry import retry_while_unavailable
-from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.sink.sink_connection import SinkDatabaseAddress

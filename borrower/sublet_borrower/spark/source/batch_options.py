@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.source_options import (
     StreamOptions,
     check_database,

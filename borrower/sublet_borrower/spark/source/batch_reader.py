@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
-from sublet_borrower.spark.common.columns import to_arrow_schema
-from sublet_borrower.spark.common.credentials import driver_url, task_address
-from sublet_borrower.spark.common.query_database import check_database_exists, resolve_database
+from sublet_borrower.spark.common.database_credentials import driver_url, task_address
+from sublet_borrower.spark.common.database_reachability import check_database_exists, resolve_database
+from sublet_borrower.spark.common.source_columns import to_arrow_schema
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, read_task
@@ -25,14 +25,14 @@ from sublet_protocol.domain import topics
 from sublet_protocol.domain.errors import InvalidEpoch, UnknownSpace
 from sublet_storage.db.connect import connect
 from sublet_storage.log.message_predicate import MessagePredicate
-from sublet_storage.readers.batch_read_planner import OffsetRange, list_offset_ranges
+from sublet_storage.readers.offset_ranges import OffsetRange, list_offset_ranges
 from sublet_storage.spaces.space_queries import list_spaces
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sublet_storage.bootstrap.database import DatabaseLocation
+    from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation
 
 
 class SubletBatchReader(DataSourceReader):

@@ -27,14 +27,14 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.planner.grant_key_handoff import PlannerGrantKeys, read_grant_keys
+from sublet_borrower.planner.grant_key_files import PlannerGrantKeys, read_grant_keys
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, check_url, driver_url
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, check_url, driver_url
 from sublet_borrower.spark.source import checkpoint_files
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, MicroBatchFenced, UnknownOutcome, UsageError
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sublet_borrower.planner.planned_ranges import PlannedRange
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import InvalidSetting
 
 Offset = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import datasource as spark
 
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_storage.readers.batch_read_planner import OffsetRange
+from sublet_storage.readers.offset_ranges import OffsetRange
 
 NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
-from sublet_borrower.spark.common.query_database import check_socket_reachable, keep_server_running
+from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, task_url
+from sublet_borrower.spark.common.database_reachability import check_socket_reachable, keep_server_running
+from sublet_borrower.spark.common.malloc_and_gc_tuning import freeze_loaded_objects, keep_freed_memory
 from sublet_borrower.spark.common.retry import retry_while_unavailable
-from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects, keep_freed_memory
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import NotFound, PoisonBlock, PositionBeyondHead, PositionGone, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
@@ -154,7 +154,7 @@ def _get_worker(pid: int) -> SingleThreadExecutor:
 
 def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
     """Read the range page by page."""
-    from sublet_borrower.spark.common.columns import to_output_batches
+    from sublet_borrower.spark.common.source_columns import to_output_batches
 
     keep_server_running(partition.data_dir, partition.driver_host)
     check_socket_reachable(partition.address, partition.driver_host)
@@ -222,7 +222,7 @@ def _skip_gone(partition: RangePartition, gone: PositionGone, end: int) -> int:
 
 
 def _fetch_page(partition: RangePartition, filter: TopicFilter, offset: int, end: int) -> LogPage:
-    from sublet_borrower.spark.common.columns import FEW_ROWS
+    from sublet_borrower.spark.common.source_columns import FEW_ROWS
     from sublet_storage.db.bounded_connection import check_timeline_number
     from sublet_storage.log import fetch as message_log
 

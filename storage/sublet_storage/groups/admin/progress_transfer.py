@@ -13,14 +13,14 @@ from typing import Any
 
 from psycopg.rows import class_row
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, get_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_statements
+from sublet_storage.groups.coordinator import consumed_epoch_frontiers, group_lifecycle, lending_statements
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
@@ -173,7 +173,7 @@ def create_from_progress(
     _lend(connection, group_id, existing.positions)
     group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
-        consumed_frontiers.insert_exported_frontiers(
+        consumed_epoch_frontiers.insert_exported_frontiers(
             connection, group_id, subscription.filter, dict(progress.frontiers)
         )
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()

@@ -1,4 +1,4 @@
-"""Targets of `groups reset`: the positions from which a group continues."""
+"""What `groups reset` was asked for (earliest, latest, a time, an offset), before it is looked up for each stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sublet_protocol.domain.epochs import Epoch, check_epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from psycopg.rows import class_row
 
-from sublet_protocol.domain.epochs import check_epoch
+from sublet_protocol.domain.epoch_frontiers import check_epoch
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_statements
+from sublet_storage.groups.coordinator import consumed_epoch_frontiers, group_lifecycle, leadership, lending_statements
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
@@ -290,9 +290,9 @@ def _lock_rows(connection: Connection, group: Group, streams: Collection[int], f
 
 def _begin_epochs(connection: Connection, group: Group, target: ResetTarget) -> None:
     """Make an atomic group read entire epochs from its new positions on."""
-    consumed_frontiers.delete_frontiers(connection, group.group_id)
+    consumed_epoch_frontiers.delete_frontiers(connection, group.group_id)
     start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
-    consumed_frontiers.initialize_frontiers(
+    consumed_epoch_frontiers.initialize_frontiers(
         connection,
         group.group_id,
         group.subscription.filter,

@@ -17,7 +17,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_statements
+from sublet_storage.groups.coordinator import consumed_epoch_frontiers, leadership, lending_statements
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error, too_many_groups_error
 from sublet_storage.groups.model.history_record_builder import command_record, deletion_records
@@ -121,7 +121,7 @@ def create(
     connection.execute(_BEGIN, {**parameters, **filters_at_start(connection, subscription.filter, start)})
     set_revoked_at(connection, [group_id], now_us)
     if options.atomic:
-        consumed_frontiers.initialize_frontiers(connection, group_id, subscription.filter, start, now_us)
+        consumed_epoch_frontiers.initialize_frontiers(connection, group_id, subscription.filter, start, now_us)
     return Group(group_id, subscription, options)
 
 
@@ -169,7 +169,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None, user: str 
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
     dropping = connection.execute(_DROP, {"group": group_id})
-    consumed_frontiers.delete_frontiers(connection, group_id)
+    consumed_epoch_frontiers.delete_frontiers(connection, group_id)
     leadership.expire(connection, (group_id,))
     leader = leadership.fetch_locked(locking).get(group_id)
     if leader is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds

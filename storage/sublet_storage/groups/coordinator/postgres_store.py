@@ -14,7 +14,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
-from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_statements, session_names
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_statements, session_name_owners
 from sublet_storage.groups.coordinator.leader_transaction import commit_batch, elect, make_busy_result
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
@@ -151,11 +151,13 @@ class PostgresGroupStore:
 
     def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: session_names.read_last_epoch(connection, subscription, session))
+        return self._channel.read(
+            lambda connection: session_name_owners.read_last_epoch(connection, subscription, session)
+        )
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
-        self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
+        self._channel.write(lambda connection: session_name_owners.bind(connection, subscription, session, principal))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""

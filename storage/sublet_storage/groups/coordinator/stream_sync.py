@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_statements
+from sublet_storage.groups.coordinator import consumed_epoch_frontiers, group_lifecycle, lending_statements
 from sublet_storage.groups.coordinator.lending_statements import BEHIND_PAGE, FACTS, PAGE, ROW, Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
@@ -117,10 +117,10 @@ def sync_streams(
     spaces = {}
     if atomic:
         oldest = min(group.after_generation for group in groups if group.is_atomic)
-        spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
+        spaces = consumed_epoch_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
     added = _add_streams(connection, groups, buffer.now_us, adds_all=bool(atomic))
     touched = added | _tidy_up(connection, terms, on_data_loss, buffer)
-    epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
+    epochs = consumed_epoch_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
     lendings = _read_report(connection, terms, touched, buffer.now_us)
     desired = {group.group_id: GroupDesiredState.from_json(group.desired_state) for group in groups}
     return {
@@ -185,7 +185,7 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
     atomic = {group.group_id for group in groups if group.is_atomic}
     free_keys = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
     if keys := [key for key in free_keys if key[0] in atomic]:
-        consumed_frontiers.add_spaces(connection, keys, now_us)
+        consumed_epoch_frontiers.add_spaces(connection, keys, now_us)
     return free_keys
 
 

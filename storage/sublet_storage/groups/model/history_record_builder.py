@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
+from sublet_protocol.domain.epoch_frontiers import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.lending_row import LendingEvent, LendingRow, make_history_event
 from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, HistoryRecord, LendingStatus

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss

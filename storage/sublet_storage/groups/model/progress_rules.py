@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
 from sublet_protocol.domain.in_doubt_range import choose_latest_in_doubt
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from psycopg.rows import class_row
 
-from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
+from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_statements

@@ -25,9 +25,9 @@ from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import NoPushSender
+from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
+from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
 

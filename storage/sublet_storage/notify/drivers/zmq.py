@@ -20,9 +20,9 @@ from zmq.utils.monitor import recv_monitor_message
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.poll import NoPushSender
+from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.fork_guard import OwnerProcess
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 

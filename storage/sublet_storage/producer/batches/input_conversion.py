@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import Epoch
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
 from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US

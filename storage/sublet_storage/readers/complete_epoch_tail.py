@@ -16,7 +16,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import (
+from sublet_protocol.domain.epoch_frontiers import (
     LowerFrontier,
     UpperFrontier,
     lower_frontier_from_json,
@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.epoch_filter import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
+from sublet_storage.log.complete_epoch_filter import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 from sublet_storage.spaces.space_queries import find_spaces_that_matched
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep, EpochStepPlanner
 
@@ -50,7 +50,7 @@ class _BegunStep:
 
 
 @dataclass(slots=True, eq=False)
-class EpochGrantedStream(GrantedStream):
+class CompleteEpochStream(GrantedStream):
     """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where marks are known.
 
     `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known

@@ -78,7 +78,7 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTrackerOutcome:
+class HeadPollOutcome:
     """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
     to be read from the log and returned as `HeadsRead`. `read`: {stream: head} of a stream that is to be read on
     from there, as it has probably grown; the head that this shows is returned as `HeadsRead`.
@@ -113,7 +113,7 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class HeadTrackerCounters:
+class HeadPollCounters:
     """Counts since the session began: heads by push, by polling, rejected; polls, and misses that were healed."""
 
     pushed: int = 0
@@ -123,7 +123,7 @@ class HeadTrackerCounters:
     missed_pushes: int = 0
 
 
-class HeadTracker:
+class HeadPollScheduler:
     """The streams of one session. Not thread-safe: the session's own thread calls it."""
 
     def __init__(self, settings: HeadTrackerSettings | None = None) -> None:
@@ -134,9 +134,9 @@ class HeadTracker:
         self._follow: list[HeadSubscriptionId] = []
         self._unfollow: list[HeadSubscriptionId] = []
         self._numbers = 0
-        self.counters = HeadTrackerCounters()
+        self.counters = HeadPollCounters()
 
-    def decide(self, event: HeadTrackerEvent, now: float) -> HeadTrackerOutcome:
+    def decide(self, event: HeadTrackerEvent, now: float) -> HeadPollOutcome:
         """Apply one event, and return the outcome."""
         self._follow, self._unfollow = [], []
         new_heads: dict[int, int] = {}
@@ -156,7 +156,7 @@ class HeadTracker:
         self._note_misses(now)
         due = self._take_due(now)
         read = self._take_growing(due)
-        return HeadTrackerOutcome(
+        return HeadPollOutcome(
             tuple(self._follow), tuple(self._unfollow), new_heads, () if read else due, read, self._wake_at()
         )
 

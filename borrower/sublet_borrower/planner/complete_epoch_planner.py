@@ -11,7 +11,7 @@ from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannerStream
-from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import NotFound, PositionBeyondHead, PositionGone, TimelineChanged
 from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_storage.log.fetch import beyond_head_error

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, REQUEST_S
-from sublet_protocol.gate.request_parser import read_request
+from sublet_protocol.gate.bounded_request_parser import read_request
 
 
 class PrincipalCallLimiter:

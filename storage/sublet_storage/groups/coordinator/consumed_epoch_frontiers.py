@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sublet_protocol.domain.epochs import (
+from sublet_protocol.domain.epoch_frontiers import (
     Epoch,
     GroupFrontier,
     LowerFrontier,

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
 
 LowerFrontiers = Mapping[int, LowerFrontier | None]

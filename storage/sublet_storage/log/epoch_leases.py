@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.epochs import (
+from sublet_protocol.domain.epoch_frontiers import (
     Epoch,
     LowerFrontier,
     UpperFrontier,

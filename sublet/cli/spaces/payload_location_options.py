@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base import values
+from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 
@@ -62,7 +62,7 @@ def payload_changes(
     if payload_location is not None:
         changes["payload_location"] = payload_location
     if tier_after is not None or no_tier_after:
-        changes["tier_after_s"] = None if tier_after is None else values.parse_seconds(tier_after)
+        changes["tier_after_s"] = None if tier_after is None else text_conversion.parse_seconds(tier_after)
     return changes
 
 

@@ -1,4 +1,4 @@
-"""What the Python workers of Spark's executors do once with their memory: each runs task after task."""
+"""Settings of malloc and of the garbage collector, made once in each Python worker of Spark: it runs many tasks."""
 
 from __future__ import annotations
 

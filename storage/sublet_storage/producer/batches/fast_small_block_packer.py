@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.arrow_batch_decoder import START
 from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
 from sublet_storage.log.column_encoding import (

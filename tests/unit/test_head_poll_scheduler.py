@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from sublet_borrower.new_data.head_tracker import (
+from sublet_borrower.new_data.head_poll_scheduler import (
+    HeadPollOutcome,
+    HeadPollScheduler,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTracker,
     HeadTrackerEvent,
-    HeadTrackerOutcome,
     HeadTrackerSettings,
     StreamsCaughtUp,
 )
@@ -28,11 +28,11 @@ class Play:
     """A following and its last outcome."""
 
     def __init__(self) -> None:
-        self.machine = HeadTracker(S)
+        self.machine = HeadPollScheduler(S)
         self.now = 0.0
-        self.last = HeadTrackerOutcome()
+        self.last = HeadPollOutcome()
 
-    def do(self, event: HeadTrackerEvent, at: float | None = None) -> HeadTrackerOutcome:
+    def do(self, event: HeadTrackerEvent, at: float | None = None) -> HeadPollOutcome:
         """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
@@ -42,7 +42,7 @@ class Play:
         """Somebody tells where the stream ends; what is news of it."""
         return dict(self.do(HeadPushed(follow, head), at).new_heads)
 
-    def read_to(self, head: int) -> HeadTrackerOutcome:
+    def read_to(self, head: int) -> HeadPollOutcome:
         """The stream is read to its end there."""
         return self.do(StreamsCaughtUp({7: (50, head)}))
 
@@ -51,12 +51,12 @@ class Play:
         """The streams whose heads it asks for, or that it reads without."""
         return (*self.last.poll, *self.last.read)
 
-    def wait(self) -> HeadTrackerOutcome:
+    def wait(self) -> HeadPollOutcome:
         """Until it wants to be woken."""
         assert self.last.wake_at is not None
         return self.do(Tick(), max(self.last.wake_at, self.now))
 
-    def wait_for_look(self) -> HeadTrackerOutcome:
+    def wait_for_look(self) -> HeadPollOutcome:
         """Until it looks at the log."""
         while not (self.wait().poll or self.last.read):
             pass

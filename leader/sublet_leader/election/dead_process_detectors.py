@@ -1,4 +1,4 @@
-"""Finds locks that were free in two checks, as a pure machine.
+"""Finds nodes and agents that have ended, by locks that were free in two checks, as pure machines.
 
 A lock is free for a moment where its holder's connection was cut, and all are after a restart of the database. So one
 check is not enough: two must find it free, some time apart, over one connection that is itself old enough.

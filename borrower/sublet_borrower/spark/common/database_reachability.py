@@ -12,8 +12,8 @@ import socket
 from pathlib import Path
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.bootstrap.database import DatabaseLocation, open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation, open_database
 from sublet_storage.db.database_url import parse_url
 
 

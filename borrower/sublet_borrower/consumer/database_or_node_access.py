@@ -12,7 +12,7 @@ from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.postgres_head_listener import OnHeads, OnListening, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.bootstrap.database import open_database
+from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.node_directory import list_live_nodes
