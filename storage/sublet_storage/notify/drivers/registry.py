@@ -10,7 +10,7 @@ from sublet_storage.notify.drivers.base import NotificationDriver, NotificationD
 GROUP = "sublet.notify"
 OURS = "sublet"
 
-_BUILT_IN = {"poll": "NoPushDriver", "postgres": "PostgresNotificationDriver", "zmq": "ZmqDriver"}
+_BUILT_IN = {"poll": "no_push:NoPushDriver", "postgres": "postgres:PostgresNotificationDriver", "zmq": "zmq:ZmqDriver"}
 """Ours, which are never replaced, and are there also where nothing is installed: the source on a path, code shipped to
 executors."""
 
@@ -55,7 +55,7 @@ def driver_name(endpoint: str) -> str:
 
 def _find_entry(name: str) -> EntryPoint:
     if name in _BUILT_IN:  # a look at what is installed takes 20 ms: it reads a file of each distribution
-        return EntryPoint(name, f"sublet_storage.notify.drivers.{name}:{_BUILT_IN[name]}", GROUP)
+        return EntryPoint(name, f"sublet_storage.notify.drivers.{_BUILT_IN[name]}", GROUP)
     entries = {_get_distribution(each): each for each in entry_points(group=GROUP, name=name)}
     if not entries:
         raise InvalidSetting(
