@@ -43,6 +43,15 @@ UNNOTICED_STREAMS = """
 """Streams that came after a group began and that no leader has noticed: the next one makes rows at 0 for them. With
 `to_pairs` as parameters, and `oldest`: all come after this generation."""
 
+STARTING_OFFSET = """case %({policy})s
+           when 'earliest' then 0
+           when 'offset' then least(%({value})s::bigint, s.head)
+           when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
+             timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'), s.head)
+           else s.head end"""
+"""The offset of a `StartingPosition` in stream `s`, given the names of its parameters. A time is that of the first
+message that was appended then or later."""
+
 _FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where dropped_at is null"
 
 
