@@ -9,15 +9,14 @@ import psycopg
 
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.spaces.space_queries import STARTING_OFFSET, read_generation_filters
+from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET, read_matching_filters
 
 _OFFSET_RANGES = f"""
 select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
        {STARTING_OFFSET.format(policy="start", value="start_value")},
        {STARTING_OFFSET.format(policy="end", value="end_value")}
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
- where n.state <> 'gone'
-   and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+ where n.state <> 'gone' and {MAY_MATCH}
  order by s.generation_id, s.stream_id"""
 
 
@@ -42,10 +41,8 @@ def list_offset_ranges(
     the order of their generations; all of one snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        filters = read_generation_filters(conn).matching(filter)
         parameters = {
-            "open": [filter.text for filter, now in filters.items() if now],
-            "closed": [filter.text for filter in filters],
+            **read_matching_filters(conn, filter),
             "start": start.policy,
             "start_value": start.value,
             "end": end.policy,

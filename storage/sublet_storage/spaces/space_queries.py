@@ -43,6 +43,9 @@ UNNOTICED_STREAMS = """
 """Streams that came after a group began and that no leader has noticed: the next one makes rows at 0 for them. With
 `to_pairs` as parameters, and `oldest`: all come after this generation."""
 
+MAY_MATCH = "n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)"
+"""Whether stream `s` of generation `n` may have messages that match: with `read_matching_filters` as parameters."""
+
 STARTING_OFFSET = """case %({policy})s
            when 'earliest' then 0
            when 'offset' then least(%({value})s::bigint, s.head)
@@ -105,6 +108,16 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
         open=frozenset(TopicFilter(text) for text, open, _ in rows if open),
         newest_generation_id=max((newest for _, _, newest in rows), default=0),
     )
+
+
+def read_matching_filters(conn: psycopg.Connection[Any], filter: TopicFilter) -> dict[str, list[str]]:
+    """Return the filters of generations with messages that match, of those that get such messages now (`open`), and of
+    all (`closed`)."""
+    matching = read_generation_filters(conn).matching(filter)
+    return {
+        "open": [filter.text for filter, is_current in matching.items() if is_current],
+        "closed": [filter.text for filter in matching],
+    }
 
 
 def to_pairs(filters_by_group: Mapping[int, Mapping[TopicFilter, bool]]) -> dict[str, list[Any]]:

@@ -30,7 +30,7 @@ from sublet_storage.groups.model.group_errors import group_not_found_error, row_
 from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
-from sublet_storage.spaces.space_queries import STARTING_OFFSET
+from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET
 
 _PLAN = f"""
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
@@ -56,8 +56,7 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
   cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
- where (l.stream_id is not null or (n.state <> 'gone' and n.filter = any(
-          case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)))
+ where (l.stream_id is not null or (n.state <> 'gone' and {MAY_MATCH}))
    and not (l.status is not distinct from 'finished' and s.state = 'open')
  order by s.stream_id"""
 """Of the streams that the group may have; an open one that is finished lies in the shadow of another space.
