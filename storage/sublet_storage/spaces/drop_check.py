@@ -14,10 +14,10 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import UNNOTICED_STREAMS, read_generation_filters, to_pairs
+from sublet_storage.util.name_list import format_names
 
 RECENT_WINDOW_S = 3600.0
 """A producer that has published within this time counts as a user of the space."""
-MAX_NAMED = 5
 MAX_LOSSES = 20
 
 _MESSAGES = """
@@ -95,8 +95,8 @@ class SpaceUsers:
         groups = [f"{group.subscription} ({group.granted_streams} of its streams granted)" for group in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
-            *([f"groups use it: {_format_names(groups)}"] if groups else []),
-            *([f"producers publish to it: {_format_names(self.producers)}"] if self.producers else []),
+            *([f"groups use it: {format_names(groups)}"] if groups else []),
+            *([f"producers publish to it: {format_names(self.producers)}"] if self.producers else []),
         ]
 
 
@@ -157,8 +157,3 @@ def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
             "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
             "that are behind are blocked, and publishers that are bound to it are refused."
         )
-
-
-def _format_names(names: tuple[str, ...] | list[str]) -> str:
-    suffix = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + suffix
