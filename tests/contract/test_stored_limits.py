@@ -32,7 +32,7 @@ def test_a_record_full_of_headers_is_published(
         publish_dead_letter(connection, "failed", record, 3, "é" * 5_000)
         ((stored,),) = connection.execute("select headers from sublet.outbox").fetchall()
     names = [name for name, _ in stored]
-    assert names[remaining:] == ["sublet.topic", "sublet.stream", "sublet.offset", "sublet.error"]
+    assert names[remaining:] == ["sublet.topic", "sublet.stream_id", "sublet.offset", "sublet.error"]
     assert names[:remaining] == [name for name, _ in headers][:remaining]
 
 

@@ -198,7 +198,7 @@ def test_records_that_fail_are_stored_and_others_done(place: Place) -> None:
         (b"k", None if number == 38 else b"\0%d" % number) for number in sorted(bad)
     ]
     for row, offset in zip(found, sorted(bad), strict=True):
-        origin = [(f"sublet.{name}", value) for name, value in (("topic", b"t"), ("stream", b"%d" % stream_id))]
+        origin = [(f"sublet.{name}", value) for name, value in (("topic", b"t"), ("stream_id", b"%d" % stream_id))]
         origin += [("sublet.offset", b"%d" % offset), ("sublet.error", "ValueError: cannot \ufffd".encode())]
         assert [(header["key"], header["value"]) for header in row["headers"]] == [("h", b"\xff"), ("n", None), *origin]
 

@@ -44,6 +44,6 @@ def test_every_answer_has_the_documented_fields(shell: Shell) -> None:
     forms = [set(shell.run("roles", *option, "--json").object) for option in ((), ("--sql",))]
     assert (set.union(*forms), set.intersection(*forms)) == (page["roles"], set())
     checked |= {"access revoke-token", "roles"}
-    assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
+    assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}  # the demo's: tests/unit/test_demo.py
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
     assert set(line) == page["tail, sublet consume"] - {"grant_id"}

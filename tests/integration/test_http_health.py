@@ -128,7 +128,7 @@ def test_a_probe_sees_a_group_without_a_leader(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a")
     node = Http.of(stage.fleet.nodes["n1"])
-    eventually(lambda: node.metric("sublet_consumergroup_members", group=ALL) == 1, WAIT_S)
+    eventually(lambda: node.metric("sublet_consumergroup_members", subscription=ALL) == 1, WAIT_S)
     stage.fleet.nodes["n1"].kill()
     stage.fleet.consumers["a"].kill()
     other = served(stage, "n2")  # nobody asks it for the group

@@ -53,7 +53,7 @@ def lags(node: Http, group: str) -> dict[str, float]:
     return {
         dict(labels)["stream_id"]: value
         for (name, labels), value in node.metrics().items()
-        if name == "sublet_consumergroup_lag" and dict(labels)["group"] == group
+        if name == "sublet_consumergroup_lag" and dict(labels)["subscription"] == group
     }
 
 
@@ -72,17 +72,17 @@ def test_lag_is_right_or_absent(stage: Stage) -> None:
     def offsets(name: str, **group: str) -> dict[str, float | None]:
         return {stream: node.metric(name, space="default", stream_id=stream, **group) for stream in streams}
 
-    eventually(lambda: offsets("sublet_consumergroup_current_offset", group=ALL) == heads, WAIT_S)  # caught up
+    eventually(lambda: offsets("sublet_consumergroup_current_offset", subscription=ALL) == heads, WAIT_S)  # caught up
     assert offsets("sublet_stream_head_offset") == heads
     assert lags(node, ALL) == dict.fromkeys(streams, 0)
-    assert node.metric("sublet_consumergroup_lag_sum", group=ALL) == 0
+    assert node.metric("sublet_consumergroup_lag_sum", subscription=ALL) == 0
     # Behind: nobody consumes, and the leader stays for a while.
     stage.fleet.consumers["a"].stop()
     stage.scene.publish(100)
     eventually(lambda: sum(lags(node, ALL).values()) == 100, WAIT_S, stage.said)
     metrics = node.metrics()
-    assert metrics[("sublet_consumergroup_lag_sum", (("group", ALL),))] == 100
-    assert metrics[("sublet_consumergroup_lag_max", (("group", ALL),))] == max(lags(node, ALL).values())
+    assert metrics[("sublet_consumergroup_lag_sum", (("subscription", ALL),))] == 100
+    assert metrics[("sublet_consumergroup_lag_max", (("subscription", ALL),))] == max(lags(node, ALL).values())
     # Unknown: a position that is beyond the head.
     first = streams[0]
     others = sum(lag for stream, lag in lags(node, ALL).items() if stream != first)
@@ -92,9 +92,9 @@ def test_lag_is_right_or_absent(stage: Stage) -> None:
     )
     eventually(lambda: set(lags(node, ALL)) == set(streams[1:]), WAIT_S)
     metrics = node.metrics()
-    assert metrics[("sublet_consumergroup_unknown_lag_streams", (("group", ALL),))] == 1
-    assert metrics[("sublet_consumergroup_known_lag_sum", (("group", ALL),))] == others
-    assert ("sublet_consumergroup_lag_sum", (("group", ALL),)) not in metrics
+    assert metrics[("sublet_consumergroup_unknown_lag_streams", (("subscription", ALL),))] == 1
+    assert metrics[("sublet_consumergroup_known_lag_sum", (("subscription", ALL),))] == others
+    assert ("sublet_consumergroup_lag_sum", (("subscription", ALL),)) not in metrics
 
 
 @pytest.mark.conforms("A3")
@@ -125,13 +125,17 @@ def test_a_group_is_exported_by_its_leader_alone(stage: Stage) -> None:
     claim = stage.scene.claim()
     (other,) = set(nodes) - {claim.node.name}
     leader = nodes[claim.node.name]
-    eventually(lambda: leader.metric("sublet_consumergroup_term", group=ALL) == claim.term, WAIT_S)
+    eventually(lambda: leader.metric("sublet_consumergroup_term", subscription=ALL) == claim.term, WAIT_S)
     assert not [name for name, _ in nodes[other].metrics() if name.startswith("sublet_consumergroup")]
-    granted = leader.metric("sublet_lending_events_total", group=ALL, event="grant", reason="allocated", forced="false")
+    granted = leader.metric(
+        "sublet_lending_events_total", subscription=ALL, event="grant", reason="allocated", forced="false"
+    )
     assert granted == 2
     stage.fleet.nodes[claim.node.name].kill()
     stage.next_leader(claim)
-    eventually(lambda: nodes[other].metric("sublet_consumergroup_streams", group=ALL, status="held") == 2, WAIT_S)
+    eventually(
+        lambda: nodes[other].metric("sublet_consumergroup_streams", subscription=ALL, status="held") == 2, WAIT_S
+    )
     assert nodes[other].metric("sublet_leader_events_total", event="takeover") == 1
 
 
@@ -144,7 +148,7 @@ def test_a_group_without_a_leader_is_exported(stage: Stage) -> None:
     nodes = [served(stage, name) for name in ("n1", "n2")]
 
     def exporting(name: str, **labels: str) -> list[float]:
-        return [found for node in nodes if (found := node.metric(name, group=ALL, **labels)) is not None]
+        return [found for node in nodes if (found := node.metric(name, subscription=ALL, **labels)) is not None]
 
     eventually(lambda: exporting("sublet_consumergroup_lag_sum") == [100], WAIT_S, stage.said)
     assert exporting("sublet_consumergroup_members") == [0]
@@ -173,7 +177,7 @@ def test_stuck_streams_without_a_leader_are_counted(stage: Stage, database: str,
         led.write(RecordHistory(first, led.lend(first).grant_id, "unreadable", "damaged"))
         led.store.release(LED_BY, {led.group: led.term})
     node = served(stage)
-    stuck = ("sublet_consumergroup_unreadable_streams", (("group", LED_BY_HAND),))
+    stuck = ("sublet_consumergroup_unreadable_streams", (("subscription", LED_BY_HAND),))
     assert eventually(lambda: node.metrics().get(stuck), WAIT_S, stage.said) == 1
 
 
@@ -190,7 +194,7 @@ def test_beyond_the_limits_groups_are_counted(stage: Stage, led: bool) -> None:
             stage.scene.store.open_group(Subscription.parse(f"$share/g{number}/#"))
 
     def groups(name: str) -> int:
-        return len({dict(labels)["group"] for each, labels in node.metrics() if each == name})
+        return len({dict(labels)["subscription"] for each, labels in node.metrics() if each == name})
 
     eventually(lambda: node.metric("sublet_groups_not_exported", series="all") == 1, WAIT_S, stage.said)
     assert node.metric("sublet_groups_not_exported", series="streams") == 2

@@ -127,7 +127,7 @@ def test_a_quiet_holders_stream_is_blocked(
             assert REASON in shell.run("groups", command, GROUP, "--json").out
         http = Http.of(served.nodes["n1"])
         assert REASON in str(http.get("/api/v1/group", subscription=GROUP))
-        assert http.metric("sublet_consumergroup_streams", group=GROUP, status="blocked") == 1
+        assert http.metric("sublet_consumergroup_streams", subscription=GROUP, status="blocked") == 1
 
         answer = shell.run(*reset, "--yes")
         assert answer.code == 0, answer.err

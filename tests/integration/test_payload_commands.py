@@ -141,7 +141,7 @@ def test_an_unreadable_stream_is_named_until_read_on(
         assert (reported["stream_id"], "ends before offset 6" in reported["unreadable_reason"]) == (stream, True)
         of_group = json_views.summary_to_json(list_groups(conn)[0])
         assert (of_group["state"], of_group["unreadable_streams"]) == ("unreadable", 1)
-        assert Http.of(first).metric("sublet_consumergroup_unreadable_streams", group=GROUP) == 1
+        assert Http.of(first).metric("sublet_consumergroup_unreadable_streams", subscription=GROUP) == 1
         found = reading(conn)
         assert (found.state, f"{stream} of {GROUP}" in found.detail) == (Severity.ERROR, True)
         with a_shell(SUBLET_DATABASE_URL=database) as shell:
@@ -151,7 +151,7 @@ def test_an_unreadable_stream_is_named_until_read_on(
         first.kill()
         second = fleet.node("n2")
         consume(lambda: troubles(conn) == ["unreadable"] * 2)
-        consume(lambda: Http.of(second).metric("sublet_consumergroup_unreadable_streams", group=GROUP) == 1)
+        consume(lambda: Http.of(second).metric("sublet_consumergroup_unreadable_streams", subscription=GROUP) == 1)
         assert reason(conn, stream) is StallReason.UNREADABLE
         again = line_of(conn, stream).unreadable_s
         assert again is not None
@@ -161,7 +161,7 @@ def test_an_unreadable_stream_is_named_until_read_on(
         consume(lambda: reason(conn, stream) is StallReason.FINISHED)
         assert troubles(conn) == ["unreadable", "unreadable", "readable"]
         assert reading(conn).state is Severity.OK
-        consume(lambda: Http.of(second).metric("sublet_consumergroup_unreadable_streams", group=GROUP) == 0)
+        consume(lambda: Http.of(second).metric("sublet_consumergroup_unreadable_streams", subscription=GROUP) == 0)
         assert json_views.summary_to_json(list_groups(conn)[0])["unreadable_streams"] == 0
 
 

@@ -113,7 +113,7 @@ def test_a_plan_is_written_before_it_is_begun(database: str, runs: list[Run], co
         run.until(1_000, die="logged")
     planned = checkpoint.offsets[0]["streams"]
     in_doubt = {
-        str(stream): {"from": doubt["start"], "grant": doubt["grant_id"], "to": doubt["end"]}
+        str(stream): {"from": doubt["start"], "grant_id": doubt["grant_id"], "to": doubt["end"]}
         for stream, (_, _, doubt) in lending(conn).items()
         if doubt is not None
     }

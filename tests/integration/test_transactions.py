@@ -97,7 +97,10 @@ def test_output_and_progress_are_committed_together(place: Place) -> None:
         done = 0
         while done < 20:
             batch = first(session)
-            token = {b"sublet.stream": str(batch.stream_id).encode(), b"sublet.grant_id": str(batch.grant_id).encode()}
+            token = {
+                b"sublet.stream_id": str(batch.stream_id).encode(),
+                b"sublet.grant_id": str(batch.grant_id).encode(),
+            }
             assert token.items() <= batch.table.schema.metadata.items(), "who writes elsewhere can fence by it"
             with batch.transaction() as connection:
                 write(connection, batch)

@@ -44,6 +44,7 @@ def test_a_stored_header_without_a_name_is_shown() -> None:
     first, second = json.loads(json.dumps(list(messages_to_json(batch))))
     assert first["headers"] == [[None, None], [None, "x"], ["a", None]]
     assert second["headers"] is None
+    assert [(row["stream_id"], row["offset"]) for row in (first, second)] == [(1, 0), (1, 1)]
     assert len(list(format_messages(batch, coloured=False))) == 2
 
 

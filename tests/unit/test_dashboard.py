@@ -60,7 +60,7 @@ def test_groups_beyond_the_limit_are_one_series() -> None:
         joined = transient_record(1, 1, JOIN, "joined", "a/1", "a")
         counters.record_history([GroupWatchEvent(f"$share/{name}/#", joined)])
     counted = {
-        sample.labels["group"]: sample.value
+        sample.labels["subscription"]: sample.value
         for metric in registry.collect()
         for sample in metric.samples
         if sample.name == "sublet_member_events_total"

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -185,11 +185,25 @@ def test_the_exit_code_is_1_if_anything_is_wrong(
     answer = json.loads(capsys.readouterr().out)
     shares = {kill["what"]: kill["consumed_share"] for kill in answer["kills"]}
     assert shares == {"worker": 2 / 6, "leader": (max(leaderless) + 1) / 6}
+    assert answer.keys() == {name for first_cell in documented() for name in first_cell}
+    assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
+
+
+def documented() -> dict[tuple[str, ...], list[str]]:
+    """{the names of a row's first cell: those that its description has}, of the demo's table of docs/json.md."""
     page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
     (table,) = re.findall(r"^## sublet demo\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
-    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
-    assert answer.keys() == {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-    assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
+    rows = re.findall(r"^\| (`[^|]*) \|[^|]*\|(.*) \|$", table, re.MULTILINE)
+    return {tuple(re.findall(r"`(\w+)`", first)): re.findall(r"`(\w+)`", last) for first, last in rows}
+
+
+def test_nested_fields_of_the_answer_are_documented() -> None:
+    nested = documented()
+    (move,) = holding_intervals([replace(KILLED, event="grant", is_forced=False)], began_us=0)
+    assert nested["moves", "move_list"] == list(move)
+    (repeat,) = found([*COMPLETE, AGAIN], [KILLED]).duplicate_ranges
+    assert nested["duplicate_ranges",] == list(repeat)
+    assert nested["kills",] == list(asdict(KillRecord("worker", 0.5)))
 
 
 def test_lines_are_not_broken_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

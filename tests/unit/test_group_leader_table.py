@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.assignment_manager import AssignmentManager
+from sublet_leader.group.grant_actions import GrantActions
 from sublet_leader.group.grant_transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (
@@ -254,7 +255,7 @@ def test_statuses_go_only_forward_and_all_are_reached() -> None:
 
 def test_every_action_is_used_and_is_a_method() -> None:
     assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(Action)
-    assert all(callable(getattr(AssignmentManager, action.value)) for action in Action)
+    assert all(callable(getattr(GrantActions, action.value)) for action in Action)
 
 
 @pytest.mark.conforms("E7")

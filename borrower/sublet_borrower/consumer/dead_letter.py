@@ -30,7 +30,7 @@ def publish_dead_letter(
     first.
     """
     row = record.to_pylist()[0]
-    origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
+    origin = {"topic": row["topic"], "stream_id": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
     added = [(f"sublet.{name}", _make_storable(str(value))) for name, value in origin.items()]
     room = MAX_HEADER_BYTES - sum(compute_header_size(name, text.encode()) for name, text in added)
     headers: list[tuple[str, Any]] = []

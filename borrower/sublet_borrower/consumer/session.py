@@ -32,21 +32,19 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 import psycopg
-import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.database_or_node_access import DatabaseOrNodeAccess, database_transport, node_transport
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.iterators import SessionIterations, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
+from sublet_borrower.consumer.next_batch_reader import NextBatchReader
 from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
-from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
+from sublet_borrower.fetch.stream_fetcher import fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_poll_scheduler import HeadPollCounters
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
-from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
@@ -127,8 +125,7 @@ class Session:
         self.loops = SessionIterations()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
-        self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None
-        self._is_draining = self._is_woken = False
+        self._is_woken = False
         self._drain_deadline: float | None = None
         self._announced: dict[int, GroupFrontier] = {}
         self._member = GroupMembership(
@@ -144,11 +141,11 @@ class Session:
         )
         self.subscription, self._assignment = self._member.subscription, self._member.assignment
         self._failed = RedeliveryQueue(self.subscription)
-        self._fetcher = StreamFetcher(
-            self.subscription, self._member.reader, self._assignment, max_batch_bytes, whole_epochs=whole_epochs
-        )
         self._transactions = ProgressTransactions(
             self._member.url, self._member.granting_group_id, settings.max_poll_interval_s
+        )
+        self._batch_reader = NextBatchReader(
+            self._member, self._transactions, self._failed, max_batch_bytes, whole_epochs=whole_epochs
         )
         self._member.resources.callback(self._transactions.close)
         self._poll_monitor = PollMonitor(self._member)
@@ -210,14 +207,16 @@ class Session:
             has_polled = self._member.monitor.wait_s == 0
             if has_polled:
                 self._member.monitor.poll()
-            if self._is_draining and not self.is_closed and self._is_drained():
+            if self._batch_reader.is_draining and not self.is_closed and self._is_drained():
                 self._leave()
-            batch, has_moved = (None, False) if self._member.is_leaving else self._read_next()
+            batch, has_moved = None, False
+            if not self._member.is_leaving:
+                batch, has_moved = self._batch_reader.read_next(self.transaction)
             if batch is not None:
                 if self.may_continue(batch):  # the last thing before a call
                     self._mark_given(batch)
                     return batch
-                self._undo_read()
+                self._batch_reader.undo()
                 has_moved = False
             if not (has_moved or has_polled) and self._member.monitor.poll():
                 wait_s = 0.0
@@ -242,7 +241,7 @@ class Session:
     def may_start(self, batch: Batch) -> bool:
         """Return whether a batch that `poll` has returned, and that its user has not received, may still be given out:
         it is to be done, and nothing of its stream comes before it. For `AsyncSession`, from any thread."""
-        return batch.is_outstanding and not self._failed.has_earlier(batch) and self._may_redeliver(batch)
+        return batch.is_outstanding and not self._failed.has_earlier(batch) and self._batch_reader.may_redeliver(batch)
 
     def give_back(self, batch: Batch) -> None:
         """Have a later `poll` return the batch, in its turn, as its user has not received it. For `AsyncSession`."""
@@ -290,7 +289,7 @@ class Session:
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
         self._member.check_owner()
-        self._is_draining = True
+        self._batch_reader.is_draining = True
         self._member.events.wakeup()
 
     def leave(self) -> None:
@@ -344,14 +343,6 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _on_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
-        self._assignment.mark_acknowledged(granted, ticket)
-
-    def _on_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
-        self._assignment.mark_progress(granted, ticket, position)
-
     def _join_again(self) -> None:
         """Join the group again for a user who polls after the member was given up."""
         log.warning("group joined again: subscription=%s", self.subscription)
@@ -381,33 +372,21 @@ class Session:
 
     def _mark_given(self, batch: Batch) -> None:
         """Note that the batch is in the user's hands when `poll` returns, if no exception prevents that."""
-        self._last, self._reading = batch, None
+        self._last = batch  # first: from here on `_recover` finds the batch
+        self._batch_reader.on_given()
         self._failed.discard(batch)
         self._transactions.forget_refusal(batch)
-
-    def _undo_read(self) -> None:
-        """Go back in the stream: the grant was not valid any more when the batch had been read."""
-        if self._reading is not None:  # else it is offered again already
-            (granted, cursor), self._reading = self._reading, None
-            self._assignment.go_back(granted, cursor)
-            self._assignment.release_read(granted)
 
     def _recover(self, previous_batch: Batch | None) -> None:
         """Have the next call give out what was taken of a stream and not given out, after an exception in the middle of
         `poll`, such as one of a signal handler. `previous_batch`: the progress of what had been given out."""
-        last, reading = self._last, self._reading
-        if last is not None and last is not previous_batch:
+        last = self._last
+        if is_given := last is not None and last is not previous_batch:
             self._fail(last)
-        elif reading is not None:
-            self._assignment.go_back(*reading)
-        self._reading = None
+        self._batch_reader.recover(is_given=is_given)
         self._poll_monitor.end_call()
         self._member.events.release_fully()
         self._assignment.recover_read()
-
-    def _may_redeliver(self, batch: Batch) -> bool:
-        """Return whether a user's call may begin on a batch that is to be given out again."""
-        return not self._transactions.is_in_doubt(batch.stream_id) and self.may_continue(batch)
 
     def _is_drained(self) -> bool:
         """Return whether no epochs given out in part and no failed batches are left, or that takes too long."""
@@ -432,68 +411,3 @@ class Session:
                 f"{self.subscription}: whole epochs are asked for, and its group is not atomic. Create it with `sublet "
                 "groups create --atomic` before its first consumer comes, or leave whole_epochs out."
             )
-
-    def _may_start(self, granted: GrantedStream) -> bool:
-        """Return whether to go on reading. Epochs that are given out in part are also read on while draining; what lies
-        behind a batch whose outcome is unknown is not read, as that batch may have to come first."""
-        if self._transactions.is_in_doubt(granted.stream_id):
-            return False
-        if isinstance(granted, CompleteEpochStream) and granted.is_mid_step:
-            return self._member.may_continue(granted.stream_id, granted.grant_id)
-        return not self._is_draining and self._member.may_start_call(granted.stream_id, granted.grant_id)
-
-    def _read_next(self) -> tuple[Batch | None, bool]:
-        """Read a page of the stream whose turn it is. Return a batch if it has something for this subscription, and
-        whether a stream has moved on. One page only: what arrives meanwhile is acted on before the next."""
-        self._assignment.retry_deferred(time.monotonic())
-        if (failed := self._failed.next(self._may_redeliver)) is not None:
-            return failed, True
-        granted = self._assignment.next_readable(self._may_start)
-        if granted is None:
-            return None, False
-        self._reading = granted, granted.read_state()
-        batch, has_moved = self._read(granted)
-        self._member.monitor.on_read(granted.stream_id, granted.head)
-        if batch is None:
-            self._reading = None
-        return batch, has_moved
-
-    def _read(self, granted: GrantedStream) -> tuple[Batch | None, bool]:
-        if isinstance(granted, CompleteEpochStream):
-            return self._read_atomic(granted)
-        first = granted.next_read_offset
-        try:
-            page = self._fetcher.fetch(granted, self._may_start)
-        finally:
-            self._assignment.release_read(granted)
-        if page is None:
-            return None, granted.is_unreadable
-        if not page.batches:
-            self._assignment.mark_skipped(granted, first)
-            return None, True
-        self._member.note_group()
-        table = pa.Table.from_batches(page.batches)
-        self._assignment.mark_delivered(granted, table.nbytes)
-        return Batch(
-            table, first, page.position, granted, self._on_acknowledged, self._on_progress, self.transaction
-        ), True
-
-    def _read_atomic(self, granted: CompleteEpochStream) -> tuple[Batch | None, bool]:
-        """Read the next batch of a stream that is read in whole epochs, as `_read_next` does."""
-        has_moved, rows = False, granted.next_rows()
-        try:
-            if rows is None:
-                has_moved = self._fetcher.fetch_epochs(granted, self._may_start)
-                rows = granted.next_rows()
-        finally:
-            self._assignment.release_read(granted)
-        if rows is None:
-            return None, has_moved
-        piece, step_end = rows
-        self._member.note_group()
-        self._assignment.mark_delivered(granted, piece.table.nbytes)
-        acknowledged, transact = self._on_acknowledged, self.transaction
-        batch = Batch(
-            piece.table, piece.first, piece.end, granted, acknowledged, None, transact, piece.ticket, step_end
-        )
-        return batch, True

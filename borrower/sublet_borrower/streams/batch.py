@@ -25,7 +25,7 @@ class Batch:
 
     `table`: Arrow, columns topic, key, value, headers, timestamp, epoch, stream, offset. `grant_id` is the fencing
     token: it only grows per stream, and a larger one means that the stream has another holder. It is also in the
-    metadata of the table's schema, as `sublet.grant_id` beside `sublet.stream`.
+    metadata of the table's schema, as `sublet.grant_id` beside `sublet.stream_id`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Batch:
         ticket: int | None = None,
         step_end: StepBoundaryProgress | None = None,
     ) -> None:
-        token = {"sublet.stream": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
+        token = {"sublet.stream_id": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
         self.stream_id, self.grant_id = granted.stream_id, granted.grant_id
         self._granted, self._acknowledge, self._progressed = granted, acknowledge, progressed

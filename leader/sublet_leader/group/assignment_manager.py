@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
+from sublet_leader.group.grant_actions import GrantActions
 from sublet_leader.group.grant_transitions import TRANSITIONS, AssignmentEventKind, GrantStatus
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
 from sublet_leader.group.stream_table import (
     DeferredForceRelease,
-    LastHolder,
     StreamAssignment,
     StreamEntry,
     StreamTable,
     give_back,
 )
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
 from sublet_protocol.messages.borrower_leader import (
-    GrantEndReason,
     HeldGrant,
-    ProgressSaved,
-    Revoke,
-    Revoked,
     StreamProgress,
     ToBorrower,
 )
@@ -37,7 +31,6 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     Group,
     LendingStatus,
-    OnPoison,
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
@@ -47,7 +40,7 @@ _NEVER = float("inf")
 
 
 class AssignmentManager:
-    """Acts on stream entries and members; messages go through `send`, writes through the stream table."""
+    """Decides about stream entries and members; messages go through `send`, writes through the stream table."""
 
     def __init__(
         self,
@@ -58,10 +51,10 @@ class AssignmentManager:
         settings: LeaderSettings,
         send: Callable[[str, ToBorrower], None],
     ) -> None:
-        self._group, self._term, self._settings = group, term, settings
-        self._streams, self._members, self._send = streams, members, send
+        self._term, self._settings = term, settings
+        self._streams, self._members = streams, members
+        self._actions = GrantActions(group, term, streams, members, settings, send)
         self._balance = Rebalancer(streams, members, group.options.strategy, settings)
-        self._waiting: set[int] = set()
         self._releasing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
@@ -75,7 +68,7 @@ class AssignmentManager:
             transition = f"{kind.value} at {now:.3f} ({position=})"
             raise AssertionError(f"the table says that this cannot happen to {assignment}: {transition}")
         assignment.status, action = row[kind]
-        getattr(self, action.value)(assignment, now, position)
+        getattr(self._actions, action.value)(assignment, now, position)
 
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> StreamAssignment:
         """Return the assignment of exactly this stream, grant and borrower, granted or revoked; else an absent one."""
@@ -111,26 +104,13 @@ class AssignmentManager:
     def reclaim(self, entry: StreamEntry, member: Member, grant: HeldGrant, now: float) -> None:
         """Move the grant to another borrower of the same agent; a revoke under way continues."""
         previous = entry.assignment
-        self.detach(entry)
+        self._actions.detach(entry)
         self.begin_grant(entry, member, now, grant_id=grant.grant_id)
         epoch = member.session_epoch or None
         fields = (grant.stream_id, grant.grant_id, grant.position, member.borrower_id, member.agent, epoch)
         self._streams.enqueue(ReclaimStream(*fields, grant.consumed, member.lock_valid_s))
         if previous is not None and previous.status is GrantStatus.REVOKING:
             self.revoke((grant.stream_id,), previous.reason, now, previous.deadline)
-
-    def detach(self, entry: StreamEntry) -> None:
-        """Drop the assignment, and its grant if that only waits to be written (again); writes in flight for the stream
-        continue."""
-        assignment, entry.assignment = entry.assignment, None
-        if assignment is not None:
-            self._streams.drop_waiting_grant(entry)
-            member = self._members.get(assignment.borrower_id)
-            session = member.session if member is not None else entry.lending.session
-            entry.last_holder = LastHolder(assignment.borrower_id, assignment.agent, session)
-            self._waiting.discard(assignment.stream_id)
-            if member is not None:
-                member.streams.discard(assignment.stream_id)
 
     def force_release(self, entry: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
         """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
@@ -142,12 +122,12 @@ class AssignmentManager:
         row, assignment = entry.lending, entry.assignment
         unclaimed = entry.is_unclaimed
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
-        entry.promised_until = self._compute_promise_end(entry)
-        self.detach(entry)
+        entry.promised_until = self._actions.compute_promise_end(entry)
+        self._actions.detach(entry)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
             change = ForceRelease(
-                row.stream_id, grant_id, reason, self._compute_reserved_s(entry) if keep_s is None else keep_s
+                row.stream_id, grant_id, reason, self._actions.compute_reserved_s(entry) if keep_s is None else keep_s
             )
             if entry.promised_until <= now:
                 self._streams.enqueue(change)
@@ -189,13 +169,6 @@ class AssignmentManager:
     def _write_in_time(self, entry: StreamEntry, pending_release: DeferredForceRelease) -> None:
         entry.pending_release = None
         self._streams.enqueue(pending_release.change)
-
-    def _compute_promise_end(self, entry: StreamEntry) -> float:
-        """Return until when its holder may begin calls on it, by the promises of this and former leaders."""
-        member = self._members.get(entry.assignment.borrower_id) if entry.assignment else None
-        if member is None:
-            return entry.promised_until
-        return max(entry.promised_until, member.promised_at + self._settings.promise_s)
 
     def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Promise the borrower its streams for a while; return (stream, grant id) of those not promised."""
@@ -242,7 +215,7 @@ class AssignmentManager:
             if entry is None or assignment is None:
                 continue
             if not assignment.grant_id:
-                self.detach(entry)
+                self._actions.detach(entry)
                 continue
             progress = progress_by_grant.get((stream_id, assignment.grant_id))
             if progress is None:
@@ -267,7 +240,7 @@ class AssignmentManager:
         if assignment is None or assignment.borrower_id != change.borrower_id:
             # Otherwise a successor has reclaimed it meanwhile.
             if applied and assignment is None and entry.pending_release is None:
-                self._streams.enqueue(give_back(entry, change, self._compute_reserved_s(entry)))
+                self._streams.enqueue(give_back(entry, change, self._actions.compute_reserved_s(entry)))
             return
         if not applied:
             self.apply_event(
@@ -277,7 +250,7 @@ class AssignmentManager:
             )
             return
         assignment.grant_id = entry.lending.grant_id
-        self._waiting.add(assignment.stream_id)
+        self._actions.waiting.add(assignment.stream_id)
         self.apply_event(assignment, AssignmentEventKind.GRANT_WRITTEN, now)
 
     def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
@@ -307,11 +280,11 @@ class AssignmentManager:
         for waiting in self._find_pending_releases():
             if waiting.pending_release is not None and now >= waiting.pending_release.at:
                 self._write_in_time(waiting, waiting.pending_release)
-        for stream_id in tuple(self._waiting):
+        for stream_id in tuple(self._actions.waiting):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None
             if assignment is None or assignment.status is GrantStatus.GRANTED:
-                self._waiting.discard(stream_id)
+                self._actions.waiting.discard(stream_id)
             elif now >= assignment.deadline and not assignment.is_final_queued:
                 self.apply_event(assignment, AssignmentEventKind.DEADLINE, now)
             elif now >= assignment.resend_at:
@@ -352,147 +325,3 @@ class AssignmentManager:
         row = entry.lending
         reason = f"session {row.session!r} has not come back to what it left in doubt"
         self._streams.enqueue(FreeReservedStream(stream_id, row.grant_id, reason))
-
-    def _compute_reserved_s(self, entry: StreamEntry) -> float:
-        """Return how long the stream of a leaving holder is reserved for its session once it is free."""
-        return self._group.options.session_expiry_s if entry.lending.session_epoch else 0.0
-
-    def _get_entry(self, assignment: StreamAssignment) -> StreamEntry:
-        """Return the entry of a stream that is granted or about to be: it exists as long as that is so."""
-        entry = self._streams.get(assignment.stream_id)
-        assert entry is not None
-        return entry
-
-    # --- actions of the table ---------------------------------------------------------------------------------------
-
-    def _ignore(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Do nothing: the table's action for an event without effect."""
-
-    def _send_grant(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        row = self._get_entry(assignment).lending
-        assignment.resend_at = now + self._settings.resend_interval_s
-        end = row.head if row.is_closed else None
-        assert row.grant_key is not None, "a grant that is written has a key"
-        self._send(
-            assignment.agent,
-            GrantMessage(
-                assignment.borrower_id,
-                self._term,
-                row.stream_id,
-                assignment.grant_id,
-                row.position,
-                row.generation_id,
-                row.hash_from,
-                row.hash_to,
-                self._group.subscription.filter.text,
-                end,
-                row.consumed,
-                row.pending_in_doubt,
-                grant_key=row.grant_key,
-            ),
-        )
-
-    def _send_revoke(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Send a revoke, if the grant is written and no final progress has come."""
-        assignment.resend_at = now + self._settings.resend_interval_s
-        if assignment.grant_id and not assignment.is_final_queued:
-            self._waiting.add(assignment.stream_id)
-            self._send(
-                assignment.agent,
-                Revoke(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id),
-            )
-
-    def _send_revoked(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Send `Revoked` after the grant's end was written; the assignment stays until the borrower confirms."""
-        entry = self._streams.get(assignment.stream_id)
-        if entry is not None and entry.assignment is assignment:
-            finished = entry.lending.status is LendingStatus.FINISHED
-            ended = GrantEndReason.LOST if assignment.is_aborted else GrantEndReason.SAVED
-            assignment.revoked_reason = GrantEndReason.FINISHED if finished else ended
-            self.detach(entry)
-            self._await_confirmation(assignment, is_taken=assignment.is_aborted)
-        self._send_revoked_message(assignment, now)
-
-    def _await_confirmation(self, assignment: StreamAssignment, is_taken: bool) -> None:
-        """Keep the assignment until its borrower confirms; a disconnecting borrower need not."""
-        member, key = self._members.get(assignment.borrower_id), (assignment.stream_id, assignment.grant_id)
-        if member is not None and is_taken:
-            member.taken.add(key)
-        if member is not None and not member.is_disconnecting:
-            self._members.unconfirmed[key] = assignment
-
-    def _send_revoked_message(self, assignment: StreamAssignment, now: float) -> None:
-        a = assignment
-        a.resend_at = now + self._settings.resend_interval_s
-        if not self._is_ending(a):
-            self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
-
-    def _send_lost(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Send `Revoked` for a lost grant; an assignment that this leader does not have is answered, and not kept."""
-        entry = self._streams.get(assignment.stream_id)
-        if entry is not None and entry.assignment is assignment:
-            is_taken = not assignment.is_final_queued
-            if is_taken:
-                entry.promised_until = self._compute_promise_end(entry)
-            self.detach(entry)
-            self._await_confirmation(assignment, is_taken)
-        self._send_revoked_message(assignment, now)
-
-    def _is_ending(self, assignment: StreamAssignment) -> bool:
-        """Return whether the grant's end is being written. Until it is written, its borrower must not be notified: it
-        would drop the stream with its unreported progress, which the next leader, to whom the grant is in force, would
-        never receive."""
-        entry = self._streams.get(assignment.stream_id)
-        return entry is not None and entry.lending.grant_id == assignment.grant_id and entry.is_ending
-
-    def _send_progress_saved(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        a, row = assignment, self._get_entry(assignment).lending
-        saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
-        self._send(a.agent, saved)
-
-    def _forget(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        self._members.unconfirmed.pop((assignment.stream_id, assignment.grant_id), None)
-        entry = self._streams.get(assignment.stream_id)
-        if entry is not None and entry.assignment is assignment:
-            self.detach(entry)
-
-    def _write_progress(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        if not assignment.is_final_queued:
-            a = assignment
-            self._streams.enqueue(AdvancePosition(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
-
-    def _write_final(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        if not assignment.is_final_queued:
-            assignment.is_final_queued = True
-            member = self._members.get(assignment.borrower_id)
-            goes = member is None or member.is_disconnecting
-            reserved_s = self._compute_reserved_s(self._get_entry(assignment)) if goes else 0.0
-            cause = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
-            cause = member.leave_reason if member is not None and member.leave_reason else cause
-            cause = "its borrower found it to end before what it had read" if assignment.is_beyond_head else cause
-            reason = assignment.reason or (cause if goes else "handed back by its borrower")
-            a = assignment
-            skips = self._group.options.on_poison is OnPoison.SKIP
-            final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            self._streams.enqueue(replace(final, poison=a.poison, skips=skips, is_beyond_head=a.is_beyond_head))
-
-    def _write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        if not assignment.is_final_queued:
-            self._streams.enqueue(
-                AdvancePosition(assignment.stream_id, assignment.grant_id, position, assignment.consumed)
-            )
-            member = self._members.get(assignment.borrower_id)
-            reason = (member.leave_reason if member else "") or "left in the middle of a batch"
-            self._break_off(assignment, reason, self._compute_reserved_s(self._get_entry(assignment)))
-
-    def _write_not_held(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Write the row's position as final: it is exact, as the borrower does not have the stream."""
-        assignment.reason = assignment.reason or "its borrower does not have it"
-        self._write_final(assignment, now, self._get_entry(assignment).lending.position)
-
-    def _write_force_release(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
-
-    def _break_off(self, assignment: StreamAssignment, reason: str, keep_s: float) -> None:
-        assignment.is_final_queued = assignment.is_aborted = True
-        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))

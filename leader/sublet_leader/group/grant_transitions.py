@@ -43,20 +43,20 @@ class AssignmentEventKind(Enum):
 
 
 class Action(Enum):
-    """The actions of the leader; each value is the name of a method."""
+    """The actions of the leader; each value is the name of a method of `GrantActions`."""
 
-    IGNORE = "_ignore"
-    SEND_GRANT = "_send_grant"
-    SEND_REVOKE = "_send_revoke"
-    SEND_REVOKED = "_send_revoked"
-    SEND_LOST = "_send_lost"
-    SEND_PROGRESS_SAVED = "_send_progress_saved"
-    FORGET = "_forget"
-    WRITE_PROGRESS = "_write_progress"
-    WRITE_FINAL = "_write_final"
-    WRITE_NOT_HELD = "_write_not_held"
-    WRITE_ABORTED = "_write_aborted"
-    WRITE_FORCE_RELEASE = "_write_force_release"
+    IGNORE = "ignore"
+    SEND_GRANT = "send_grant"
+    SEND_REVOKE = "send_revoke"
+    SEND_REVOKED = "send_revoked"
+    SEND_LOST = "send_lost"
+    SEND_PROGRESS_SAVED = "send_progress_saved"
+    FORGET = "forget"
+    WRITE_PROGRESS = "write_progress"
+    WRITE_FINAL = "write_final"
+    WRITE_NOT_HELD = "write_not_held"
+    WRITE_ABORTED = "write_aborted"
+    WRITE_FORCE_RELEASE = "write_force_release"
 
 
 Transition = tuple[GrantStatus, Action]

@@ -43,7 +43,7 @@ def _define_counter(name: str, help: str, *labels: str) -> MetricDefinition:
     return MetricDefinition(f"sublet_{name}", MetricType.COUNTER, help, labels)
 
 
-STREAM_LABELS = ("group", "space", "stream_id")
+STREAM_LABELS = ("subscription", "space", "stream_id")
 
 # --- the node --------------------------------------------------------------------------------------------------------
 
@@ -74,40 +74,48 @@ OFFSET = _define_gauge(
     "consumergroup_current_offset", "The group's durable position: the next offset to be consumed.", *STREAM_LABELS
 )
 HEAD = _define_gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream_id")
-LAG_SUM = _define_gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
-LAG_KNOWN = _define_gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
-LAG_MAX = _define_gauge(
-    "consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group"
+LAG_SUM = _define_gauge(
+    "consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "subscription"
 )
-UNKNOWN = _define_gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
+LAG_KNOWN = _define_gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "subscription")
+LAG_MAX = _define_gauge(
+    "consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "subscription"
+)
+UNKNOWN = _define_gauge(
+    "consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "subscription"
+)
 STUCK = _define_gauge(
     "consumergroup_unreadable_streams",
     "Streams of the group whose holders cannot read on: what comes next lies outside of Postgres, damaged or away.",
-    "group",
+    "subscription",
 )
 STREAMS = _define_gauge(
     "consumergroup_streams",
     "Streams of the group by the status of their rows. Those that are `finished` are not counted.",
-    "group",
+    "subscription",
     "status",
 )
 MEMBERS = _define_gauge(
-    "consumergroup_members", "Consumers that are connected to the group's leader; 0 of a group that has none.", "group"
+    "consumergroup_members",
+    "Consumers that are connected to the group's leader; 0 of a group that has none.",
+    "subscription",
 )
-PAUSED = _define_gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "group")
-TERM = _define_gauge("consumergroup_term", "The term under which this node leads the group.", "group")
+PAUSED = _define_gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "subscription")
+TERM = _define_gauge("consumergroup_term", "The term under which this node leads the group.", "subscription")
 
 # --- what has happened -----------------------------------------------------------------------------------------------
 
 LENDINGS = _define_counter(
     "lending_events",
     "Lines of history that this node's leaders have written about streams: grants, revokes, moves, by their reason.",
-    "group",
+    "subscription",
     "event",
     "reason",
     "forced",
 )
-MEMBERSHIP = _define_counter("member_events", "Consumers that joined, left, were evicted or fenced.", "group", "event")
+MEMBERSHIP = _define_counter(
+    "member_events", "Consumers that joined, left, were evicted or fenced.", "subscription", "event"
+)
 LEADING = _define_counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
 BROKEN = _define_counter(
     "invariant_violations", "Leaders that ended because they broke a rule of their own: please report it."

@@ -7,16 +7,12 @@ Encoding is total. Decoding trusts nothing: what is missing, out of range, too l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
-from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import (
-    MAX_ANTICHAIN,
     MAX_BORROWERS,
-    MAX_DIMENSIONS,
-    MAX_EXPLANATION_CHARACTERS,
     MAX_HOLD_S,
     MAX_ITEMS,
     MAX_START_BYTES,
@@ -59,9 +55,20 @@ from sublet_protocol.messages.field_checks import (
     check_text,
     check_time,
 )
+from sublet_protocol.messages.wire_fields import (
+    decode_borrower_and_term,
+    decode_consumed,
+    decode_frontier,
+    decode_in_doubt,
+    decode_reason,
+    decode_stream_fields,
+    encode_consumed,
+    encode_frontier,
+    encode_in_doubt,
+    encode_stream_fields,
+    truncate_explanation,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
-
-Reason = TypeVar("Reason")
 
 MAX_SPACES = 10_000
 """Maximum number of spaces whose epochs one answer has."""
@@ -124,9 +131,11 @@ def encode_to_leader(message: ToLeader) -> Any:
             report = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_encode_progress(streams))
             return pb.ToLeader(update_progress=report)
         case RevokeFinished():
-            return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_encode_stream_fields(message)))
+            return pb.ToLeader(revoke_finished=pb.RevokeFinished(**encode_stream_fields(message)))
         case Disconnect(borrower_id, term, streams, reason, more):
-            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, reason=_truncate(reason), more=more)
+            disconnect = pb.Disconnect(
+                borrower_id=borrower_id, term=term, reason=truncate_explanation(reason), more=more
+            )
             disconnect.streams.extend(_encode_progress(streams))
             return pb.ToLeader(disconnect=disconnect)
         case _:
@@ -139,7 +148,7 @@ def _encode_leader_wanted(message: LeaderWanted) -> Any:
             stream_id=held.stream_id,
             grant_id=held.grant_id,
             position=held.position,
-            consumed=_encode_consumed(held.consumed),
+            consumed=encode_consumed(held.consumed),
         )
         for held in message.reclaim
     )
@@ -170,9 +179,9 @@ def _encode_progress(streams: Iterable[StreamProgress]) -> list[Any]:
             size=stream.size,
             lag=stream.lag,
             delivered_end=stream.delivered_end,
-            consumed=_encode_consumed(stream.consumed),
-            in_doubt=_encode_in_doubt(stream.in_doubt),
-            read_error=_truncate(stream.read_error) or None,
+            consumed=encode_consumed(stream.consumed),
+            in_doubt=encode_in_doubt(stream.in_doubt),
+            read_error=truncate_explanation(stream.read_error) or None,
             poison=stream.poison,
             beyond_head=stream.beyond_head,
         )
@@ -200,7 +209,7 @@ def _decode_leader_wanted(wire: Any) -> LeaderWanted:
         session=check_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
         reclaim=tuple(
-            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_decode_consumed(held))
+            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=decode_consumed(held))
             for held in wire.reclaim
         ),
         starting_position=check_text("starting_position", wire.starting_position, MAX_START_BYTES),
@@ -221,17 +230,17 @@ def _decode_ping(wire: Any) -> Ping:
 
 
 def _decode_update_progress(wire: Any) -> UpdateProgress:
-    return UpdateProgress(*_decode_borrower_and_term(wire), _decode_progress(wire.streams))
+    return UpdateProgress(*decode_borrower_and_term(wire), _decode_progress(wire.streams))
 
 
 def _decode_revoke_finished(wire: Any) -> RevokeFinished:
-    return RevokeFinished(**_decode_stream_fields(wire))
+    return RevokeFinished(**decode_stream_fields(wire))
 
 
 def _decode_disconnect(wire: Any) -> Disconnect:
     reason = check_explanation("reason", wire.reason)
     check_part("streams", len(wire.streams), wire.more)
-    return Disconnect(*_decode_borrower_and_term(wire), _decode_progress(wire.streams), reason, wire.more)
+    return Disconnect(*decode_borrower_and_term(wire), _decode_progress(wire.streams), reason, wire.more)
 
 
 def _decode_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
@@ -241,8 +250,8 @@ def _decode_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             **check_naturals(stream, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
             final=stream.final,
             lag=check_natural("lag", stream.lag) if stream.HasField("lag") else None,
-            consumed=_decode_consumed(stream),
-            in_doubt=_decode_in_doubt(stream),
+            consumed=decode_consumed(stream),
+            in_doubt=decode_in_doubt(stream),
             read_error=check_explanation("read_error", stream.read_error),
             beyond_head=stream.beyond_head,
         )
@@ -273,14 +282,14 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case Grant():
             return pb.ToBorrower(grant=_encode_grant(message))
         case Revoke():
-            return pb.ToBorrower(revoke=pb.Revoke(**_encode_stream_fields(message)))
+            return pb.ToBorrower(revoke=pb.Revoke(**encode_stream_fields(message)))
         case Revoked(reason=reason):
-            return pb.ToBorrower(revoked=pb.Revoked(**_encode_stream_fields(message), reason=_REVOKED_REASONS[reason]))
+            return pb.ToBorrower(revoked=pb.Revoked(**encode_stream_fields(message), reason=_REVOKED_REASONS[reason]))
         case ProgressSaved():
             return pb.ToBorrower(progress_saved=_encode_progress_saved(message))
         case Invalidate(borrower_id, term, reason, detail):
             end = pb.Invalidate(
-                borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=_truncate(detail)
+                borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=truncate_explanation(detail)
             )
             return pb.ToBorrower(invalidate=end)
         case _:
@@ -297,8 +306,8 @@ def _encode_ping_response(message: PingResponse) -> Any:
             pb.GroupFrontier(
                 space=frontier.space,
                 space_id=frontier.space_id,
-                consumed=_encode_frontier(frontier.consumed),
-                lower=_encode_frontier(frontier.lower),
+                consumed=encode_frontier(frontier.consumed),
+                lower=encode_frontier(frontier.lower),
             )
             for frontier in message.epochs
         ),
@@ -308,24 +317,24 @@ def _encode_ping_response(message: PingResponse) -> Any:
 
 def _encode_progress_saved(message: ProgressSaved) -> Any:
     return pb.ProgressSaved(
-        **_encode_stream_fields(message),
+        **encode_stream_fields(message),
         position=message.position,
-        consumed=_encode_consumed(message.consumed),
-        in_doubt=_encode_in_doubt(message.in_doubt),
+        consumed=encode_consumed(message.consumed),
+        in_doubt=encode_in_doubt(message.in_doubt),
     )
 
 
 def _encode_grant(message: Grant) -> Any:
     return pb.Grant(
-        **_encode_stream_fields(message),
+        **encode_stream_fields(message),
         position=message.position,
         generation_id=message.generation_id,
         hash_from=message.hash_from,
         hash_last=message.hash_to - 1,
         filter=message.filter,
         end_offset=message.end_offset,
-        consumed=_encode_consumed(message.consumed),
-        in_doubt=_encode_in_doubt(message.in_doubt),
+        consumed=encode_consumed(message.consumed),
+        in_doubt=encode_in_doubt(message.in_doubt),
         grant_key=message.grant_key.reveal(),
     )
 
@@ -341,7 +350,7 @@ def decode_to_borrower(wire: Any) -> ToBorrower:
 
 def _decode_connect_response(wire: Any) -> LeaderConnectResponse:
     group_id, address = check_natural("group_id", wire.group_id), check_id("address", wire.address, may_be_empty=True)
-    return LeaderConnectResponse(*_decode_borrower_and_term(wire), group_id, address)
+    return LeaderConnectResponse(*decode_borrower_and_term(wire), group_id, address)
 
 
 def _decode_ping_response(wire: Any) -> PingResponse:
@@ -350,8 +359,8 @@ def _decode_ping_response(wire: Any) -> PingResponse:
         GroupFrontier(
             check_text("space", frontier.space, MAX_SUBSCRIPTION_BYTES),
             check_natural("space_id", frontier.space_id),
-            _decode_frontier(frontier.consumed),
-            _decode_frontier(frontier.lower),
+            decode_frontier(frontier.consumed),
+            decode_frontier(frontier.lower),
         )
         for frontier in wire.epochs
     )
@@ -361,7 +370,7 @@ def _decode_ping_response(wire: Any) -> PingResponse:
         (check_natural("stream_id", grant.stream_id), check_natural("grant_id", grant.grant_id))
         for grant in wire.without
     )
-    return PingResponse(*_decode_borrower_and_term(wire), *times, epochs, without)
+    return PingResponse(*decode_borrower_and_term(wire), *times, epochs, without)
 
 
 def _decode_grant(wire: Any) -> Grant:
@@ -370,35 +379,35 @@ def _decode_grant(wire: Any) -> Grant:
     if len(wire.grant_key) != GrantSecret.BYTES:
         raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantSecret.BYTES}")
     return Grant(
-        **_decode_stream_fields(wire),
+        **decode_stream_fields(wire),
         **check_naturals(wire, "position", "generation_id"),
         hash_from=wire.hash_from,
         hash_to=wire.hash_last + 1,
         filter=check_text("filter", wire.filter, MAX_TOPIC_BYTES),
         end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
-        consumed=_decode_consumed(wire),
-        in_doubt=_decode_in_doubt(wire),
+        consumed=decode_consumed(wire),
+        in_doubt=decode_in_doubt(wire),
         grant_key=GrantSecret(wire.grant_key),
     )
 
 
 def _decode_revoke(wire: Any) -> Revoke:
-    return Revoke(**_decode_stream_fields(wire))
+    return Revoke(**decode_stream_fields(wire))
 
 
 def _decode_revoked(wire: Any) -> Revoked:
-    return Revoked(**_decode_stream_fields(wire), reason=_decode_reason("reason", wire.reason, _REVOKED_REASONS_BACK))
+    return Revoked(**decode_stream_fields(wire), reason=decode_reason("reason", wire.reason, _REVOKED_REASONS_BACK))
 
 
 def _decode_progress_saved(wire: Any) -> ProgressSaved:
     position = check_natural("position", wire.position)
-    consumed, in_doubt = _decode_consumed(wire), _decode_in_doubt(wire)
-    return ProgressSaved(**_decode_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
+    consumed, in_doubt = decode_consumed(wire), decode_in_doubt(wire)
+    return ProgressSaved(**decode_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
 
 
 def _decode_invalidate(wire: Any) -> Invalidate:
-    reason = _decode_reason("reason", wire.reason, _END_REASONS_BACK)
-    return Invalidate(*_decode_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
+    reason = decode_reason("reason", wire.reason, _END_REASONS_BACK)
+    return Invalidate(*decode_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
 
 
 _TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
@@ -410,90 +419,3 @@ _TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
     "progress_saved": _decode_progress_saved,
     "invalidate": _decode_invalidate,
 }
-
-
-# --- fields ---------------------------------------------------------------------------------------------------------
-
-
-def _encode_stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | ProgressSaved) -> dict[str, Any]:
-    return {
-        "borrower_id": message.borrower_id,
-        "term": message.term,
-        "stream_id": message.stream_id,
-        "grant_id": message.grant_id,
-    }
-
-
-def _decode_stream_fields(wire: Any) -> dict[str, Any]:
-    return {
-        "borrower_id": check_id("borrower_id", wire.borrower_id),
-        **check_naturals(wire, "term", "stream_id", "grant_id"),
-    }
-
-
-def _decode_borrower_and_term(wire: Any) -> tuple[str, int]:
-    return check_id("borrower_id", wire.borrower_id), check_natural("term", wire.term)
-
-
-def _encode_consumed(consumed: ConsumedFrontier | None) -> Any:
-    if consumed is None:
-        return None
-    lower = None if consumed.lower is None else _encode_frontier(consumed.lower)
-    return pb.ConsumedFrontier(upto=consumed.upto, lower=lower)
-
-
-def _encode_frontier(lower: LowerFrontier) -> Any:
-    return pb.Frontier(least=(pb.Epoch(dimensions=epoch) for epoch in lower.least))
-
-
-def _decode_consumed(wire: Any) -> ConsumedFrontier | None:
-    if not wire.HasField("consumed"):
-        return None
-    consumed = wire.consumed
-    lower = _decode_frontier(consumed.lower) if consumed.HasField("lower") else None
-    return ConsumedFrontier(check_natural("upto", consumed.upto), lower)
-
-
-def _encode_in_doubt(doubt: InDoubtRange | None) -> Any:
-    if doubt is None:
-        return None
-    return pb.InDoubt(
-        grant_id=doubt.grant_id,
-        start=doubt.start,
-        end=doubt.end,
-        hold_s=doubt.hold_s,
-        consumed=_encode_consumed(doubt.consumed),
-    )
-
-
-def _decode_in_doubt(wire: Any) -> InDoubtRange | None:
-    if not wire.HasField("in_doubt"):
-        return None
-    doubt = wire.in_doubt
-    if doubt.end < doubt.start:
-        raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
-    numbers = check_naturals(doubt, "grant_id", "start", "end")
-    return InDoubtRange(
-        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_decode_consumed(doubt)
-    )
-
-
-def _decode_frontier(wire: Any) -> LowerFrontier:
-    check_entries("least", wire.least, MAX_ANTICHAIN)
-    epochs = [tuple(epoch.dimensions) for epoch in wire.least]
-    sizes = {len(epoch) for epoch in epochs}
-    if len(sizes) > 1 or not all(1 <= size <= MAX_DIMENSIONS for size in sizes):
-        raise MalformedMessage(
-            f"a frontier of epochs of {sorted(sizes)} dimensions: all have as many, 1 to {MAX_DIMENSIONS}"
-        )
-    return LowerFrontier(tuple(sorted(set(epochs))))
-
-
-def _truncate(explanation: str) -> str:
-    return explanation[:MAX_EXPLANATION_CHARACTERS]
-
-
-def _decode_reason(name: str, value: int, reasons: dict[Any, Reason]) -> Reason:
-    if value not in reasons:
-        raise MalformedMessage(f"{name} {value}: this version does not know it")
-    return reasons[value]

@@ -76,7 +76,7 @@ def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any
     names = ("topic", "key", "value", "headers", "epoch", "stream", "offset")
     columns = [batch.column(name).to_pylist() for name in names]
     times = pc.strftime(batch.column("timestamp"), format="%Y-%m-%dT%H:%M:%SZ").to_pylist()
-    for topic, key, value, headers, epoch, stream, offset, timestamp in zip(*columns, times, strict=True):
+    for topic, key, value, headers, epoch, stream_id, offset, timestamp in zip(*columns, times, strict=True):
         yield {
             "topic": topic,
             "key": bytes_to_json(key),
@@ -84,7 +84,7 @@ def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any
             "headers": None if headers is None else [_header_to_json(pair) for pair in headers],
             "timestamp": timestamp,
             "epoch": epoch,
-            "stream": stream,
+            "stream_id": stream_id,
             "offset": offset,
         }
 

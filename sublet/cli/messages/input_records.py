@@ -20,7 +20,7 @@ HINT = "publish it in Python: Publisher(max_message_bytes=...)."
 """The hint for a message over the limit, for which this command has no option."""
 
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
-IGNORED = frozenset({"stream", "offset", "grant_id"})
+IGNORED = frozenset({"stream_id", "offset", "grant_id"})
 """Fields that `tail` and `consume` print and a publisher does not take."""
 
 Columns = dict[str, Any]

@@ -147,7 +147,7 @@ class Guard:
         ]
         return [
             SourceRanges(
-                offset["group"], read_grant_keys(offset["subscription"], offset["session"]), decode_ranges(offset)
+                offset["group_id"], read_grant_keys(offset["subscription"], offset["session"]), decode_ranges(offset)
             )
             for offset in fresh
             if is_sublet_offset(offset)

@@ -1,6 +1,6 @@
 """Offsets in a query's checkpoint: the ranges of a micro-batch, as JSON.
 
-    {"group": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant": 12, "to": 710}},
+    {"group_id": 3, "session": "billing-1", "streams": {"17": {"from": 700, "grant_id": 12, "to": 710}},
      "subscription": "$share/billing/orders/#"}
 
 A batch's offset has its ranges, and nothing of other streams: how far those are is in the group's rows. Only what
@@ -31,7 +31,7 @@ def encode_offset(
     done_field = {"done": parts} if (parts := _encode_ranges(done)) else {}
     return {
         **done_field,
-        "group": group_id,
+        "group_id": group_id,
         "session": session,
         "streams": _encode_ranges(ranges),
         "subscription": subscription,
@@ -40,7 +40,7 @@ def encode_offset(
 
 def is_sublet_offset(offset: Any) -> bool:
     """Return whether this source has written it, for a batch that is not empty."""
-    return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
+    return isinstance(offset, dict) and offset.keys() - {"done"} == {"group_id", "session", "streams", "subscription"}
 
 
 def check_offset_version(offset: Any) -> None:
@@ -90,7 +90,7 @@ def _encode_ranges(ranges: Iterable[PlannedRange]) -> dict[str, Any]:
 
 
 def _encode_range(planned: PlannedRange) -> dict[str, Any]:
-    part: dict[str, Any] = {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
+    part: dict[str, Any] = {"from": planned.start, "grant_id": planned.grant_id, "to": planned.end}
     return dict(
         sorted((part | (planned.consumed_frontier.to_json() if planned.consumed_frontier is not None else {})).items())
     )
@@ -98,4 +98,4 @@ def _encode_range(planned: PlannedRange) -> dict[str, Any]:
 
 def _decode_range(stream_id: int, part: Mapping[str, Any]) -> PlannedRange:
     consumed = ConsumedFrontier.from_json(part) if "upto" in part else None
-    return PlannedRange(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)
+    return PlannedRange(stream_id, int(part["grant_id"]), int(part["from"]), int(part["to"]), consumed)
