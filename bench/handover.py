@@ -38,7 +38,7 @@ RESIDENTS = 2
 PAUSE_S = 0.02
 """Pause between two batches of a resident, during which it handles revokes."""
 BLOCK = 20
-LEAST_BLOCKS, MORE_BLOCKS = 60, 100
+MIN_BLOCKS, MORE_BLOCKS = 60, 100
 """Blocks of a stream that wait to be consumed, so that every new holder has something to deliver."""
 FLOORS = 10
 """RPCs and commits timed before each visit."""
@@ -165,7 +165,7 @@ class Group:
         """Publish enough for all streams to last for a visit."""
         heads = self.scene.heads()
         left = [heads[stream] - position for stream, _, position, _ in self.scene.rows()] or [0]
-        if min(left) < LEAST_BLOCKS * BLOCK:
+        if min(left) < MIN_BLOCKS * BLOCK:
             count = MORE_BLOCKS * BLOCK * self.streams
             keys = [b"%d" % (number % (100 * self.streams)) for number in range(count)]
             self._publisher.publish_batch({"topic": "t", "value": [b"x" * 100] * count, "key": keys})

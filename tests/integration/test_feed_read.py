@@ -358,7 +358,7 @@ def test_heads_from_elsewhere_wake_waiters(
         eventually(lambda: server.feed.watch.poll_count)
         end = put(conn, stream, b"0")
         assert reader.read(0.3) is None
-        server.feed.note_heads({stream: end, 999: 5})
+        server.feed.update_heads({stream: end, 999: 5})
         assert read_values(reader, 1) == [b"0"]
         feed.publish("t", "1")
         assert read_values(reader, 1) == [b"1"]

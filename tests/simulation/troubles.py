@@ -281,7 +281,9 @@ class Troubles:
         if done == self._simulation.streams.streams[stream_id].head or writes:
             return
         entry = ForceRelease(stream_id, row.grant_id, "by hand")
-        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
+        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), needs_stream_sync=False)])[
+            0
+        ]
         if not result.has_stale_term and result.results[0].outcome is LendingOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
             self._simulation.checkers.deliveries.taken(group_id, stream_id, row.grant_id)

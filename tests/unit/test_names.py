@@ -42,7 +42,7 @@ FIXED = {
 """Of the command line, and of ZeroMQ."""
 
 PRODUCT = FOLDERS[:5]
-MOST_CHARS = 50
+MAX_CHARS = 50
 """Of the name of a test."""
 OLD_KEYS = {
     *re.findall(r"\w+", """
@@ -138,7 +138,7 @@ def test_no_test_is_called_in_a_private_language() -> None:
         for pattern in ("**/test_*.py", "scenarios/*.toml")
         for file in (ROOT / "tests").glob(pattern)
         for name in (names_of_tests(file) if file.suffix == ".py" else {file.stem})
-        if words(name) & PRIVATE or (name.startswith("test_") and len(name) > MOST_CHARS)
+        if words(name) & PRIVATE or (name.startswith("test_") and len(name) > MAX_CHARS)
     }
     assert found == set()
 

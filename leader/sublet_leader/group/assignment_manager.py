@@ -132,12 +132,12 @@ class AssignmentManager:
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def force_release(self, entry: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
+    def force_release(self, entry: StreamEntry, reason: str, now: float, reserve_s: float | None = None) -> None:
         """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
         when its answer comes; one whose end is being written is left alone. Nothing is written before the promise to
         the holder has expired: until then the grant is in force, for the next leader too.
 
-        `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
+        `reserve_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = entry.lending, entry.assignment
         unclaimed = entry.is_unclaimed
@@ -147,7 +147,7 @@ class AssignmentManager:
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
             change = ForceRelease(
-                row.stream_id, grant_id, reason, self._compute_reserved_s(entry) if keep_s is None else keep_s
+                row.stream_id, grant_id, reason, self._compute_reserved_s(entry) if reserve_s is None else reserve_s
             )
             if entry.promised_until <= now:
                 self._streams.enqueue(change)
@@ -156,13 +156,13 @@ class AssignmentManager:
             entry.pending_release = DeferredForceRelease(change, entry.promised_until, borrower_id, agent)
             self._releasing.add(row.stream_id)
 
-    def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
+    def evict(self, member: Member, reason: str, now: float, reserve_s: float | None = None) -> None:
         """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
         is still on its way to it is over."""
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
-                self.force_release(entry, reason, now, keep_s)
+                self.force_release(entry, reason, now, reserve_s)
         self._members.mark_replaced(member.borrower_id, now)
 
     def void_promises(self, member: Member) -> None:
@@ -472,9 +472,9 @@ class AssignmentManager:
             cause = "its borrower found it to end before what it had read" if assignment.is_beyond_head else cause
             reason = assignment.reason or (cause if goes else "handed back by its borrower")
             a = assignment
-            skips = self._group.options.on_poison is OnPoison.SKIP
+            may_skip = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            self._streams.enqueue(replace(final, poison=a.poison, skips=skips, is_beyond_head=a.is_beyond_head))
+            self._streams.enqueue(replace(final, poison=a.poison, may_skip=may_skip, is_beyond_head=a.is_beyond_head))
 
     def _write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
@@ -493,6 +493,6 @@ class AssignmentManager:
     def _write_force_release(self, assignment: StreamAssignment, now: float, position: int) -> None:
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
 
-    def _break_off(self, assignment: StreamAssignment, reason: str, keep_s: float) -> None:
+    def _break_off(self, assignment: StreamAssignment, reason: str, reserve_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
-        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))
+        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, reserve_s))

@@ -95,7 +95,7 @@ def _connect(url: str) -> BoundedConnection:
         statement_timeout_s=STATEMENT_TIMEOUT_S,
         idle_in_transaction_timeout_s=STALLED_S,
         transaction_timeout_s=STATEMENT_TIMEOUT_S,
-        silence_s=2 * STATEMENT_TIMEOUT_S,
+        receive_timeout_s=2 * STATEMENT_TIMEOUT_S,
     )
 
 
