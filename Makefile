@@ -49,7 +49,7 @@ check: $(READY) ## ruff, mypy --strict, the import contracts, the generated page
 	$(BIN)/python -m tools.metrics_doc --check
 	$(BIN)/python -m tools.limits_doc --check
 	$(BIN)/python -m tools.protocol_doc --check
-	$(BIN)/python -m tools.stories_doc --check
+	$(BIN)/python -m tools.scenarios_doc --check
 	$(BIN)/python -m tools.conformance --check
 	$(MKDOCS) build --strict
 

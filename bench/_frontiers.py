@@ -93,7 +93,7 @@ class Frontiers:
             self._conn.execute(f"vacuum analyze {table}")
 
     def _renew(self) -> None:
-        (result,) = self._store.commit([GroupWrites(self._group_id, self._term, (), sync_streams=True)])
+        (result,) = self._store.commit([GroupWrites(self._group_id, self._term, (), needs_stream_sync=True)])
         assert result.epochs
 
     def _count(self) -> None:

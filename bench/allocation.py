@@ -25,7 +25,7 @@ TARGET_S = 1.0
 TARGET_GROWTH = 20.0
 """Bound at ten times the size: linear is 10, and n log n, outside the processor's caches, some 15."""
 PROSE = """Processor time of one plan, by strategy, for streams x borrowers: all shared out from scratch, and one
-join into the group that has settled; with the making of the situation, which checks it. *Growth* is the ratio of the
+join into the group that has settled; with the making of the input, which checks it. *Growth* is the ratio of the
 two sizes, *times the dict* the ratio to merely building {limit}. Medians over {rounds} rounds."""
 
 Seconds = dict[str, list[float]]
@@ -75,11 +75,11 @@ def _contenders(streams: int, borrowers: int) -> dict[str, Callable[[], object]]
     return found
 
 
-def _plan(strategy: AllocationStrategy, situation: AllocationInput) -> Callable[[], object]:
+def _plan(strategy: AllocationStrategy, allocation_input: AllocationInput) -> Callable[[], object]:
     """Return a function that builds the input, which validates it, and plans."""
 
     def run() -> object:
-        s = situation
+        s = allocation_input
         return strategy.plan(
             AllocationInput(
                 s.holders, s.free_streams, s.weights, s.movable_streams, s.moving_streams, s.last_holders, s.loads
@@ -89,10 +89,10 @@ def _plan(strategy: AllocationStrategy, situation: AllocationInput) -> Callable[
     return run
 
 
-def _settled(strategy: AllocationStrategy, situation: AllocationInput) -> dict[int, str]:
+def _settled(strategy: AllocationStrategy, allocation_input: AllocationInput) -> dict[int, str]:
     """Return {stream: member} once the plan is stable."""
-    held, free = dict(situation.holders), set(situation.free_streams)
-    while plan := strategy.plan(AllocationInput(held, free, situation.weights, loads=situation.loads)):
+    held, free = dict(allocation_input.holders), set(allocation_input.free_streams)
+    while plan := strategy.plan(AllocationInput(held, free, allocation_input.weights, loads=allocation_input.loads)):
         held |= dict(plan.grants)
         free = set(plan.revokes)
         for stream_id in free:

@@ -182,7 +182,7 @@ class Scene:
     then: Sequence[str]
 
 
-def story(title: str, parties: Sequence[str], scenes: Iterable[Scene]) -> str:
+def scenario(title: str, parties: Sequence[str], scenes: Iterable[Scene]) -> str:
     """Return a drawing with the parties side by side and time downwards. Each message is an arrow; each update from an
     agent to its session is a dot."""
     chart = _Chart(list(parties))

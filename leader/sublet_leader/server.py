@@ -117,7 +117,7 @@ class NodeServer:
         self._driver = registry.create_driver(notify, database_url, host=listen.host)
         self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
-        self._vitals = HealthSignals(boottime_clock, self._incarnation)
+        self._health_signals = HealthSignals(boottime_clock, self._incarnation)
         self._http = None
         if http is not None:
             from sublet_leader.http.app import NodeHttpService  # brings Starlette and uvicorn
@@ -151,7 +151,9 @@ class NodeServer:
             clock=boottime_clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
-        health = HealthService(server, self._vitals.beat, lambda: evaluate_health(self._vitals, self.settings))
+        health = HealthService(
+            server, self._health_signals.beat, lambda: evaluate_health(self._health_signals, self.settings)
+        )
         self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads, gate=self._gate)
         ref = self._bind(server)
         if self._http is not None:
@@ -172,24 +174,24 @@ class NodeServer:
         endpoint = None if self._hub is None else self._hub.endpoint
         http_address = None if self._http is None else self._http.resolve_advertised_url(self._listen)
         on_failure = self._make_failure_callback(loop)
-        listing = NodeRegistration(
+        registration = NodeRegistration(
             self._url,
             ref,
             self.settings.lease_duration_s,
             endpoint,
             self._make_desired_state_callback(loop),
             http_address,
-            self._vitals,
+            self._health_signals,
             on_failure,
         )
-        await loop.run_in_executor(None, listing.register, self._announce)
+        await loop.run_in_executor(None, registration.register, self._announce)
         store = PostgresGroupStore(
             self._url,
             lock_timeout_s=self.settings.lock_timeout_s,
             statement_timeout_s=self.settings.statement_timeout_s,
-            silence_s=self.settings.silence_s,
+            receive_timeout_s=self.settings.receive_timeout_s,
         )
-        observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
+        observers = (self._health_signals,) if self._http is None else (self._health_signals, self._http.counted)
         self._worker = DatabaseWorker(
             store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
         )
@@ -213,10 +215,10 @@ class NodeServer:
             self._find_maintenance_term,
             self.settings.history_retention_s,
             grace_s=self.settings.payload_deletion_grace_s,
-            on_connected=self._vitals.on_job_connected,
+            on_connected=self._health_signals.on_job_connected,
         )
         maintenance.start()
-        relay = OutboxRelay(self._url, self._find_maintenance_term, self._vitals.on_job_connected)
+        relay = OutboxRelay(self._url, self._find_maintenance_term, self._health_signals.on_job_connected)
         relay.start()
         self._follow_access()
         self._handle(NodeStarted())
@@ -225,7 +227,7 @@ class NodeServer:
         await health.start()
         if self._http is not None:
             self._http.attach_node(
-                NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub), self._gate
+                NodeView(ref, self.settings, self._health_signals, self._machine, self._sessions, self._hub), self._gate
             )
             self._announce(f"node {ref.name} answers at {self._http.url}")
         self._announce(f"node {ref.name} serves on {ref.address}")
@@ -238,7 +240,7 @@ class NodeServer:
             relay.stop(0)
             await self._close_gate()
             struck_off = asyncio.create_task(
-                run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
+                run_with_timeout("striking this node off the directory", registration.deregister, STRIKE_OFF_S)
             )
             if self._hub is not None:
                 await run_with_timeout("closing the notification hub", self._hub.close)
@@ -261,7 +263,7 @@ class NodeServer:
 
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
-        self._vitals.is_stopping = True
+        self._health_signals.is_stopping = True
         self._handle(ShutdownRequested(boottime_clock() + SHUTDOWN_S))
 
     def state(self) -> NodeSnapshot:
@@ -316,7 +318,7 @@ class NodeServer:
         if self._broken is None:
             log.critical("internal error, node stopped: please report this", exc_info=error)
             self._broken = error
-            self._vitals.is_stopping = True
+            self._health_signals.is_stopping = True
             self._stopped.set()
 
     def _carry_out(self, event: NodeEvent) -> None:

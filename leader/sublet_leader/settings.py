@@ -199,7 +199,7 @@ class LeaderSettings(SettingsBase):
     standby behind, that is to find it."""
 
     @property
-    def silence_s(self) -> float:
+    def receive_timeout_s(self) -> float:
         """Return how long a leader's connection to Postgres may stay silent before it is closed: longer than the server
         takes to cancel a statement, and shorter than a lease."""
         return (self.statement_timeout_s + self.lease_margin_s) / 2
@@ -213,7 +213,7 @@ class LeaderSettings(SettingsBase):
             self.lock_grace_s,
             self.statement_timeout_s,
             self.tcp_timeout_s,
-            self.silence_s,
+            self.receive_timeout_s,
         )
 
     @property

@@ -105,7 +105,7 @@ class _DemoRun:
         records.mkdir()
         source = flights.load()
         self.show.print_line(f"{source.num_rows:,} flights loaded")
-        with DemoGroupMonitor(self.url) as sight:
+        with DemoGroupMonitor(self.url) as monitor:
             for name in NODES:
                 self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
             arguments = (str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
@@ -113,13 +113,16 @@ class _DemoRun:
             self.show.print_line(
                 f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting"
             )
-            self._wait_until(lambda: len(list_holders(sight.read())) == TASKS, "the tasks to share the streams")
-            self.show.print_line(f"{TASKS} tasks share {len(sight.read().streams)} streams")
+            self._wait_until(lambda: len(list_holders(monitor.read())) == TASKS, "the tasks to share the streams")
+            self.show.print_line(f"{TASKS} tasks share {len(monitor.read().streams)} streams")
             with self._publish_in_background(source), self.show.show_bars(source.num_rows):
-                self._watch(sight, source.num_rows)
+                self._watch(monitor, source.num_rows)
             self.show.print_line("everything is consumed; draining the application")
             application.communicate(timeout=60)
-            heads, history = {stream.stream_id: stream.head for stream in sight.read().streams}, sight.read_history()
+            heads, history = (
+                {stream.stream_id: stream.head for stream in monitor.read().streams},
+                monitor.read_history(),
+            )
         findings = delivery_check.check_deliveries(
             source, heads, delivery_check.read_delivered_batches(records), history, self.kills
         )
@@ -157,7 +160,7 @@ class _DemoRun:
         except BaseException as error:  # noqa: BLE001 it is raised where it is seen
             self.failure = error
 
-    def _watch(self, sight: DemoGroupMonitor, total: int) -> None:
+    def _watch(self, monitor: DemoGroupMonitor, total: int) -> None:
         """Show the progress, and kill at the right moments."""
         acts: list[tuple[float, str, Callable[[GroupOverview], bool]]] = [
             (KILL_WORKER_AT, "worker", self._kill_worker),
@@ -165,7 +168,7 @@ class _DemoRun:
         ]
 
         def is_done() -> bool:
-            overview = sight.read()
+            overview = monitor.read()
             done_so_far = count_consumed(overview)
             self.show.update(self.published, done_so_far)
             self.takeover_reporter.update(overview)

@@ -90,7 +90,7 @@ class World:
         """Somebody holds that lock meanwhile."""
         raise NotImplementedError
 
-    def draw_epoch(self, session: str) -> int:
+    def next_session_epoch(self, session: str) -> int:
         """The next epoch of that name in the group SHARE."""
         raise NotImplementedError
 
@@ -198,7 +198,7 @@ class MemoryWorld(World):
         super().__init__()
         self.store: MemoryGroupStore = MemoryGroupStore(self.streams, self.clock)
 
-    def draw_epoch(self, session: str) -> int:
+    def next_session_epoch(self, session: str) -> int:
         return self.store.next_session_epoch(SHARE, session)
 
     def delete_past(self) -> list[int]:
@@ -233,7 +233,7 @@ class PostgresWorld(World):
             store.close()
         self.connection.close()
 
-    def draw_epoch(self, session: str) -> int:
+    def next_session_epoch(self, session: str) -> int:
         return next_session_epoch(self.connection, SHARE, session)
 
     def delete_past(self) -> list[int]:

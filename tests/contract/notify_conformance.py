@@ -117,8 +117,8 @@ def sending(
     try:
         yield outlets
     finally:
-        for outlet in outlets:
-            outlet.close()
+        for sender in outlets:
+            sender.close()
 
 
 def if_it(able: Callable[[NotificationDriverCapabilities], bool]) -> Callable[[Check], Check]:
@@ -131,11 +131,11 @@ def if_it(able: Callable[[NotificationDriverCapabilities], bool]) -> Callable[[C
     return limit
 
 
-def arrives(outlet: NotificationSender, received: Received, message: bytes) -> None:
+def arrives(sender: NotificationSender, received: Received, message: bytes) -> None:
     """Send it, again and again, until it is there: for ways that are only just being restored."""
 
     def reported() -> bool:
-        outlet.send(message)
+        sender.send(message)
         return message in received.messages
 
     eventually(reported, 20, "nothing arrives any more", every_s=0.05)
@@ -169,8 +169,8 @@ def without_push_nothing_arrives(subject: Subject) -> None:
     """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
     driver = subject.driver()
     with hearing(driver) as (received,):
-        with sending(driver, [received]) as (outlet,):
-            outlet.send(b"message")
+        with sending(driver, [received]) as (sender,):
+            sender.send(b"message")
         assert received.reported == ["connected"]
 
 
@@ -181,22 +181,22 @@ def messages_arrive_complete_at_every_receiver(subject: Subject) -> None:
     odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
     with hearing(driver, 3) as received, sending(driver, received, 2) as outlets:
         sent = {bytes([number]) + message for number in range(2) for message in odd} | {b""}
-        for number, outlet in enumerate(outlets):
+        for number, sender in enumerate(outlets):
             for message in odd:
-                outlet.send(bytes([number]) + message)
-            outlet.send(b"")
+                sender.send(bytes([number]) + message)
+            sender.send(b"")
         all_of(received, lambda each: set(each.messages) == sent)
-        assert [outlet.dropped for outlet in outlets] == [0, 0]
+        assert [sender.dropped for sender in outlets] == [0, 0]
 
 
 @if_it(lambda can: can.is_push)
 def equal_messages_are_not_folded(subject: Subject) -> None:
     """What was sent twice arrives twice."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
         for _ in range(50):
-            outlet.send(b"again")
-        least = 50 - outlet.dropped if driver.capabilities.is_lossless else 2
+            sender.send(b"again")
+        least = 50 - sender.dropped if driver.capabilities.is_lossless else 2
         eventually(lambda: received.messages.count(b"again") >= least)
 
 
@@ -206,15 +206,15 @@ def the_payload_limit_holds(subject: Subject) -> None:
     driver = subject.driver()
     limit = driver.capabilities.payload_limit
     longest = [byte * (limit or 1 << 20) for byte in (b"a", b"\0", b"\xff", b"\x80")]
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
         for message in longest:
-            outlet.send(message)
+            sender.send(message)
             all_of([received], lambda each: each.messages[-1:] == [message])  # noqa: B023
-        assert outlet.dropped == 0
+        assert sender.dropped == 0
         if limit is not None:
-            outlet.send(b"a" * (limit + 1))
-            assert outlet.dropped == 1
-        outlet.send(b"next")
+            sender.send(b"a" * (limit + 1))
+            assert sender.dropped == 1
+        sender.send(b"next")
         eventually(lambda: b"next" in received.messages)
         assert received.messages == [*longest, b"next"]
 
@@ -225,8 +225,8 @@ def an_outlets_messages_keep_their_order(subject: Subject) -> None:
     driver = subject.driver()
     with hearing(driver) as (received,), sending(driver, [received], 2) as outlets:
         for number in range(500):
-            for name, outlet in zip((b"a", b"b"), outlets, strict=True):
-                outlet.send(b"%s%06d" % (name, number))
+            for name, sender in zip((b"a", b"b"), outlets, strict=True):
+                sender.send(b"%s%06d" % (name, number))
         eventually(lambda: {b"a000499", b"b000499"} <= set(received.messages))
         for name in (b"a", b"b"):
             own = [message for message in received.messages if message.startswith(name)]
@@ -237,24 +237,24 @@ def an_outlets_messages_keep_their_order(subject: Subject) -> None:
 def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
     """Where the driver says that it loses nothing: more at once than it can take."""
     driver = subject.driver()
-    with hearing(driver, 2) as received, sending(driver, received) as (outlet,):
+    with hearing(driver, 2) as received, sending(driver, received) as (sender,):
         for number in range(5000):
-            outlet.send(b"%d" % number)
-        arrives(outlet, received[0], b"last")
+            sender.send(b"%d" % number)
+        arrives(sender, received[0], b"last")
         all_of(received, lambda each: b"last" in each.messages)
-        all_of(received, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - outlet.dropped)
+        all_of(received, lambda each: len([m for m in each.messages if m != b"last"]) >= 5000 - sender.dropped)
 
 
 @if_it(lambda can: can.is_push)
 def a_path_that_breaks_is_reported_and_comes_back(subject: Subject) -> None:
     """Lost, then connected again, by itself; then messages arrive."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
-        arrives(outlet, received, b"before")
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+        arrives(sender, received, b"before")
         subject.cut(received.inlet)
         eventually(lambda: received.events[:2] == ["connected", "lost"], message=lambda: f"told {received.events}")
         eventually(lambda: received.events[2:] == ["connected"], message=lambda: f"told {received.events}")
-        arrives(outlet, received, b"after")
+        arrives(sender, received, b"after")
 
 
 @if_it(lambda can: can.is_push)
@@ -266,11 +266,11 @@ def a_send_never_blocks(subject: Subject) -> None:
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf:
         for endpoint in (nobody, deaf):
-            outlet = driver.open_sender([endpoint])
+            sender = driver.open_sender([endpoint])
             begun = time.monotonic()
             for _ in range(1500):
-                outlet.send(message)
-            outlet.close()
+                sender.send(message)
+            sender.close()
             assert time.monotonic() - begun < BLOCKED_S, driver_name(endpoint)
 
 
@@ -280,21 +280,21 @@ def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
     driver = subject.driver()
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf, hearing(driver) as (received,):
-        outlet = driver.open_sender([deaf, received.inlet.endpoint])
+        sender = driver.open_sender([deaf, received.inlet.endpoint])
         for _ in range(1500):
-            outlet.send(message)
-        arrives(outlet, received, b"heard")
-        outlet.close()
+            sender.send(message)
+        arrives(sender, received, b"heard")
+        sender.close()
 
 
 @if_it(lambda can: can.is_push)
 def what_was_sent_last_arrives(subject: Subject) -> None:
-    """An outlet that is opened, used and closed at once, as a short-lived process does, has told what it told."""
+    """A sender that is opened, used and closed at once, as a short-lived process does, has told what it told."""
     driver = subject.driver()
     with hearing(driver) as (received,):
         for attempt in range(1 if driver.capabilities.is_lossless else 3):
-            with sending(driver, [received]) as (outlet,):
-                outlet.send(b"%d" % attempt)
+            with sending(driver, [received]) as (sender,):
+                sender.send(b"%d" % attempt)
         eventually(lambda: received.messages)
 
 
@@ -302,10 +302,10 @@ def what_was_sent_last_arrives(subject: Subject) -> None:
 def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
     """The next message is handed to it all the same."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
         received.fails = True
-        arrives(outlet, received, b"first")
-        arrives(outlet, received, b"second")
+        arrives(sender, received, b"first")
+        arrives(sender, received, b"second")
         assert received.events == ["connected"] or not driver.capabilities.is_lossless
 
 
@@ -313,10 +313,10 @@ def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
 def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
     """It is no message, and what comes after it is."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
-        arrives(outlet, received, b"before")
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+        arrives(sender, received, b"before")
         subject.rubbish(received.inlet)
-        arrives(outlet, received, b"after")
+        arrives(sender, received, b"after")
         assert set(received.messages) == {b"before", b"after"}
 
 
@@ -331,11 +331,11 @@ def endpoints_that_are_none_are_survived(subject: Subject) -> None:
             "",
             "other:x",
         ]
-        outlet = driver.open_sender([*nonsense, received.inlet.endpoint])
-        outlet.send(b"message")
+        sender = driver.open_sender([*nonsense, received.inlet.endpoint])
+        sender.send(b"message")
         if driver.capabilities.is_push:
-            arrives(outlet, received, b"message")
-        outlet.close()
+            arrives(sender, received, b"message")
+        sender.close()
         alone = driver.open_sender([])
         alone.send(b"to nobody")
         alone.close()
@@ -343,17 +343,17 @@ def endpoints_that_are_none_are_survived(subject: Subject) -> None:
 
 
 def closing_lets_go_of_everything(subject: Subject) -> None:
-    """No thread, no file, no callback is left; closing again is harmless, and a closed outlet only counts."""
+    """No thread, no file, no callback is left; closing again is harmless, and a closed sender only counts."""
     before = _possessions()
     driver = subject.driver()
     assert _possessions() <= before, "a driver that nothing was asked of has opened something"
     with hearing(driver, 2) as received, sending(driver, received, 2) as outlets:
-        for outlet in outlets:
-            outlet.send(b"message")
+        for sender in outlets:
+            sender.send(b"message")
         if driver.capabilities.is_push:
             all_of(received, lambda each: bool(each.messages))
     reported = [list(each.reported) for each in received]
-    for close in [outlet.close for outlet in outlets] + [each.inlet.close for each in received]:
+    for close in [sender.close for sender in outlets] + [each.inlet.close for each in received]:
         close()
     dropped = outlets[0].dropped
     outlets[0].send(b"too late")
@@ -409,13 +409,13 @@ def _possessions() -> set[str]:
 
 def _story_of_a_fork(name: str, url: str) -> None:
     driver = load_driver(name)(url)
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
-        arrives(outlet, received, b"before")
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+        arrives(sender, received, b"before")
 
         def in_the_child() -> None:
-            outlet.send(b"of the copy")
-            assert outlet.dropped == 1, "the copy has sent"
-            outlet.close()
+            sender.send(b"of the copy")
+            assert sender.dropped == 1, "the copy has sent"
+            sender.close()
             received.inlet.close()
             own = driver.open_sender([received.inlet.endpoint])
             own.send(b"of the child")
@@ -423,9 +423,9 @@ def _story_of_a_fork(name: str, url: str) -> None:
 
         in_a_child(in_the_child)
         eventually(lambda: b"of the child" in received.messages)
-        arrives(outlet, received, b"after")
+        arrives(sender, received, b"after")
         assert set(received.messages) == {b"before", b"of the child", b"after"}
-        assert outlet.dropped == 0
+        assert sender.dropped == 0
 
 
 if __name__ == "__main__":

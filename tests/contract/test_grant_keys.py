@@ -198,15 +198,15 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
-    session_name_owners.draw_epoch(conn, OTHER, "etl", "user:a")
-    first = session_name_owners.draw_epoch(conn, SHARE, "etl", "user:a")
+    session_name_owners.next_session_epoch(conn, OTHER, "etl", "user:a")
+    first = session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
-        session_name_owners.draw_epoch(conn, SHARE, "etl", "user:b")
+        session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:b")
     assert postgres.store.read_last_session_epoch(SHARE, "etl") == first
     assert session_name_owners.release(conn, SHARE, "etl") == "user:a"
     with pytest.raises(NotFound, match="nothing to release"):
         session_name_owners.release(conn, SHARE, "etl")
-    assert session_name_owners.draw_epoch(conn, SHARE, "etl", "user:b") > first
+    assert session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:b") > first
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
     assert session_name_owners.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
@@ -214,11 +214,11 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_name_owners, "MAX_SESSION_NAMES_OF_PRINCIPAL", 1)
-    first = session_name_owners.draw_epoch(postgres.connection, SHARE, "etl", "user:a")
+    first = session_name_owners.next_session_epoch(postgres.connection, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'other': user:a has .*the limit"):
-        session_name_owners.draw_epoch(postgres.connection, SHARE, "other", "user:a")
+        session_name_owners.next_session_epoch(postgres.connection, SHARE, "other", "user:a")
     assert postgres.connection.execute("select session from session_epoch").fetchall() == [("etl",)]
-    assert session_name_owners.draw_epoch(postgres.connection, SHARE, "etl", "user:a") > first
+    assert session_name_owners.next_session_epoch(postgres.connection, SHARE, "etl", "user:a") > first
 
 
 def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
@@ -249,11 +249,11 @@ def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psyc
     with connect(postgres.url, statement_timeout_s=30.0) as conn:
         for principal in ("user:a", None):
             with pytest.raises(SessionNameLocked):
-                session_name_owners.draw_epoch(conn, SHARE, "etl", principal)
+                session_name_owners.next_session_epoch(conn, SHARE, "etl", principal)
         assert conn.execute("show lock_timeout").fetchone() == ("0",)
         stranger.commit()
         postgres.store.bind_session(SHARE, "etl", "user:a")
-        assert session_name_owners.draw_epoch(conn, SHARE, "etl", "user:a") > last
+        assert session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a") > last
 
 
 def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:

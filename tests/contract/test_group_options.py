@@ -222,7 +222,7 @@ def test_at_poison_a_row_is_blocked_or_goes_on_behind(world: World, skips: bool,
     group = world.group(start=StartingPosition.EARLIEST)
     term = world.lead(group)
     held = granted(world, group, term, stream)
-    poison = ReleaseStream(stream, held.grant_id, 4, "it is garbage.", poison=6, skips=skips)
+    poison = ReleaseStream(stream, held.grant_id, 4, "it is garbage.", poison=6, may_skip=skips)
     assert outcome(world.apply(group, term, replace(poison, grant_id=held.grant_id + 1))) == (
         REFUSED, LendingStatus.HELD, 0,
     )  # fmt: skip
@@ -250,9 +250,9 @@ def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
     term = world.lead(group)
     grants = [granted(world, group, term, each).grant_id for each in (closed, other)]
     world.rollover(1)
-    last = ReleaseStream(closed, grants[0], 6, "garbage", poison=8, skips=True)
+    last = ReleaseStream(closed, grants[0], 6, "garbage", poison=8, may_skip=True)
     assert outcome(world.apply(group, term, last)) == (APPLIED, FINISHED, 8)
-    beyond = ReleaseStream(other, grants[1], 0, "garbage", poison=1, skips=True)
+    beyond = ReleaseStream(other, grants[1], 0, "garbage", poison=1, may_skip=True)
     assert outcome(world.apply(group, term, beyond)) == (INVALID, HELD, 0)
 
 

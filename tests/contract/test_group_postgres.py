@@ -341,7 +341,7 @@ def test_a_group_far_behind_gets_the_oldest_first(postgres: PostgresWorld) -> No
         add_closed_generation(postgres, ordinal, first, 1500)
     store, reported = patient(postgres), []
     for _ in range(4):
-        (result,) = store.commit([GroupWrites(group.group_id, term, sync_streams=True)])
+        (result,) = store.commit([GroupWrites(group.group_id, term, needs_stream_sync=True)])
         reported.append(len(result.synced))
     assert reported == [3000, 4500, 6000, 6000]
     loaded = store.load(group.group_id, term)
@@ -357,8 +357,8 @@ def test_a_group_far_behind_delays_no_other(postgres: PostgresWorld) -> None:
     other = postgres.group(Subscription.parse("$share/other/#"))
     other_term = postgres.lead(other)
     add_closed_generation(postgres, 5, first, 3)
-    groups = [GroupWrites(behind.group_id, behind_term, sync_streams=True)]
-    groups.append(GroupWrites(other.group_id, other_term, sync_streams=True))
+    groups = [GroupWrites(behind.group_id, behind_term, needs_stream_sync=True)]
+    groups.append(GroupWrites(other.group_id, other_term, needs_stream_sync=True))
     assert [len(result.synced) for result in patient(postgres).commit(groups)] == [3000, 3]
 
 

@@ -93,11 +93,11 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
     assert (ended.session, ended.session_epoch, ended.reserved_s) == (None, None, 0.0)
 
 
-@pytest.mark.parametrize(("session", "keep_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
-def test_nothing_is_reserved_for_the_nameless(world: World, session: str | None, keep_s: float) -> None:
+@pytest.mark.parametrize(("session", "reserve_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
+def test_nothing_is_reserved_for_the_nameless(world: World, session: str | None, reserve_s: float) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream, session))
-    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s))
+    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", reserve_s))
     assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
@@ -132,14 +132,14 @@ def test_what_ends_for_good_is_not_reserved(world: World) -> None:
 @pytest.mark.conforms("X5")
 def test_a_sessions_name_is_its_first_principals(world: World) -> None:
     world.store.bind_session(SHARE, "etl", "user:b")  # nothing is drawn for it: it stays nobody's
-    epoch = world.draw_epoch("etl")
+    epoch = world.next_session_epoch("etl")
     world.store.bind_session(SHARE, "etl", "user:a")
     world.store.bind_session(OTHER, "etl", "user:b")  # a name is a group's
     for _ in range(2):
         with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's"):
             world.store.bind_session(SHARE, "etl", "user:b")
         world.store.bind_session(SHARE, "etl", "user:a")
-        assert world.draw_epoch("etl") > epoch
+        assert world.next_session_epoch("etl") > epoch
 
 
 @pytest.mark.conforms("X4")
@@ -147,7 +147,7 @@ def test_a_principal_has_so_many_session_names(world: World, monkeypatch: pytest
     for module in (session_name_owners, memory_groups, group_errors):
         monkeypatch.setattr(module, "MAX_SESSION_NAMES_OF_PRINCIPAL", 2)
     for name in ("a", "b", "c"):
-        world.draw_epoch(name)
+        world.next_session_epoch(name)
     for name in ("a", "b", "a"):
         world.store.bind_session(SHARE, name, "user:a")
     with pytest.raises(PermissionDenied, match="session 'c': user:a has 2 names of sessions, which is the limit"):

@@ -506,7 +506,7 @@ def test_a_locked_row_is_busy_and_harms_no_other(world: World) -> None:
     entry = AdvancePosition(first, held.grant_id, 5)
     with world.locked(group.group_id, first):
         batch = [
-            GroupWrites(group.group_id, term, (entry, grant(second)), sync_streams=True),
+            GroupWrites(group.group_id, term, (entry, grant(second)), needs_stream_sync=True),
             GroupWrites(other.group_id, other_term, (grant(first),)),
         ]
         results = world.store.commit(batch)

@@ -226,10 +226,10 @@ def test_schemas_receive_nothing_of_each_other(database: str, monkeypatch: pytes
     with (
         hearing(one) as (here,),
         hearing(other) as (there,),
-        sending(one, [here]) as (outlet,),
+        sending(one, [here]) as (sender,),
         sending(other, [there]) as (second,),
     ):
-        outlet.send(b"one")
+        sender.send(b"one")
         second.send(b"other")
         eventually(lambda: (here.messages, there.messages) == ([b"one"], [b"other"]))
 
@@ -250,16 +250,16 @@ def test_a_payload_is_text_within_postgres_limit(message: bytes) -> None:
 
 def test_what_waits_outlives_a_lost_connection(database: str) -> None:
     driver = load_driver("postgres")(database)
-    with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
-        outlet.send(b"before")
+    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+        sender.send(b"before")
         eventually(lambda: b"before" in received.messages)
         with connect(database) as conn:
             ended = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet notify'"
             assert conn.execute(f"{ended} and datname = current_database()").rowcount == 1
         for number in range(100):
-            outlet.send(b"%d" % number)
+            sender.send(b"%d" % number)
         eventually(lambda: len(received.messages) >= 101)
-        assert outlet.dropped == 0
+        assert sender.dropped == 0
         assert received.events == ["connected"]
 
 
@@ -270,12 +270,12 @@ def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
     inlet = driver.open_receiver(
         lambda message: None, lambda: reported.append("connected"), lambda: reported.append("lost")
     )
-    outlet = driver.open_sender([inlet.endpoint])
+    sender = driver.open_sender([inlet.endpoint])
     for _ in range(3000):
-        outlet.send(b"message")
-    outlet.close()
+        sender.send(b"message")
+    sender.close()
     inlet.close()
-    assert outlet.dropped == 3000
+    assert sender.dropped == 3000
     assert reported == []
 
 
@@ -290,12 +290,12 @@ def test_who_has_not_the_key_is_not_heard(database: str) -> None:
         stranger.connect(address)
         forged = f"zmq:{address}?key={key[::-1]}"
         other = driver.open_sender([forged])
-        with sending(driver, [received]) as (outlet,):
+        with sending(driver, [received]) as (sender,):
             for number in range(20):
                 with contextlib.suppress(zmq.Again):  # it was let go of already
                     stranger.send(b"forged", zmq.NOBLOCK)
                 other.send(b"forged")
-                outlet.send(b"%d" % number)
+                sender.send(b"%d" % number)
             eventually(lambda: b"19" in received.messages)
         other.close()
         assert b"forged" not in received.messages
@@ -304,9 +304,9 @@ def test_who_has_not_the_key_is_not_heard(database: str) -> None:
 def test_ipv6_and_names(database: str) -> None:
     for host, address in (("localhost", r"tcp://(127\.0\.0\.1|\[::1\]):\d+"), ("::1", r"tcp://\[::1\]:\d+")):
         driver = load_driver("zmq")(database, host=host)
-        with hearing(driver) as (received,), sending(driver, [received]) as (outlet,):
+        with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
             assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", received.inlet.endpoint)
-            outlet.send(b"message")
+            sender.send(b"message")
             eventually(lambda: received.messages == [b"message"])
 
 

@@ -33,7 +33,7 @@ MEMORY_BYTES = 512 << 20
 """Of address space: a block and what is made of it are a fraction of that."""
 
 HANGS_S = 300
-MOST_FAILURES = 10
+MAX_FAILURES = 10
 NOTE = struct.Struct("<qq")
 """What a child notes: the execution it is at, and how many were decoded so far."""
 
@@ -73,7 +73,7 @@ def run(target: str, seed: int, numbers: range) -> tuple[int, list[str]]:
     first, decoded = numbers.start, 0
     with tempfile.TemporaryDirectory() as directory:
         notes = Path(directory) / "notes"
-        while first < numbers.stop and len(failures) < MOST_FAILURES:
+        while first < numbers.stop and len(failures) < MAX_FAILURES:
             notes.write_bytes(NOTE.pack(first, 0))
             own = ["--target", target, "--seed", str(seed)]
             child = subprocess.run(

@@ -114,7 +114,7 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
     allow(conn, RULE)
     token, _ = make_token(conn, "user:etl", YEAR_S)
     name = Subscription.parse("$share/billing/orders/#"), "etl"
-    session_name_owners.draw_epoch(conn, *name, "user:etl")
+    session_name_owners.next_session_epoch(conn, *name, "user:etl")
     fill = "insert into access_history (event, principal, object) select 'allow', 'x', 'y' from generate_series(3, %s)"
     conn.execute(fill, (300_000 - 1,))
     other = AccessRule("user:etl", Right.READ, TopicFilter("#"))
@@ -207,7 +207,7 @@ def test_an_open_change_of_rights_blocks_no_revocation(database: str, conn: psyc
     """And is seen once it commits, although another with a later number committed before it."""
     allow(conn, RULE)
     token, _ = make_token(conn, "user:a", YEAR_S)
-    session_name_owners.draw_epoch(conn, Subscription.parse("$share/g/#"), "etl", "user:etl")
+    session_name_owners.next_session_epoch(conn, Subscription.parse("$share/g/#"), "etl", "user:etl")
     late = AccessRule("user:b", Right.READ, TopicFilter("#"))
     with connect(database, autocommit=False) as first:
         allow(first, late)

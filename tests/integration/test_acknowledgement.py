@@ -21,8 +21,8 @@ from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.broken_off import broken_off
 from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.interrupted_calls import run_interrupted
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
@@ -711,7 +711,7 @@ def test_a_wait_that_is_broken_off_loses_no_batch(place: Place) -> None:
     with place.session() as session:
         seen.append(next_of(session).first)
         for line in itertools.count(1):
-            batch, broken = broken_off(lambda: session.poll(WAIT_S), line, BORROWER, leave_out=["_recover"])
+            batch, broken = run_interrupted(lambda: session.poll(WAIT_S), line, BORROWER, leave_out=["_recover"])
             if broken:
                 batch = session.poll(WAIT_S)
             assert batch is not None, broken

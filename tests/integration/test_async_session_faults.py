@@ -37,7 +37,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 @pytest.mark.conforms("E29")
 @in_a_loop
 async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
-    seen, broken_off = Seen(), 0
+    seen, interrupted_count = Seen(), 0
     async with asyncio.timeout(WAIT_S), scene.session() as session:
         waiting = asyncio.create_task(session.poll())
         await until(lambda: len(session.assignment()) == 16, WAIT_S)
@@ -45,14 +45,14 @@ async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
         scene.publish(500, block=5)
         while len(seen) < 500:
             waiting = asyncio.create_task(session.poll())
-            for _ in range(broken_off % 7):
+            for _ in range(interrupted_count % 7):
                 await asyncio.sleep(0)
             waiting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 batch = await waiting
                 assert batch is not None
                 seen.add(batch)
-            broken_off += 1
+            interrupted_count += 1
             with contextlib.suppress(TimeoutError):
                 batch = await asyncio.wait_for(session.poll(), 0.001)
                 assert batch is not None
@@ -62,7 +62,7 @@ async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
         await asyncio.sleep(0)
         await cancelled(waiting)
     assert scene.is_handed_over()
-    assert broken_off > 1
+    assert interrupted_count > 1
 
 
 @pytest.mark.conforms("E8")

@@ -76,7 +76,7 @@ def place(database: str, tmp_path: Path) -> Iterator[Place]:
 # --- long calls -----------------------------------------------------------------------------------------------------
 
 
-LONGEST_S = max(
+MAX_LIMIT_S = max(
     LEADER.eviction_timeout_s,
     LEADER.reclaim_grace_s,
     LEADER.lease_duration_s,
@@ -89,7 +89,7 @@ docs/heartbeats.md promises of a call that holds the interpreter."""
 
 
 @pytest.mark.conforms("E28")
-@pytest.mark.parametrize(("work", "seconds"), [("sleep", 1.5 * LONGEST_S), ("hold", HOLD_S)])
+@pytest.mark.parametrize(("work", "seconds"), [("sleep", 1.5 * MAX_LIMIT_S), ("hold", HOLD_S)])
 @pytest.mark.long
 def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> None:
     assert seconds > BORROWER.ping_timeout_s

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.session_name_owners import draw_epoch
+from sublet_storage.groups.coordinator.session_name_owners import next_session_epoch
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
 ETL = ("user:etl", "publish", "orders/#")
@@ -87,7 +87,7 @@ def test_a_token_is_shown_once(shell: Shell) -> None:
 def test_a_sessions_name_is_released(shell: Shell, database: str) -> None:
     name = ("$share/g/#", "etl")
     with connect(database) as connection:
-        draw_epoch(connection, Subscription.parse(name[0]), name[1], "user:etl")
+        next_session_epoch(connection, Subscription.parse(name[0]), name[1], "user:etl")
     assert done(shell.run("access", "release-session", *name, "--json"))["principal"] == "user:etl"
     refused(shell.run("access", "release-session", *name), 3, "nothing to release")
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.history_queries import LATELY
+from sublet_storage.groups.coordinator.history_queries import MAX_RECENT_MOVES
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -219,16 +219,16 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) 
 @pytest.mark.conforms("A2", "E11", "A9")
 def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, world: World) -> None:
     first, _ = rows(world)
-    for position in range(LATELY + 1):
+    for position in range(MAX_RECENT_MOVES + 1):
         with_it = world.lend(first.stream_id, None)
         world.write(AdvancePosition(first.stream_id, with_it.grant_id, min(position // 2, first.head)))
         world.write(ForceRelease(first.stream_id, with_it.grant_id, "evicted: no ping in time"))
-        if position == LATELY - 1:
+        if position == MAX_RECENT_MOVES - 1:
             assert shell.run("groups", "describe", GROUP).err == ""
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
-    assert (len(reported["forced_moves"]), reported["forced_move_count"]) == (LATELY, LATELY + 1)
+    assert (len(reported["forced_moves"]), reported["forced_move_count"]) == (MAX_RECENT_MOVES, MAX_RECENT_MOVES + 1)
     answer = shell.run("groups", "describe", GROUP)
-    assert answer.out.count("evicted") == LATELY
+    assert answer.out.count("evicted") == MAX_RECENT_MOVES
     assert f"20 newest of 21 forced moves: `sublet groups history '{GROUP}' --limit M` shows more" in answer.err
 
 

@@ -32,9 +32,9 @@ from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
-from tests.broken_off import broken_off
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.interrupted_calls import run_interrupted
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -84,7 +84,7 @@ def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Conn
     with feed.follow("#", "latest") as reader:
         for line in itertools.count(1):
             put(conn, stream, b"%d" % line)
-            table, broken = broken_off(lambda: reader.read(WAIT_S), line, client, leave_out=["_undo"])
+            table, broken = run_interrupted(lambda: reader.read(WAIT_S), line, client, leave_out=["_undo"])
             if broken:
                 assert reader.bookmark.offsets == {stream: line - 1}, broken
                 table = reader.read(WAIT_S)
@@ -358,7 +358,7 @@ def test_heads_from_elsewhere_wake_waiters(
         eventually(lambda: server.feed.watch.poll_count)
         end = put(conn, stream, b"0")
         assert reader.read(0.3) is None
-        server.feed.note_heads({stream: end, 999: 5})
+        server.feed.update_heads({stream: end, 999: 5})
         assert read_values(reader, 1) == [b"0"]
         feed.publish("t", "1")
         assert read_values(reader, 1) == [b"1"]

@@ -152,7 +152,7 @@ def test_an_idle_transactions_connection_is_replaced(
 
 
 def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[Any]) -> None:
-    with connect(database, application_name="silent", silence_s=0.3) as silent:
+    with connect(database, application_name="silent", receive_timeout_s=0.3) as silent:
         assert silent.execute("select 1").fetchone() == (1,)
         with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
             in_time(lambda: silent.execute("select 2"))
@@ -180,7 +180,7 @@ def test_a_frozen_listening_connection_is_replaced(
 
 def test_an_answer_in_pieces_is_waited_for(database: str) -> None:
     """It takes longer than the silence that is allowed."""
-    with connect(database, silence_s=0.4) as conn:
+    with connect(database, receive_timeout_s=0.4) as conn:
         rows = conn.execute(
             "select length(repeat('x', 9000)), pg_sleep(0.02)::text, repeat('x', 9000) from generate_series(1, 40)"
         ).fetchall()
@@ -231,7 +231,7 @@ def term(conn: psycopg.Connection[Any]) -> int:
 def test_maintenance_goes_on_over_another_connection(
     database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch, application: str
 ) -> None:
-    monkeypatch.setattr(maintenance, "SILENCE_S", 3.0)
+    monkeypatch.setattr(maintenance, "RECEIVE_TIMEOUT_S", 3.0)
     connected: list[str] = []
     keeper = MaintenanceRunner(
         database, lambda: term, 86_400.0, 0.05, on_connected=lambda name, _: connected.append(name)
@@ -273,13 +273,13 @@ def test_health_shows_a_silent_connection_of_a_job(
 ) -> None:
     """While it lasts, and without taking the node out of service."""
     monkeypatch.setattr(outbox_relay, "STATEMENT_TIMEOUT_S", 600.0)
-    vitals = HealthSignals(time.monotonic)
+    health_signals = HealthSignals(time.monotonic)
 
     def health() -> Health:
-        vitals.beat()
-        return evaluate_health(vitals, LeaderSettings())
+        health_signals.beat()
+        return evaluate_health(health_signals, LeaderSettings())
 
-    relay = OutboxRelay(database, lambda: term, vitals.on_job_connected)
+    relay = OutboxRelay(database, lambda: term, health_signals.on_job_connected)
     relay.start()
     try:
         eventually(lambda: processes(conn, "sublet relay") and health().check_named("maintenance").is_ok, WAIT_S)

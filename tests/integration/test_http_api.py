@@ -264,7 +264,7 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
 
 
 def test_curves_remember_what_was_not_known() -> None:
-    curves = LagHistory(reading=None, minutes=1, max_groups=2)  # type: ignore[arg-type]
+    curves = LagHistory(pool=None, minutes=1, max_groups=2)  # type: ignore[arg-type]
     now = time.time()
     curves.add_sample(now, {1: 5, 2: None})
     curves.add_sample(now + 10, {1: 6, 2: 7, 3: 8})

@@ -35,7 +35,7 @@ def start(database: str, received: Received, tmp_path: Path) -> Iterator[Start]:
 
     def begin(name: str, *how: str) -> Process:
         arguments = ("zmq", database, received.inlet.endpoint, name, *how)
-        running.append(Process("tests.processes.telling", *arguments, log=tmp_path / f"{name}.log"))
+        running.append(Process("tests.processes.notification_sender", *arguments, log=tmp_path / f"{name}.log"))
         return running[-1]
 
     yield begin

@@ -195,8 +195,8 @@ def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
     def give(event: Event, now: float) -> None:
         outcome = leader.decide(event, now)
         granted.extend(each.stream_id for each in outcome.changes if isinstance(each, GrantStream))
-        if outcome.changes or outcome.sync_streams:
-            writes = GroupWrites(house.group.group_id, term, outcome.changes, outcome.sync_streams)
+        if outcome.changes or outcome.needs_stream_sync:
+            writes = GroupWrites(house.group.group_id, term, outcome.changes, outcome.needs_stream_sync)
             give(WritesCommitted(house.store.commit([writes])[0]), now)
 
     give(BorrowerMessageReceived("a", LeaderWanted("a/1", str(GROUP))), 0.0)

@@ -32,8 +32,8 @@ from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.broken_off import broken_off
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
+from tests.interrupted_calls import run_interrupted
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 from tests.support.streams import open_streams
@@ -177,7 +177,7 @@ def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connecti
 
         for place in itertools.count(1):
             value = b"%d" % place
-            _, broken = broken_off(partial(publish, value), place, where)
+            _, broken = run_interrupted(partial(publish, value), place, where)
             publisher.publish("t", value + b"!", key=value).result(30)
             sure.append(value + b"!")
             (maybe if broken else sure).extend([value, value + b"+", value + b"-"])

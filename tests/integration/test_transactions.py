@@ -25,7 +25,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
-from tests.broken_off import broken_off
+from tests.interrupted_calls import run_interrupted
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -246,7 +246,7 @@ def test_a_transaction_broken_off_is_done_again(place: Place, module: ModuleType
         while broken:
             batch, line, broken = first(session), line + 1, "?"
             with contextlib.suppress(DatabaseUnreachable):  # psycopg's own error may come instead
-                _, broken = broken_off(partial(commit, batch), line, where)
+                _, broken = run_interrupted(partial(commit, batch), line, where)
             if broken and (batch.is_outstanding or batch.is_recovered):
                 commit(batch)
     assert line > lines

@@ -12,7 +12,7 @@ SHARED = Subscription.parse("$share/g/eu/#")
 
 def test_of_two_releases_of_a_name_one_has_it(conn: Connection, database: str) -> None:
     """And recorded in the history of rights."""
-    session_name_owners.draw_epoch(conn, SHARED, "etl", "user:a")
+    session_name_owners.next_session_epoch(conn, SHARED, "etl", "user:a")
 
     def release(conn: Connection) -> str:
         with conn.transaction():

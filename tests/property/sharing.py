@@ -53,7 +53,7 @@ def groups(draw: st.DrawFn, streams: int = 40) -> tuple[Holdings, frozenset[int]
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> AllocationInput:
+def allocation_inputs(draw: st.DrawFn) -> AllocationInput:
     """Everything a strategy may be asked: some streams may not move, some are moving, some loads are known."""
     held, free, weights = draw(groups())
     every = [*held, *free]
@@ -82,15 +82,15 @@ class World:
         for stream_id, borrower in self.held.items():
             self.past[stream_id] = [borrower]
 
-    def situation(self, load: Loads | None = None) -> AllocationInput:
+    def allocation_input(self, load: Loads | None = None) -> AllocationInput:
         """As it is now."""
         moving, load = set(self.moving), self.load if load is None else load
         return AllocationInput(dict(self.held), set(self.free), self.weights, None, moving, dict(self.last), load)
 
     def round(self, load: Loads | None = None, delay: int = 0) -> AllocationPlan:
         """One plan, carried out."""
-        situation = self.situation(load)
-        plan = validate_plan(self.strategy.plan(situation), situation)
+        allocation_input = self.allocation_input(load)
+        plan = validate_plan(self.strategy.plan(allocation_input), allocation_input)
         for stream_id, borrower in plan.grants:
             self.held[stream_id] = borrower
             self.free.discard(stream_id)

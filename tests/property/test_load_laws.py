@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_leader.allocation import AllocationInput, StreamLoad, compute_quotas, load_strategy
-from tests.property.sharing import NAMES, ROUNDS, Loads, World, counts, jittered, situations
+from tests.property.sharing import NAMES, ROUNDS, Loads, World, allocation_inputs, counts, jittered
 
 LOAD = load_strategy("load")
 TENTH = 10
@@ -61,11 +61,15 @@ def test_measurements_that_tremble_move_no_stream_back(world: World, delay: int,
 
 @pytest.mark.conforms("E18")
 @settings(max_examples=60)
-@given(situations())
-def test_few_streams_are_on_their_way_at_once(situation: AllocationInput) -> None:
-    members = sum(who in situation.weights for s, who in situation.holders.items() if s not in situation.moving_streams)
-    on_their_way = len(set(situation.moving_streams))
-    revokes = LOAD.plan(situation).revokes
+@given(allocation_inputs())
+def test_few_streams_are_on_their_way_at_once(allocation_input: AllocationInput) -> None:
+    members = sum(
+        who in allocation_input.weights
+        for s, who in allocation_input.holders.items()
+        if s not in allocation_input.moving_streams
+    )
+    on_their_way = len(set(allocation_input.moving_streams))
+    revokes = LOAD.plan(allocation_input).revokes
     assert not revokes or len(revokes) + on_their_way <= max(1, (members + on_their_way) // TENTH)
 
 

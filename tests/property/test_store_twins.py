@@ -103,7 +103,7 @@ class Wanted:
     renew: bool
     stale: int
     agent: str
-    keep_s: float
+    reserve_s: float
     led: bool
 
 
@@ -116,7 +116,7 @@ wanted = st.builds(
     renew=st.booleans(),
     stale=st.sampled_from([0, 0, 0, 1]),
     agent=st.sampled_from(AGENTS),
-    keep_s=st.sampled_from([0.0, 4.5]),
+    reserve_s=st.sampled_from([0.0, 4.5]),
     led=st.sampled_from([True, True, False]),
 )
 
@@ -297,7 +297,7 @@ class Twins(RuleBasedStateMachine):
         choice = sorted(alive if alive and which else rows) or [1, 2, 3]
         stream = choice[which % len(choice)]
         grant_id = rows[stream].grant_id - off if rows else off
-        position, agent, keep_s = self.position(rows.get(stream), wanted.shift), wanted.agent, wanted.keep_s
+        position, agent, reserve_s = self.position(rows.get(stream), wanted.shift), wanted.agent, wanted.reserve_s
         match word:
             case "grant":
                 session = (None, "etl")[which % 2]
@@ -310,9 +310,9 @@ class Twins(RuleBasedStateMachine):
             case "unreserve":
                 return FreeReservedStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
             case "release":
-                return ReleaseStream(stream, grant_id, position, "leave", keep_s, position + which % 3)
+                return ReleaseStream(stream, grant_id, position, "leave", reserve_s, position + which % 3)
             case "force_release":
-                return ForceRelease(stream, grant_id, "silent", keep_s)
+                return ForceRelease(stream, grant_id, "silent", reserve_s)
             case "mark":
                 return RecordHistory(stream, grant_id, "revoke", "balance")
             case _:

@@ -17,7 +17,7 @@ from sublet_leader.allocation import (
     load_strategy,
     validate_plan,
 )
-from tests.property.sharing import NAMES, WEIGHTS, World, counts, situations
+from tests.property.sharing import NAMES, WEIGHTS, World, allocation_inputs, counts
 
 pytestmark = pytest.mark.parametrize("strategy", [load_strategy("even"), load_strategy("load")], ids=["even", "load"])
 EXAMPLES = settings(max_examples=60)
@@ -34,43 +34,53 @@ def settled(strategy: AllocationStrategy, streams: int, members: int) -> World:
 
 @pytest.mark.conforms("E18", "E19")
 @EXAMPLES
-@given(situation=situations())
-def test_all_that_is_free_is_granted_once(strategy: AllocationStrategy, situation: AllocationInput) -> None:
+@given(allocation_input=allocation_inputs())
+def test_all_that_is_free_is_granted_once(strategy: AllocationStrategy, allocation_input: AllocationInput) -> None:
     """And only what may move is revoked."""
-    plan = validate_plan(strategy.plan(situation), situation)
-    assert [stream for stream, _ in plan.grants] == (sorted(situation.free_streams) if situation.weights else [])
+    plan = validate_plan(strategy.plan(allocation_input), allocation_input)
+    assert [stream for stream, _ in plan.grants] == (
+        sorted(allocation_input.free_streams) if allocation_input.weights else []
+    )
     assert list(plan.revokes) == sorted(plan.revokes)
-    assert all(situation.holders[stream] in situation.weights for stream in plan.revokes), "a stranger's stream"
+    assert all(allocation_input.holders[stream] in allocation_input.weights for stream in plan.revokes), (
+        "a stranger's stream"
+    )
 
 
 @pytest.mark.conforms("E18")
 @EXAMPLES
-@given(situation=situations(), rng=st.randoms(use_true_random=False))
+@given(allocation_input=allocation_inputs(), rng=st.randoms(use_true_random=False))
 def test_the_order_of_the_arguments_does_not_matter(
     strategy: AllocationStrategy,
-    situation: AllocationInput,
+    allocation_input: AllocationInput,
     rng: st.randoms,  # type: ignore[valid-type]
 ) -> None:
     def mixed(mapping: dict) -> dict:  # type: ignore[type-arg]
         return dict(rng.sample(list(mapping.items()), len(mapping)))  # type: ignore[attr-defined]
 
     other = replace(
-        situation,
-        holders=mixed(dict(situation.holders)),
-        free_streams=sorted(situation.free_streams, reverse=True),
-        weights=mixed(dict(situation.weights)),
-        loads=mixed(dict(situation.loads)),
-        last_holders=mixed(dict(situation.last_holders)),
+        allocation_input,
+        holders=mixed(dict(allocation_input.holders)),
+        free_streams=sorted(allocation_input.free_streams, reverse=True),
+        weights=mixed(dict(allocation_input.weights)),
+        loads=mixed(dict(allocation_input.loads)),
+        last_holders=mixed(dict(allocation_input.last_holders)),
     )
-    assert strategy.plan(other) == strategy.plan(situation)
+    assert strategy.plan(other) == strategy.plan(allocation_input)
 
 
 @pytest.mark.conforms("E18")
 @EXAMPLES
-@given(situation=situations())
-def test_at_rest_nothing_moves(strategy: AllocationStrategy, situation: AllocationInput) -> None:
-    members = {stream: who for stream, who in situation.holders.items() if who in situation.weights}
-    world = World(strategy, members, set(situation.free_streams), dict(situation.weights), dict(situation.loads))
+@given(allocation_input=allocation_inputs())
+def test_at_rest_nothing_moves(strategy: AllocationStrategy, allocation_input: AllocationInput) -> None:
+    members = {stream: who for stream, who in allocation_input.holders.items() if who in allocation_input.weights}
+    world = World(
+        strategy,
+        members,
+        set(allocation_input.free_streams),
+        dict(allocation_input.weights),
+        dict(allocation_input.loads),
+    )
     world.settle()
     before = dict(world.held)
     assert not world.round()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.kit import server_directory
 from tests.recorded.checks import Anomaly, check
-from tests.recorded.checks.story import story
+from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import History, Outcome, read
 from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
 from tests.recorded.stage import Stage
@@ -82,7 +82,7 @@ def report(history: History) -> int:
         say(f"\n{found[0].kind}{f' in {found[0].group}' if found[0].group else ''}: {len(found)}")
         for anomaly in found[:MAX_SHOWN_CHARS]:
             say(f"  {anomaly.what}")
-        say("\n".join(story(history, found[0])))
+        say("\n".join(report_lines(history, found[0])))
     say("no promise was broken" if not anomalies else f"\n{len(anomalies)} anomalies")
     return 1 if anomalies else 0
 

@@ -28,7 +28,7 @@ SAMPLE_INTERVAL_S = 3.0
 WARM_UP = 1 / 3
 """Share of a run before the window that is checked."""
 
-LEAST_SAMPLES = 5
+MIN_SAMPLES = 5
 """Fewest samples in each half."""
 
 PAIRS_OF = 200
@@ -125,7 +125,7 @@ def growth(late: list[Sample], window_s: float) -> float | None:
         return None
     middle_s = (late[0][0] + late[-1][0]) / 2
     halves = [each for each in late if each[0] < middle_s], [each for each in late if each[0] >= middle_s]
-    if min(map(len, halves)) < LEAST_SAMPLES:
+    if min(map(len, halves)) < MIN_SAMPLES:
         return None
     return min(map(slope, halves)) * (late[-1][0] - late[0][0])
 

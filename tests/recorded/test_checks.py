@@ -9,7 +9,7 @@ import pytest
 
 from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.checks import Kind, check
-from tests.recorded.checks.story import story
+from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import Call, Effect, Group, History, Message, Outcome
 
 LOOPS, EXACT = Group("$share/loops/#"), Group("$share/exact/#", exact=True)
@@ -180,7 +180,7 @@ def test_a_broken_promise_is_named_and_explained(breaking: Breaking, kinds: set[
     breaking(history)
     found = check(history)
     assert {anomaly.kind for anomaly in found} == kinds, [str(each) for each in found]
-    assert all(story(history, anomaly) for anomaly in found if anomaly.messages or anomaly.calls)
+    assert all(report_lines(history, anomaly) for anomaly in found if anomaly.messages or anomaly.calls)
 
 
 def _frozen_before_it_looked_at_the_clock(history: History) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.recorded.checks import check
-from tests.recorded.checks.story import story
+from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import read
 from tests.recorded.plan import draw
 from tests.recorded.stage import Stage
@@ -23,7 +23,7 @@ def test_half_a_minute_under_kills_breaks_no_promise(server_home: Path) -> None:
     stage = Stage(server_home, draw(SEED, SECONDS, DEED_EVERY_S, ORDER_EVERY_S), SPEED, said.append)
     stage.run()
     history = read(stage.records)
-    reported = [f"{anomaly}\n" + "\n".join(story(history, anomaly)) for anomaly in check(history)]
+    reported = [f"{anomaly}\n" + "\n".join(report_lines(history, anomaly)) for anomaly in check(history)]
     assert not reported, "\n".join([*said, *reported[:5]])
     assert sum(stage.befell.values()) > SECONDS / DEED_EVERY_S / 3, said
     assert all(history.of_group(group) for group in history.groups)

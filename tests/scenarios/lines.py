@@ -1,7 +1,7 @@
-"""What a story says in a line: messages and tells as text, and text as messages.
+"""What a scenario says in a line: messages and tells as text, and text as messages.
 
-Terms and grant ids are large numbers that only grow; a story counts them instead: the first term that is ever seen is
-`term 1`, the first grant of a stream is that stream's `grant 1`.
+Terms and grant ids are large numbers that only grow; a scenario counts them instead: the first term that is ever seen
+is `term 1`, the first grant of a stream is that stream's `grant 1`.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _STREAM = re.compile(r" stream (\d+) grant (\d+)(?: at (\d+))?( final)?,?")
 
 
 class BadLine(Exception):
-    """A line of a story that says nothing the stage understands."""
+    """A line of a scenario that says nothing the stage understands."""
 
 
 class Lines:
-    """Knows which number stands for which term and grant id. One per story."""
+    """Knows which number stands for which term and grant id. One per scenario."""
 
     def __init__(self) -> None:
         self._seen: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The processes of a story: nodes and agents, each the product's machine with the thinnest shell there can be."""
+"""The processes of a scenario: nodes and agents, each the product's machine with the thinnest shell there can be."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class NodeProcess(Process):
 
 
 class AgentProcess(Process):
-    """An agent and its subscriptions' sessions, which do what the story says."""
+    """An agent and its subscriptions' sessions, which do what the scenario says."""
 
     def __init__(self, stage: Stage, name: str) -> None:
         super().__init__(stage, name)

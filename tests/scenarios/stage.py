@@ -1,7 +1,7 @@
-"""The stage of a story: the product's own nodes and agents, the in-memory store, a clock that only the story moves.
+"""The stage of a scenario: the product's own nodes and agents, the in-memory store, and a clock that only it moves.
 
-Nothing takes time by itself: a message arrives, and the database answers, in the moment of asking, unless the story
-says otherwise. So whatever takes time is a timer of the protocol, and every story comes out the same each time.
+Nothing takes time by itself: a message arrives, and the database answers, in the moment of asking, unless the scenario
+says otherwise. So whatever takes time is a timer of the protocol, and every scenario comes out the same each time.
 """
 
 from __future__ import annotations

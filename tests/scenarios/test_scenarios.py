@@ -1,4 +1,4 @@
-"""Plays every story beside this file, step by step, with the product's machines, and compares what it says exactly."""
+"""Plays every scenario beside this file, step by step, with the product's machines, and compares its lines exactly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.lines import BadLine
+from tests.scenarios.scenario import InvalidScenario, Scenario, Step, happen, load
 from tests.scenarios.stage import Stage
-from tests.scenarios.story import BadStory, Step, Story, happen, load
 from tools.conformance import requirements
 
 HERE = Path(__file__).parent
@@ -22,17 +22,17 @@ class Differs(Exception):
 
 
 def play(path: Path) -> None:
-    """From the first step to the last. Raises `BadStory` or `Differs`, which name the file and the step."""
-    story = load(path)
-    stage = Stage(story.nodes, story.streams, story.messages)
+    """From the first step to the last. Raises `InvalidScenario` or `Differs`, which name the file and the step."""
+    scenario = load(path)
+    stage = Stage(scenario.nodes, scenario.streams, scenario.messages)
     borrowers: tuple[str, ...] = ()
     lendings: tuple[str, ...] = ()
-    for number, step in enumerate(story.steps, start=1):
+    for number, step in enumerate(scenario.steps, start=1):
         where = f"{path.name}, step {number} (at {step.at:g}: {step.do or 'time passes'})"
         perform(stage, step, where)
         borrowers = borrowers if step.borrowers is None else step.borrowers
         lendings = lendings if step.lendings is None else step.lendings
-        _compare(f"{where}: then", step.then, stage.take_said(pings=story.pings))
+        _compare(f"{where}: then", step.then, stage.take_said(pings=scenario.pings))
         _compare(f"{where}: borrowers", borrowers, stage.borrowers())
         _compare(f"{where}: lendings", lendings, stage.lendings())
         _compare(f"{where}: forced", step.forced, stage.take_forced())
@@ -44,8 +44,8 @@ def perform(stage: Stage, step: Step, where: str) -> None:
         stage.pass_time(step.at)
         if step.do:
             happen(stage, step.do)
-    except (BadStory, BadLine) as problem:
-        raise BadStory(f"{where}: {problem}") from None
+    except (InvalidScenario, BadLine) as problem:
+        raise InvalidScenario(f"{where}: {problem}") from None
 
 
 def _compare(where: str, expected: Iterable[str], found: list[str]) -> None:
@@ -56,22 +56,24 @@ def _compare(where: str, expected: Iterable[str], found: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_story(path: Path) -> None:
+def test_scenario(path: Path) -> None:
     problem = ""
     try:
         play(path)
-    except (BadStory, Differs) as error:
+    except (InvalidScenario, Differs) as error:
         problem = str(error)
     if problem:
         pytest.fail(problem, pytrace=False)
 
 
-def test_stories_bear_ids_that_exist() -> None:
+def test_scenarios_bear_ids_that_exist() -> None:
     known = {requirement.id for requirement in requirements(HERE.parent.parent)}
-    stories: dict[str, Story] = {path.name: load(path) for path in FILES}
-    assert stories
-    assert {name: set(story.conforms) - known for name, story in stories.items()} == {name: set() for name in stories}
-    assert all(story.conforms for story in stories.values())
+    scenarios: dict[str, Scenario] = {path.name: load(path) for path in FILES}
+    assert scenarios
+    assert {name: set(scenario.conforms) - known for name, scenario in scenarios.items()} == {
+        name: set() for name in scenarios
+    }
+    assert all(scenario.conforms for scenario in scenarios.values())
 
 
 # --- the driver notices ---------------------------------------------------------------------------------------------
@@ -99,10 +101,10 @@ PLAYED = '[[step]]\nat = 1\ndo = "n1 dies"\n'
         (HEAD + 'opening = "none"\n' + PLAYED, "no opening 'none'"),
     ],
 )
-def test_what_is_no_story_is_refused_by_name(tmp_path: Path, text: str, problem: str) -> None:
+def test_what_is_no_scenario_is_refused_by_name(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "x.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BadStory) as refused:
+    with pytest.raises(InvalidScenario) as refused:
         play(path)
     assert problem in str(refused.value)
     assert str(refused.value).startswith("x.toml")

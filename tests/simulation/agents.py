@@ -110,7 +110,7 @@ class SimulatedAgent(Process):
             self.wishes.clear()
             self.world.say(self.name, "CRASHES")
             self.lock.end_life(killed=True)
-            self.simulation.lock_troubles.agent_gone(self)
+            self.simulation.lock_fault_injector.agent_gone(self)
 
     def may_read(self, grant_id: int) -> bool:
         """Return whether a reader of the grant may read from the connected database."""

@@ -107,7 +107,7 @@ class WatchedGroups(MemoryGroupStore):
 
     def written(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         for writes, result in zip(batch, results, strict=True):
-            if writes.sync_streams and not result.has_stale_term:
+            if writes.needs_stream_sync and not result.has_stale_term:
                 self.on_sync(writes.group_id)
         if self.checkers is not None:
             self.checkers.committed(batch, results)
@@ -182,16 +182,16 @@ class WatchedGroups(MemoryGroupStore):
         new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
         before = self._set_revoked_at(life, new) | life.rows
         reasons = {s: f"reset to {target}; was at {before[s].position}" for s in moves}
-        rulings = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
-        after = before | {stream_id: ruling.row for stream_id, ruling in rulings.items()}
+        transitions = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
+        after = before | {stream_id: transition.row for stream_id, transition in transitions.items()}
         for row in [row for row in after.values() if row.status in _GRANTED]:
             if above := self._ancestors(row.stream_id, after):
                 why = f"reset to {target}; waits for {above}"
-                rulings[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
-        if not force and any(before[stream_id].status in _GRANTED for stream_id in rulings):
+                transitions[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
+        if not force and any(before[stream_id].status in _GRANTED for stream_id in transitions):
             return False
-        for ruling in rulings.values():
-            self._keep(ruling, leader.term if leader is not None else 0, now)
+        for transition in transitions.values():
+            self._keep(transition, leader.term if leader is not None else 0, now)
         if life.group.options.atomic:
             life.group = replace(life.group, options=replace(life.group.options, starting_position=_start_of(target)))
             life.frontiers.clear()
@@ -201,7 +201,7 @@ class WatchedGroups(MemoryGroupStore):
         assert self.checkers is not None
         if leader is not None:
             self.checkers.authority.cut_short(group_id, leader.term)
-        self.checkers.was_reset(life.group, self.rows(group_id), moves, rulings)
+        self.checkers.was_reset(life.group, self.rows(group_id), moves, transitions)
         return True
 
     def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:

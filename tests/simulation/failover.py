@@ -91,7 +91,7 @@ class Failover:
         down_s = self._random.uniform(0.1, 4.0)
         for node in simulation.nodes:
             node.way.down(down_s)
-        simulation.lock_troubles.fail_over()
+        simulation.lock_fault_injector.fail_over()
 
 
 def _gone(streams: MemoryCatalogue) -> frozenset[tuple[int, bool]]:

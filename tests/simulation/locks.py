@@ -274,10 +274,10 @@ class AgentLock(ProcessLock):
         return self._agent.name
 
     def _is_reachable(self) -> bool:
-        return self._world.now >= self._agent.simulation.lock_troubles.down_until
+        return self._world.now >= self._agent.simulation.lock_fault_injector.down_until
 
 
-class LockTroubles:
+class LockFaultInjector:
     """Faults of these connections, and of agents' polls, during the safety phase."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -358,10 +358,10 @@ class LockTroubles:
         random = self._of_agents
         self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
         if agents := self._simulation.living():
-            self._trouble_agent(random.choice(agents), random)
+            self._disturb_agent(random.choice(agents), random)
 
     def _befall_both(self) -> None:
-        """Crash a node together with an agent; or the agent has troubles of its lock, or is only cut off."""
+        """Crash a node together with an agent; or the agent has faults of its lock, or is only cut off."""
         if self._world.now >= self._until:
             return
         random = self._of_both
@@ -374,7 +374,7 @@ class LockTroubles:
                 self._simulation.crashes += 1
                 agent.crash()
             else:
-                self._trouble_agent(agent, random)
+                self._disturb_agent(agent, random)
 
     def _part_both(self) -> None:
         """Crash a node; meanwhile an agent is cut off, whose lock is where it was."""
@@ -397,18 +397,16 @@ class LockTroubles:
         living = [agent for agent in simulation.living() if agent.name in holders]
         return random.choice(living) if living else None
 
-    def _trouble_agent(self, agent: SimulatedAgent, random: Random) -> None:
+    def _disturb_agent(self, agent: SimulatedAgent, random: Random) -> None:
         for_s = random.uniform(0.05, 6.0)
         if random.random() < 0.8:
             self._break_polls(agent, for_s)
         if is_cut_off := random.random() < 0.6:
             self._lose_messages(agent, for_s)
-        troubles = (
-            ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
-        )
-        trouble = random.choice(troubles)
-        self._world.say(agent.name, f"trouble of its lock: {trouble}")
-        match trouble:
+        faults = ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
+        fault = random.choice(faults)
+        self._world.say(agent.name, f"fault of its lock: {fault}")
+        match fault:
             case "cut":
                 agent.lock.cut()
             case "flap":

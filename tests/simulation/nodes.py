@@ -109,7 +109,7 @@ class SimulatedNode(Process):
         self.simulation.checkers.node_acted(self, outcome)
         for request in outcome.requests:
             self.way.ask(request, self.machine.ref, self.settings.lease_duration_s, self._answers())
-            self.simulation.troubles.asked(self, request)
+            self.simulation.fault_injector.asked(self, request)
         for agent, message in outcome.sends:
             self.simulation.network.to_agent(self.address, agent, message)
         if outcome.is_stopped:

@@ -13,9 +13,10 @@ from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.checkers.rest import check_rest
 from tests.simulation.database import WatchedGroups
 from tests.simulation.failover import Failover
+from tests.simulation.fault_injector import FaultInjector
 from tests.simulation.groups import Groups
 from tests.simulation.journal import Journal
-from tests.simulation.locks import AdvisoryLocks, LockTroubles
+from tests.simulation.locks import AdvisoryLocks, LockFaultInjector
 from tests.simulation.lowered_heads import LoweredHeads
 from tests.simulation.maintenance import Maintenance
 from tests.simulation.network import Network
@@ -26,7 +27,6 @@ from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
 from tests.simulation.rollover import Turnover
 from tests.simulation.transactions import UsersDatabase
-from tests.simulation.troubles import Troubles
 from tests.simulation.world import Weather, World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 
@@ -72,8 +72,8 @@ class Simulation:
         self.store.on_sync = self.lowered_heads.synced
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
-        self.troubles = Troubles(self)
-        self.lock_troubles = LockTroubles(self)
+        self.fault_injector = FaultInjector(self)
+        self.lock_fault_injector = LockFaultInjector(self)
         self.queries = Queries(self)
         self.users = UsersDatabase(self)
         self.turnover = Turnover(self)
@@ -134,8 +134,8 @@ class Simulation:
         self.streams.add_space(shards=self.world.random.randint(2, 5))
         self.publishing.begin()
         self.groups.begin()
-        self.troubles.begin(SAFETY_S)
-        self.lock_troubles.begin(SAFETY_S)
+        self.fault_injector.begin(SAFETY_S)
+        self.lock_fault_injector.begin(SAFETY_S)
         if not self.failover.runs:
             self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)

@@ -92,7 +92,7 @@ class Bench:
         """One event; what comes of it is kept."""
         outcome = self.leader.decide(event, self.now)
         self.entries += outcome.changes
-        self.renew = self.renew or outcome.sync_streams
+        self.renew = self.renew or outcome.needs_stream_sync
         self.sent += outcome.sends
         self.stopped = self.stopped or outcome.stop_reason
         self.stories += outcome.invariant_violations

@@ -21,7 +21,7 @@ from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
-from tests.broken_off import broken_off
+from tests.interrupted_calls import run_interrupted
 
 ONE_MESSAGE = BufferLimits(
     block_messages=1, block_bytes=1 << 20, blocks_per_commit=1, buffered_bytes=1 << 20, linger_s=0.0
@@ -200,7 +200,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     for place in itertools.count(1):
         buffer = SendBuffer(routes, ROOMY)
         deliveries = {b"m%d" % number: publish(buffer, b"m%d" % number) for number in range(before)}
-        _, broken = broken_off(lambda buffer=buffer: call(buffer), place, *WHERE)  # type: ignore[misc]
+        _, broken = run_interrupted(lambda buffer=buffer: call(buffer), place, *WHERE)  # type: ignore[misc]
         deliveries[b"last"] = publish(buffer, b"last")
         log = log_of(buffer)
         if (least := buffer.due_advance([])) is not None:

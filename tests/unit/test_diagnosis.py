@@ -158,10 +158,10 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
 def test_each_reason_has_what_helps(
     reason: StallReason, group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, because: str, remedy: str | None
 ) -> None:
-    ruling = diagnose(group, stream)
-    assert ruling.reason is reason
-    assert because in ruling.detail
-    assert ruling.hint is None if remedy is None else remedy in (ruling.hint or "")
+    transition = diagnose(group, stream)
+    assert transition.reason is reason
+    assert because in transition.detail
+    assert transition.hint is None if remedy is None else remedy in (transition.hint or "")
 
 
 @pytest.mark.conforms("A7")

@@ -6,7 +6,7 @@ import re
 from xml.etree import ElementTree
 
 from sublet_leader.group import grant_transitions as assignments
-from tools import drawing, protocol_doc, stories_doc
+from tools import drawing, protocol_doc, scenarios_doc
 from tools.drawing import Scene
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -32,7 +32,7 @@ def test_moves_of_one_span_run_beside_one_another() -> None:
 
 def test_a_lost_message_is_an_arrow_that_ends() -> None:
     def arrow(line: str) -> ElementTree.Element:
-        picture = drawing.story("t", ["a", "n1"], [Scene(0, "", "", [line])])
+        picture = drawing.scenario("t", ["a", "n1"], [Scene(0, "", "", [line])])
         return next(e for e in ElementTree.fromstring(picture).findall(f"{SVG}path") if e.attrib["stroke"] != "#c3c7d1")
 
     arrived, lost = arrow("a -> n1: ping a/1"), arrow("a -> n1: ping a/1 (lost)")
@@ -42,23 +42,23 @@ def test_a_lost_message_is_an_arrow_that_ends() -> None:
 
 
 def test_a_scene_shows_when_why_and_what() -> None:
-    said = words(drawing.story("t", ["a", "n1"], [Scene(2.5, "It is <time>.", "n1 dies", ["(these 2 lines x3)"])]))
+    said = words(drawing.scenario("t", ["a", "n1"], [Scene(2.5, "It is <time>.", "n1 dies", ["(these 2 lines x3)"])]))
     assert {"2.5 s", "It is <time>.", "n1 dies", "(these 2 lines ×3)", "a", "n1"} <= set(said)
 
 
 def test_a_party_that_stopped_has_a_dashed_lifeline() -> None:
     scenes = [Scene(1, "", "n1 freezes", []), Scene(2, "", "n1 thaws", [])]
-    lines = ElementTree.fromstring(drawing.story("t", ["a", "n1"], scenes)).findall(f"{SVG}path")
+    lines = ElementTree.fromstring(drawing.scenario("t", ["a", "n1"], scenes)).findall(f"{SVG}path")
     dashed = ["stroke-dasharray" in line.attrib for line in lines]
     assert sorted(dashed) == [False, False, False, True]
 
 
 def test_every_story_is_drawn_with_its_speakers() -> None:
-    pages = dict(stories_doc.pages())
-    page = pages.pop(stories_doc.PAGE)
+    pages = dict(scenarios_doc.pages())
+    page = pages.pop(scenarios_doc.PAGE)
     for picture, drawn in pages.items():
         assert f"(pictures/{picture.name})" in page
-        text = (stories_doc.FILES / f"{picture.stem.removeprefix('story-')}.toml").read_text()
+        text = (scenarios_doc.FILES / f"{picture.stem.removeprefix('scenario-')}.toml").read_text()
         speakers = set(re.findall(r'^  "(\w+) -> ', text, re.MULTILINE))
         assert speakers <= set(words(drawn))
 

@@ -151,8 +151,8 @@ def test_a_stream_opened_later_is_granted(is_announced: bool) -> None:
 def test_news_of_streams_cost_one_look_each_debounce() -> None:
     bench = granted()
     bench.pass_time(1.0, BORROWER)
-    assert bench.give(StreamsChanged()).sync_streams
-    assert not bench.give(StreamsChanged()).sync_streams
+    assert bench.give(StreamsChanged()).needs_stream_sync
+    assert not bench.give(StreamsChanged()).needs_stream_sync
     assert bench.wake_at <= bench.now + bench.settings.rebalance_debounce_s
 
 

@@ -236,7 +236,7 @@ def test_what_a_renewal_brings_waits_for_its_promise() -> None:
     """A member of a former group had it: it waits as what was there before."""
     bench = granted()
     (stream,) = bench.streams.add_space("eu", "eu/#", 1)
-    bench.store.commit([GroupWrites(bench.group.group_id, bench.term, (), sync_streams=True)])
+    bench.store.commit([GroupWrites(bench.group.group_id, bench.term, (), needs_stream_sync=True)])
     bench.change_row(stream, held_until_us=EPOCH_US + round(bench.now * 1_000_000))
     bench.streams.append(stream, HEAD)
     bench.streams.rollover(2)  # a renewal reports what has ended

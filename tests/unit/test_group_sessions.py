@@ -250,7 +250,7 @@ def test_an_unknown_strategy_does_not_stop_the_group() -> None:
 
 def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
-        def plan(self, situation: object) -> object:
+        def plan(self, allocation_input: object) -> object:
             raise ZeroDivisionError("of the moon")
 
     monkeypatch.setattr("sublet_leader.group.rebalancer.load_strategy", lambda name: Broken())

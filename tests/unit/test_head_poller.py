@@ -130,10 +130,10 @@ def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         follower = await waiter_of(watch, 1)
-        watch.note_heads({1: 7, 2: 9})
+        watch.update_heads({1: 7, 2: 9})
         assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
-        watch.note_heads({1: 6})
-        watch.note_heads({1: 7})
+        watch.update_heads({1: 6})
+        watch.update_heads({1: 7})
         assert await follower.wait_for_heads(0.05) == {}
 
     run(story)

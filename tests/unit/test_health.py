@@ -40,136 +40,147 @@ def time() -> Time:
 
 
 @pytest.fixture
-def vitals(time: Time) -> HealthSignals:
+def signals(time: Time) -> HealthSignals:
     """Of a node that serves and is well."""
-    vitals = HealthSignals(time, OURS.incarnation)
-    vitals.beat()
-    renew(vitals, {0: 1, 7: 1}, {0, 7})
-    return vitals
+    signals = HealthSignals(time, OURS.incarnation)
+    signals.beat()
+    renew(signals, {0: 1, 7: 1}, {0, 7})
+    return signals
 
 
 def renew(
-    vitals: HealthSignals, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None
+    signals: HealthSignals, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None
 ) -> None:
     request = RenewLeaderships(terms, 0.0)
-    ask(vitals, request, LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)), problem)
+    ask(
+        signals,
+        request,
+        LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)),
+        problem,
+    )
 
 
-def claim(vitals: HealthSignals, leadership_id: int, node: NodeRef) -> None:
+def claim(signals: HealthSignals, leadership_id: int, node: NodeRef) -> None:
     request = ClaimLeadership(leadership_id, 0.0)
-    ask(vitals, request, LeadershipClaimCompleted(request, Leadership(leadership_id, node, 2, 10.0)))
+    ask(signals, request, LeadershipClaimCompleted(request, Leadership(leadership_id, node, 2, 10.0)))
 
 
 def ask(
-    vitals: HealthSignals,
+    signals: HealthSignals,
     request: DatabaseRequest,
     answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
     problem: Exception | None = None,
 ) -> None:
-    vitals.on_request(request)
-    vitals.on_answer(request, answer, problem, 0.001)
+    signals.on_request(request)
+    signals.on_answer(request, answer, problem, 0.001)
 
 
-def worst(vitals: HealthSignals) -> HealthCheck:
-    return evaluate_health(vitals, SETTINGS).worst_check
+def worst(signals: HealthSignals) -> HealthCheck:
+    return evaluate_health(signals, SETTINGS).worst_check
 
 
-def state(vitals: HealthSignals) -> HealthState:
-    return worst(vitals).state
+def state(signals: HealthSignals) -> HealthState:
+    return worst(signals).state
 
 
 @pytest.mark.conforms("A8")
 @pytest.mark.parametrize(
     "problem", [DatabaseUnreachable("gone"), UnknownOutcome("cut"), psycopg.OperationalError("closed")]
 )
-def test_no_answer_is_an_outage(vitals: HealthSignals, time: Time, problem: Exception) -> None:
+def test_no_answer_is_an_outage(signals: HealthSignals, time: Time, problem: Exception) -> None:
     """Until the connection that got none gets one: an answer to the directory ends nothing."""
-    assert state(vitals) is HealthState.OK
+    assert state(signals) is HealthState.OK
     time.now += 1
-    renew(vitals, {0: 1}, None, problem)
-    assert (state(vitals), worst(vitals).detail) == (HealthState.UNREACHABLE, str(problem))
+    renew(signals, {0: 1}, None, problem)
+    assert (state(signals), worst(signals).detail) == (HealthState.UNREACHABLE, str(problem))
     time.now += 1
-    vitals.directory.on_request(time.now)
-    vitals.directory.on_answer(time.now, None)
-    assert state(vitals) is HealthState.UNREACHABLE, (
+    signals.directory.on_request(time.now)
+    signals.directory.on_answer(time.now, None)
+    assert state(signals) is HealthState.UNREACHABLE, (
         "what the directory is told says nothing of the worker's connection"
     )
-    renew(vitals, {0: 1}, {0})
-    assert state(vitals) is HealthState.OK
+    renew(signals, {0: 1}, {0})
+    assert state(signals) is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_a_request_out_for_too_long_is_an_outage(vitals: HealthSignals, time: Time) -> None:
-    vitals.on_request(RenewLeaderships({0: 1}, 0.0))
+def test_a_request_out_for_too_long_is_an_outage(signals: HealthSignals, time: Time) -> None:
+    signals.on_request(RenewLeaderships({0: 1}, 0.0))
     time.now += SETTINGS.statement_timeout_s
-    vitals.beat()
-    assert state(vitals) is HealthState.OK
+    signals.beat()
+    assert state(signals) is HealthState.OK
     time.now += SETTINGS.tcp_timeout_s + 0.1
-    vitals.directory.on_request(time.now)
-    vitals.directory.on_answer(time.now, None)
-    assert state(vitals) is HealthState.UNREACHABLE
+    signals.directory.on_request(time.now)
+    signals.directory.on_answer(time.now, None)
+    assert state(signals) is HealthState.UNREACHABLE
 
 
 @pytest.mark.conforms("A8")
 @pytest.mark.parametrize(
     "problem", [TransactionRolledBack("locked"), psycopg.errors.ReadOnlySqlTransaction("read only")]
 )
-def test_a_refusal_that_lasts_is_a_denial(vitals: HealthSignals, time: Time, problem: Exception) -> None:
+def test_a_refusal_that_lasts_is_a_denial(signals: HealthSignals, time: Time, problem: Exception) -> None:
     """It is no outage."""
-    renew(vitals, {0: 1}, None, problem)
-    assert state(vitals) is HealthState.OK, "once is nothing: it is tried again"
+    renew(signals, {0: 1}, None, problem)
+    assert state(signals) is HealthState.OK, "once is nothing: it is tried again"
     time.now += SETTINGS.claim_retry_interval_s
-    renew(vitals, {0: 1}, None, problem)
-    assert (state(vitals), worst(vitals).detail) == (HealthState.DENIED, str(problem))
-    renew(vitals, {0: 1}, {0})
-    assert state(vitals) is HealthState.OK
+    renew(signals, {0: 1}, None, problem)
+    assert (state(signals), worst(signals).detail) == (HealthState.DENIED, str(problem))
+    renew(signals, {0: 1}, {0})
+    assert state(signals) is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_a_maintenance_that_cannot_be_claimed_is_shown(vitals: HealthSignals, time: Time) -> None:
+def test_a_maintenance_that_cannot_be_claimed_is_shown(signals: HealthSignals, time: Time) -> None:
     """The node serves: a frozen process of Postgres of the node that runs the maintenance may hold the row."""
     request = ClaimLeadership(MAINTENANCE, 0.0)
     for _ in range(2):
-        ask(vitals, request, LeadershipClaimCompleted(request, None), TransactionRolledBack("locked"))
+        ask(signals, request, LeadershipClaimCompleted(request, None), TransactionRolledBack("locked"))
         time.now += SETTINGS.claim_retry_interval_s
-        vitals.beat()
-    assert evaluate_health(vitals, SETTINGS).is_ready
-    assert (state(vitals), worst(vitals).detail) == (HealthState.STALLED, "it cannot be claimed: locked")
-    claim(vitals, MAINTENANCE, OTHERS)
-    assert state(vitals) is HealthState.OK
+        signals.beat()
+    assert evaluate_health(signals, SETTINGS).is_ready
+    assert (state(signals), worst(signals).detail) == (
+        HealthState.STALLED,
+        "it cannot be claimed: locked",
+    )
+    claim(signals, MAINTENANCE, OTHERS)
+    assert state(signals) is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_a_lease_lost_to_another_node_is_a_denial(vitals: HealthSignals, time: Time) -> None:
+def test_a_lease_lost_to_another_node_is_a_denial(signals: HealthSignals, time: Time) -> None:
     """For as long as a lease is."""
-    renew(vitals, {0: 1, 7: 1}, {0})
-    assert state(vitals) is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
-    claim(vitals, 7, OTHERS)
-    assert (state(vitals), worst(vitals).detail) == (HealthState.DENIED, "node n2 has taken the leadership of group 7")
+    renew(signals, {0: 1, 7: 1}, {0})
+    assert state(signals) is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
+    claim(signals, 7, OTHERS)
+    assert (state(signals), worst(signals).detail) == (
+        HealthState.DENIED,
+        "node n2 has taken the leadership of group 7",
+    )
     time.now += SETTINGS.lease_duration_s + 0.1
-    vitals.beat()
-    assert state(vitals) is HealthState.OK
+    signals.beat()
+    assert state(signals) is HealthState.OK
 
 
-def test_a_lease_that_is_back_is_no_denial(vitals: HealthSignals) -> None:
+def test_a_lease_that_is_back_is_no_denial(signals: HealthSignals) -> None:
     """Nor is one that others have anyway."""
-    renew(vitals, {0: 1, 7: 1}, {0})
-    claim(vitals, 7, OURS)
-    assert state(vitals) is HealthState.OK
-    claim(vitals, 8, OTHERS)
-    assert state(vitals) is HealthState.OK
+    renew(signals, {0: 1, 7: 1}, {0})
+    claim(signals, 7, OURS)
+    assert state(signals) is HealthState.OK
+    claim(signals, 8, OTHERS)
+    assert state(signals) is HealthState.OK
 
 
-def test_the_loop_is_looked_at_first(vitals: HealthSignals, time: Time) -> None:
-    vitals.leaderless_group_count = 3
-    health = evaluate_health(vitals, SETTINGS)
+def test_the_loop_is_looked_at_first(signals: HealthSignals, time: Time) -> None:
+    signals.leaderless_group_count = 3
+    health = evaluate_health(signals, SETTINGS)
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.NO_LEADER, True, True)
-    vitals.is_draining = True
-    assert (state(vitals), evaluate_health(vitals, SETTINGS).is_ready) == (HealthState.DRAINING, False)
-    vitals.is_draining = False
+    signals.is_draining = True
+    assert (state(signals), evaluate_health(signals, SETTINGS).is_ready) == (HealthState.DRAINING, False)
+    signals.is_draining = False
     time.now += STUCK_S + 0.1
-    health = evaluate_health(vitals, SETTINGS)
+    health = evaluate_health(signals, SETTINGS)
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.STUCK, False, False)
-    vitals.is_stopping = True
-    assert (state(vitals), evaluate_health(vitals, SETTINGS).is_alive) == (HealthState.STOPPING, True)
+    signals.is_stopping = True
+    assert (state(signals), evaluate_health(signals, SETTINGS).is_alive) == (HealthState.STOPPING, True)
     assert state(HealthSignals(time)) is HealthState.STARTING

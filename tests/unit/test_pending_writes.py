@@ -16,7 +16,7 @@ def test_a_large_group_comes_behind_the_others() -> None:
     pending[2].add(advances(1), needs_sync=False)
     pending[3].add((), needs_sync=True)
     first, second = take_batch(pending), take_batch(pending)
-    assert first == (GroupWrites(1, 7, advances(MAX_CHANGES_PER_COMMIT)), GroupWrites(3, 9, (), sync_streams=True))
+    assert first == (GroupWrites(1, 7, advances(MAX_CHANGES_PER_COMMIT)), GroupWrites(3, 9, (), needs_stream_sync=True))
     assert second == (GroupWrites(2, 8, advances(1)), GroupWrites(1, 7, advances(MAX_CHANGES_PER_COMMIT + 2)[-2:]))
     assert not pending
 
@@ -26,7 +26,7 @@ def test_a_sync_waits_for_the_changes_before_it() -> None:
     pending[1].add(advances(MAX_CHANGES_PER_COMMIT + 1), needs_sync=True)
     pending[1].add(advances(MAX_CHANGES_PER_COMMIT), needs_sync=True)
     parts = take_batch(pending) + take_batch(pending) + take_batch(pending)
-    assert [(len(part.changes), part.sync_streams) for part in parts] == [
+    assert [(len(part.changes), part.needs_stream_sync) for part in parts] == [
         (MAX_CHANGES_PER_COMMIT, False),
         (MAX_CHANGES_PER_COMMIT, True),
         (1, False),

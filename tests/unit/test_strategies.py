@@ -54,8 +54,8 @@ def test_the_strategy_on_the_page_works(install: Install) -> None:
     with pytest.raises(InvalidSetting, match=name):
         load_strategy(name)
     install(module, block("python"), f"{name} = {value}")
-    situation = AllocationInput({1: "b"}, [2, 3, 4, 5, 6], {"b": 1.0, "a": 1.0})
-    plan = validate_plan(load_strategy(name).plan(situation), situation)
+    allocation_input = AllocationInput({1: "b"}, [2, 3, 4, 5, 6], {"b": 1.0, "a": 1.0})
+    plan = validate_plan(load_strategy(name).plan(allocation_input), allocation_input)
     assert plan == AllocationPlan(grants=((2, "a"), (3, "a"), (4, "a"), (5, "b"), (6, "b")))
     assert load_strategy(name).plan(AllocationInput({1: "b"}, [2], {})) == AllocationPlan()
 

@@ -15,8 +15,8 @@ once, what to put in its place, and the tests that must turn red:
 and runs them. A mutant is *killed* only by a test that failed in its body: a fault that breaks the import, a fixture or
 the collection has proved nothing and is reported as *broken*.
 
-Other faults are drawn: thirty per run, by a seed (the date, or that of `--seed`), from all `places` of the product
-where a lock, a part of a condition, a boundary, the order of two reads or a guard could be wrong. Near tests are run
-until one fails; a fault that survives is printed, and needs a test or, if no test could detect it, a reason in
+Other faults are drawn: thirty per run, by a seed (the date, or that of `--seed`), from all `possible_faults` of the
+product where a lock, a part of a condition, a boundary, the order of two reads or a guard could be wrong. Near tests
+are run until one fails; a fault that survives is printed, and needs a test or, if no test could detect it, a reason in
 `equivalent.toml`, after which it is not drawn any more. `--sample 30` leaves the lists out.
 """

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tools import source_path
 from tools.mutations.entries import load_equivalent, planted
-from tools.mutations.places import KINDS, Fault, find_faults
+from tools.mutations.possible_faults import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")

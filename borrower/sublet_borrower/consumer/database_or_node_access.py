@@ -76,6 +76,6 @@ def _draw_session_epoch(url: str, subscription: Subscription, session: str) -> i
         return consumer_progress.next_session_epoch(connection, subscription, session)
 
 
-def _read_live_nodes(url: str, silence_s: float) -> list[str]:
-    with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
+def _read_live_nodes(url: str, receive_timeout_s: float) -> list[str]:
+    with connect(url, application_name="sublet session", receive_timeout_s=receive_timeout_s) as connection:
         return [node.address for node in list_live_nodes(connection)]

@@ -129,4 +129,4 @@ class DatabaseReader:
             return None
 
     def _connect(self) -> BoundedConnection:
-        return connect(self._url, application_name="sublet reader", silence_s=self._timeout_s)
+        return connect(self._url, application_name="sublet reader", receive_timeout_s=self._timeout_s)

@@ -142,7 +142,7 @@ class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
     updates: list[RoutedAssignmentUpdate | SubscriptionClosed] = field(default_factory=list)
-    nodes_wanted: bool = False
+    needs_discovery: bool = False
 
 
 class Agent:
@@ -250,7 +250,7 @@ class Agent:
             self._make(handle, request, None, now)
         else:
             self._waiting[handle] = request
-            self._out.nodes_wanted = True
+            self._out.needs_discovery = True
 
     def _close(self, event: CloseSubscription, now: float) -> None:
         if self._waiting is not None and self._waiting.pop(event.handle, None) is not None:
@@ -263,7 +263,7 @@ class Agent:
             parts = (tuple(ids[start : start + MAX_BORROWERS]) for start in range(0, len(ids), MAX_BORROWERS))
             self._out.sends.extend((node, Ping(part, now)) for part in parts)
         wake_at = min(self._wake.values(), default=None)
-        return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
+        return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.needs_discovery, wake_at)
 
     def _receive(self, node: str, message: ToBorrower, now: float) -> None:
         handle = self._handles.get(message.borrower_id)
@@ -326,7 +326,7 @@ class Agent:
 
     def _route(self, address: str | None, message: ToLeader) -> None:
         if address is None:
-            self._out.nodes_wanted = True
+            self._out.needs_discovery = True
         elif isinstance(message, Ping):
             self._out.pings.setdefault(address, []).extend(message.borrower_ids)
         else:
@@ -354,7 +354,7 @@ class Agent:
 
     def _suspect(self, node: str, now: float) -> None:
         self._failed_at[node] = now
-        self._out.nodes_wanted = True
+        self._out.needs_discovery = True
 
     def _failed_lately(self, node: str, now: float) -> bool:
         return self._failed_at.get(node, float("-inf")) > now - SUSPECT_S

@@ -123,7 +123,7 @@ class Borrower:
         self.streams = BorrowedStreams(inherited.streams)
         self.trusted_until = float("-inf")
         self._without: frozenset[tuple[int, int]] = frozenset()
-        self._leave_by = inherited.leave_deadline
+        self._leave_deadline = inherited.leave_deadline
         self._predecessor, self._leave_reason = inherited.predecessor, inherited.leave_reason
         self._final_by: float | None = None
         self._ask_at = self._ping_at = self._report_at = self._disconnect_at = float("inf")
@@ -160,7 +160,7 @@ class Borrower:
         streams = self.streams.inherit(self.trusted_until)
         if self._is_disconnect_sent:
             streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
-        return InheritedState(self.group_id, streams, self._leave_by, self.borrower_id, self._leave_reason)
+        return InheritedState(self.group_id, streams, self._leave_deadline, self.borrower_id, self._leave_reason)
 
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now.
@@ -203,7 +203,7 @@ class Borrower:
         if self.status is BorrowerStatus.DESTROYED:
             return None
         bounds = [self._ask_at, self._ping_at, self._report_at, self._disconnect_at, self._lost_at]
-        bounds += [at for at in (self._leave_by, self._final_by) if at is not None]
+        bounds += [at for at in (self._leave_deadline, self._final_by) if at is not None]
         soonest = min(bounds)
         return None if soonest == float("inf") else soonest
 
@@ -217,7 +217,7 @@ class Borrower:
 
     def _destroy(self, reason: BorrowerEndReason, detail: str) -> None:
         self._move(BorrowerStatus.DESTROYED)
-        leaving = self._leave_by is not None
+        leaving = self._leave_deadline is not None
         if leaving and reason is BorrowerEndReason.RETRY and not len(self.streams):
             reason = BorrowerEndReason.DONE
         self._out.ended = BorrowerEnded(reason, detail, self.streams.held(), leaving)
@@ -229,7 +229,7 @@ class Borrower:
 
     def _ask(self, now: float) -> None:
         w = self.request
-        leaving = self._leave_by is not None
+        leaving = self._leave_deadline is not None
         *parts, last = tuple(split_into_parts(self.streams.held())) or ((),)
         fields = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
         request = LeaderWanted(*fields, w.starting_position, self._predecessor, w.session_epoch, self.number)
@@ -239,7 +239,7 @@ class Borrower:
         self._ask_at = now + self.settings.leader_lookup_interval_s
 
     def _retry_leader_wanted(self, _: object, now: float) -> None:
-        if self._leave_by is not None and now >= self._leave_by:
+        if self._leave_deadline is not None and now >= self._leave_deadline:
             self._destroy(BorrowerEndReason.DONE, "no leader confirmed the last progress in time")
         elif now >= self._ask_at:
             self.node = None
@@ -265,7 +265,7 @@ class Borrower:
         self._ask_at = float("inf")
         self._lost_at = now + self.settings.ping_timeout_s
         self._ping(now)
-        if self._leave_by is None:
+        if self._leave_deadline is None:
             self._move(BorrowerStatus.CONNECTED)
             self._report_at = now + self.settings.resend_interval_s
         else:
@@ -429,17 +429,17 @@ class Borrower:
     def _leave(self, unsubscribe: object, now: float) -> None:
         assert isinstance(unsubscribe, LeaveRequested)
         self._leave_reason = unsubscribe.reason
-        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
+        self._leave_deadline = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         self._start_leaving(now)
 
     def _leave_unconnected(self, unsubscribe: object, now: float) -> None:
         """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
         disconnect, as it may be granting some to this borrower, and end."""
         assert isinstance(unsubscribe, LeaveRequested)
-        if self._leave_by is not None:
+        if self._leave_deadline is not None:
             return
         self._leave_reason = unsubscribe.reason
-        self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
+        self._leave_deadline = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         if len(self.streams):
             self._stop_all()
             self._ask(now)
@@ -486,7 +486,7 @@ class Borrower:
             self._send(message)
 
     def _send_disconnect(self, _: object, now: float) -> None:
-        if self._leave_by is not None and now >= self._leave_by:
+        if self._leave_deadline is not None and now >= self._leave_deadline:
             self._destroy(BorrowerEndReason.DONE, "the leader did not confirm the last progress in time")
             return
         if now >= self._lost_at:

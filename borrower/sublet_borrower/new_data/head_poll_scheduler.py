@@ -1,16 +1,16 @@
-"""The machine that decides when a session polls heads: after a push, else after a silence.
+"""The machine that decides when a session polls heads: after a push, else at intervals.
 
 A pushed head may be lost, late, repeated or invented: its only effect is an earlier poll. A stream that is read to its
-end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second is bumped
-after a miss, which is a head that was polled and not pushed soon after: the old subscription is dropped, a new one
-made, and pushes under the old one are rejected.
+end is subscribed to under an id (grant id, number). Only the first half is authority. The second is bumped after a
+miss, which is a head that was polled and not pushed soon after: the old subscription is dropped, a new one made, and
+pushes under the old one are rejected.
 
-The silence is adaptive. Without push it is short, but never so short that a session would query the log for most of its
-time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are polled
-only rarely, except those with a miss and no push since, and those of which more was read than was pushed: under load
-pushes lag behind the log, and one poll returns all at once. A stream that is due alone, and had grown when last looked
-at, is read without asking for its head. A stream that is never read to its end is not followed, since its pushes would
-be of no use.
+The poll interval is adaptive. Without push it is short, but never so short that a session would query the log for most
+of its time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are
+polled only rarely, except those with a miss and no push since, and those of which more was read than was pushed: under
+load pushes lag behind the log, and one poll returns all at once. A stream that is due alone, and had grown when last
+looked at, is read without asking for its head. A stream that is never read to its end is not subscribed to, since its
+pushes would be of no use.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerSettings:
-    """Times of a head tracker in seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that
-    recent polls took if that is longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to
+    """Times of a head tracker in seconds. Poll intervals begin at `poll_initial_s`, or at a multiple of the time that
+    recent polls took if that is longer (but not than `poll_max_with_push_s`), and grow to `poll_max_s`, or to
     `poll_max_with_push_s` where push works.
     """
 
@@ -39,7 +39,7 @@ class HeadTrackerSettings:
     push_late_s: float = 0.1
     """How much later than a poll found it a head may be pushed without being a miss."""
     busy_after_s: float = 1.0
-    """A stream that was not read to its end for this long is no longer followed."""
+    """A stream that was not read to its end for this long is no longer subscribed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class HeadPollOutcome:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _HeadSubscription:
     """A stream under a head subscription. `is_doubted`: a head was missed, and none was pushed since. `awaited_until`:
     until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
     not read to its end yet. `has_grown`: by the last look at the log.
@@ -101,7 +101,7 @@ class _Followed:
 
     id: HeadSubscriptionId
     head: int
-    silence_s: float
+    poll_interval_s: float
     poll_at: float
     is_at_end: bool = True
     busy_since: float = 0.0
@@ -128,17 +128,17 @@ class HeadPollScheduler:
 
     def __init__(self, settings: HeadTrackerSettings | None = None) -> None:
         self._settings = settings or HeadTrackerSettings()
-        self._streams: dict[int, _Followed] = {}
+        self._streams: dict[int, _HeadSubscription] = {}
         self._push_works = False
         self._poll_s = 0.0
-        self._follow: list[HeadSubscriptionId] = []
-        self._unfollow: list[HeadSubscriptionId] = []
+        self._subscribed: list[HeadSubscriptionId] = []
+        self._unsubscribed: list[HeadSubscriptionId] = []
         self._numbers = 0
         self.counters = HeadPollCounters()
 
     def decide(self, event: HeadTrackerEvent, now: float) -> HeadPollOutcome:
         """Apply one event, and return the outcome."""
-        self._follow, self._unfollow = [], []
+        self._subscribed, self._unsubscribed = [], []
         new_heads: dict[int, int] = {}
         match event:
             case StreamsCaughtUp(streams):
@@ -157,7 +157,7 @@ class HeadPollScheduler:
         due = self._take_due(now)
         read = self._take_growing(due)
         return HeadPollOutcome(
-            tuple(self._follow), tuple(self._unfollow), new_heads, () if read else due, read, self._wake_at()
+            tuple(self._subscribed), tuple(self._unsubscribed), new_heads, () if read else due, read, self._wake_at()
         )
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
@@ -170,10 +170,10 @@ class HeadPollScheduler:
                 self._begin(stream_id, grant_id, head, now)
                 continue
             if head > stream.head:  # the log grows more quickly than pushes report
-                stream.has_grown, stream.silence_s = True, self._first_s
-                stream.poll_at = min(stream.poll_at, now + stream.silence_s)
+                stream.has_grown, stream.poll_interval_s = True, self._first_s
+                stream.poll_at = min(stream.poll_at, now + stream.poll_interval_s)
             if not stream.is_at_end:
-                stream.is_at_end, stream.poll_at = True, now + stream.silence_s
+                stream.is_at_end, stream.poll_at = True, now + stream.poll_interval_s
             # A head from the log counts: invented pushes cost one poll.
             stream.head, pushed, stream.unread = head, stream.unread, 0
             if pushed > head:
@@ -188,19 +188,19 @@ class HeadPollScheduler:
         return new_heads
 
     def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
-        follow = self._make_subscription(stream_id, grant_id)
-        self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
+        subscription = self._make_subscription(stream_id, grant_id)
+        self._streams[stream_id] = _HeadSubscription(subscription, head, self._first_s, now + self._first_s)
 
     def _make_subscription(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
         self._numbers += 1
-        follow = HeadSubscriptionId(stream_id, grant_id, self._numbers)
-        self._follow.append(follow)
-        return follow
+        subscription = HeadSubscriptionId(stream_id, grant_id, self._numbers)
+        self._subscribed.append(subscription)
+        return subscription
 
     def _drop(self, stream_id: int) -> None:
         stream = self._streams.pop(stream_id, None)
         if stream is not None:
-            self._unfollow.append(stream.id)
+            self._unsubscribed.append(stream.id)
 
     def _take_push(self, pushed: HeadPushed, now: float) -> dict[int, int]:
         stream = self._streams.get(pushed.subscription.stream_id)
@@ -217,7 +217,7 @@ class HeadPollScheduler:
         if not stream.is_at_end:
             stream.unread = max(stream.unread, pushed.head)
             return {}
-        stream.head, stream.poll_at = pushed.head, now + stream.silence_s
+        stream.head, stream.poll_at = pushed.head, now + stream.poll_interval_s
         return {pushed.subscription.stream_id: pushed.head}
 
     def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
@@ -230,15 +230,17 @@ class HeadPollScheduler:
             if stream.has_grown:
                 self.counters.polled += 1
                 new_heads[stream_id] = stream.head = stream.polled_head = head
-                stream.silence_s = self._first_s
+                stream.poll_interval_s = self._first_s
                 if stream.awaited_until is None:
                     stream.awaited_until = now + self._settings.push_late_s
             else:
                 longest_s = (
                     self._settings.poll_max_with_push_s if self._is_push_trusted(stream) else self._settings.poll_max_s
                 )
-                stream.silence_s = min(stream.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
-            stream.poll_at = now + stream.silence_s
+                stream.poll_interval_s = min(
+                    stream.poll_interval_s * 1.5 + self._first_s, max(longest_s, self._first_s)
+                )
+            stream.poll_at = now + stream.poll_interval_s
         return new_heads
 
     def _note_misses(self, now: float) -> None:
@@ -249,20 +251,20 @@ class HeadPollScheduler:
             stream.awaited_until = None
             if self._is_push_trusted(stream):
                 self.counters.missed_pushes += 1
-                self._unfollow.append(stream.id)
+                self._unsubscribed.append(stream.id)
                 stream.id = self._make_subscription(stream_id, stream.id.grant_id)
-                stream.is_doubted, stream.silence_s = True, self._first_s
-                stream.poll_at = min(stream.poll_at, now + stream.silence_s)
+                stream.is_doubted, stream.poll_interval_s = True, self._first_s
+                stream.poll_at = min(stream.poll_at, now + stream.poll_interval_s)
 
     @property
     def _first_s(self) -> float:
-        """Return the shortest silence: the busier the database, the longer."""
+        """Return the shortest poll interval: the busier the database, the longer."""
         return max(
             self._settings.poll_initial_s,
             min(self._settings.poll_cost_factor * self._poll_s, self._settings.poll_max_with_push_s),
         )
 
-    def _is_push_trusted(self, stream: _Followed) -> bool:
+    def _is_push_trusted(self, stream: _HeadSubscription) -> bool:
         return self._push_works and not stream.is_doubted
 
     def _take_due(self, now: float) -> tuple[int, ...]:
@@ -271,7 +273,9 @@ class HeadPollScheduler:
         if not any(now >= stream.poll_at for _, stream in waiting):
             return ()
         self.counters.polls += 1
-        due = [(stream_id, stream) for stream_id, stream in waiting if now >= stream.poll_at - stream.silence_s / 2]
+        due = [
+            (stream_id, stream) for stream_id, stream in waiting if now >= stream.poll_at - stream.poll_interval_s / 2
+        ]
         for _, stream in due:
             # If no answer comes, the database is away: poll again as if nothing was new.
             stream.poll_at = now + self._settings.poll_max_s

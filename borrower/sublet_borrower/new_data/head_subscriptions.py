@@ -1,6 +1,6 @@
 """Head subscriptions of an agent's sessions, each at the node of its leader.
 
-Plain bookkeeping. A stream is subscribed to once per node, however many sessions follow it there.
+Plain bookkeeping. A stream is subscribed to once per node, however many sessions subscribe to it there.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ class HeadSubscriptions:
     def __init__(self, subscribe: NodeStreamCall, unsubscribe: NodeStreamCall) -> None:
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
         self._nodes: dict[int, str] = {}
-        self._follows: dict[int, dict[int, HeadSubscriptionId]] = {}
+        self._subscriptions: dict[int, dict[int, HeadSubscriptionId]] = {}
         self._readers: dict[tuple[str, int], set[int]] = {}
 
-    def add(self, handle: int, follow: HeadSubscriptionId) -> None:
+    def add(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Subscribe the session to the stream's head from now on, under this id."""
-        self._follows.setdefault(handle, {})[follow.stream_id] = follow
-        self._add_reader(handle, follow.stream_id)
+        self._subscriptions.setdefault(handle, {})[subscription.stream_id] = subscription
+        self._add_reader(handle, subscription.stream_id)
 
-    def remove(self, handle: int, follow: HeadSubscriptionId) -> None:
+    def remove(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Remove the subscription with this id."""
-        if self._follows.get(handle, {}).get(follow.stream_id) == follow:
-            self._remove_reader(handle, follow.stream_id)
-            del self._follows[handle][follow.stream_id]
+        if self._subscriptions.get(handle, {}).get(subscription.stream_id) == subscription:
+            self._remove_reader(handle, subscription.stream_id)
+            del self._subscriptions[handle][subscription.stream_id]
 
     def set_leader_node(self, handle: int, node: str | None) -> None:
         """Move the session's subscriptions to its leader's node; None: to no node."""
         if self._nodes.get(handle) == node:
             return
-        for stream_id in self._follows.get(handle, {}):
+        for stream_id in self._subscriptions.get(handle, {}):
             self._remove_reader(handle, stream_id)
         if node is None:
             self._nodes.pop(handle, None)
         else:
             self._nodes[handle] = node
-        for stream_id in self._follows.get(handle, {}):
+        for stream_id in self._subscriptions.get(handle, {}):
             self._add_reader(handle, stream_id)
 
     def remove_session(self, handle: int) -> None:
         """Remove all subscriptions of a session."""
         self.set_leader_node(handle, None)
-        self._follows.pop(handle, None)
+        self._subscriptions.pop(handle, None)
 
     def route_head(self, node: str, head: StreamHead) -> list[tuple[int, HeadPushed]]:
         """Return the sessions that a head pushed by a node is for."""
         readers = self._readers.get((node, head.stream_id), ())
-        return [(handle, HeadPushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
+        return [(handle, HeadPushed(self._subscriptions[handle][head.stream_id], head.head)) for handle in readers]
 
     def _add_reader(self, handle: int, stream_id: int) -> None:
         node = self._nodes.get(handle)

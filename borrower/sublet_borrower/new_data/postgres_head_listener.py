@@ -54,7 +54,7 @@ class PostgresHeadListener(StoppableThread):
         while not self.is_stopping:
             try:
                 with connect(
-                    self._url, application_name="sublet direct listener", silence_s=RECEIVE_TIMEOUT_S
+                    self._url, application_name="sublet direct listener", receive_timeout_s=RECEIVE_TIMEOUT_S
                 ) as connection:
                     if acquire_listener_slot(connection):
                         backoff.reset()

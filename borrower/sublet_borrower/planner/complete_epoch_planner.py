@@ -82,11 +82,12 @@ class EpochPlanner:
         if not summaries:
             return False
         for stream, atomic in granted:
-            marks = summaries.get(stream.grant.stream_id)
-            stream.space_id = None if marks is None else marks.space_id  # None: it was deleted with its generation
-            if marks is not None:
-                atomic.add_summaries(marks)
-                if marks.head != atomic.scanned and not self._scan(stream, atomic, marks.head):
+            stream_summaries = summaries.get(stream.grant.stream_id)
+            # None: it was deleted with its generation
+            stream.space_id = None if stream_summaries is None else stream_summaries.space_id
+            if stream_summaries is not None:
+                atomic.add_summaries(stream_summaries)
+                if stream_summaries.head != atomic.scanned and not self._scan(stream, atomic, stream_summaries.head):
                     return False
         self._poll_at = time.monotonic() + COMPLETED_S
         self._polled = {stream for stream, _ in granted}
@@ -121,16 +122,16 @@ class EpochPlanner:
         grant = stream.grant
         while self._planning.is_held(stream):
             known_end = atomic.scanned
-            marks = self._reader.fetch_summaries_behind(
+            stream_summaries = self._reader.fetch_summaries_behind(
                 grant.stream_id, grant.grant_id, grant.generation_id, atomic.scanned
             )
-            if marks is None:
+            if stream_summaries is None:
                 return False
-            atomic.add_summaries(marks)
-            self._planning.update_heads([(grant.stream_id, marks.head)])
-            if atomic.scanned >= max(upto, marks.head):
-                stream.space_id = marks.space_id
+            atomic.add_summaries(stream_summaries)
+            self._planning.update_heads([(grant.stream_id, stream_summaries.head)])
+            if atomic.scanned >= max(upto, stream_summaries.head):
+                stream.space_id = stream_summaries.space_id
                 return True
             if atomic.scanned == known_end:  # it ends before what was planned of it
-                raise beyond_head_error(grant.stream_id, upto, marks.head)
+                raise beyond_head_error(grant.stream_id, upto, stream_summaries.head)
         return True

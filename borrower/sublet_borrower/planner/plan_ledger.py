@@ -320,7 +320,7 @@ class PlanLedger:
     def is_caught_up(self) -> bool:
         """Return whether all is done that was there when the streams were first looked at."""
         with self.changed:
-            return all(granted.is_through for granted in self._granted.values())
+            return all(granted.is_caught_up for granted in self._granted.values())
 
     def plan(self, ends: Mapping[int, int]) -> None:
         """Plan up to these offsets, each behind its stream's position; a plan may be begun when it is saved."""

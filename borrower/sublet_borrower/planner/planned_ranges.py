@@ -170,7 +170,7 @@ class PlannerStream:
         return self.position if self.in_doubt is None else max(self.position, self.in_doubt.end)
 
     @property
-    def is_through(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Return whether all is done that was there when it was first looked at; in whole epochs, as far as they were
         completed.
         """

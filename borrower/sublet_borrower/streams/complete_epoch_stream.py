@@ -1,9 +1,9 @@
 """A stream granted by an atomic group, read, delivered and reported in entire epochs; no I/O.
 
-What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
-more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
-to be handed over is read to the end of the step that has begun; if that is aborted (`abort_step`), it is delivered
-again by the next holder.
+What comes next is planned from the summaries of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time:
+one or more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream
+that is to be handed over is read to the end of the step that has begun; if that is aborted (`abort_step`), it is
+delivered again by the next holder.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _BegunStep:
 
 @dataclass(slots=True, eq=False)
 class CompleteEpochStream(GrantedStream):
-    """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where marks are known.
+    """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where summaries are known.
 
     `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
     whether the step ends with it.
@@ -100,18 +100,18 @@ class CompleteEpochStream(GrantedStream):
             self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
         )
 
-    def add_summaries(self, marks: BlockEpochSummaries) -> None:
-        """Record the marks of the blocks that follow."""
-        self.step_planner.add_summaries(marks)
+    def add_summaries(self, summaries: BlockEpochSummaries) -> None:
+        """Record the summaries of the blocks that follow."""
+        self.step_planner.add_summaries(summaries)
         self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (
-            marks.head,
+            summaries.head,
             self.step_planner.scanned,
             0,
             False,
         )
 
     def begin_step(self, limit_bytes: int) -> bool:
-        """Begin the next step, of about `limit_bytes`, from the known marks; return False if there is none."""
+        """Begin the next step, of about `limit_bytes`, from the known summaries; return False if there is none."""
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)

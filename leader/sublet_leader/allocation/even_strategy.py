@@ -24,19 +24,19 @@ from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan
 class EvenStrategy:
     """Strategy `even`: the same number of streams per weight for each member."""
 
-    def plan(self, situation: AllocationInput) -> AllocationPlan:
+    def plan(self, allocation_input: AllocationInput) -> AllocationPlan:
         """Return what to grant and what to revoke now."""
-        weights, last_holders = situation.weights, situation.last_holders
+        weights, last_holders = allocation_input.weights, allocation_input.last_holders
         if not weights:
             return AllocationPlan()
-        free, holdings = sorted(set(situation.free_streams)), situation.streams_by_member()
+        free, holdings = sorted(set(allocation_input.free_streams)), allocation_input.streams_by_member()
         counts = {borrower: len(streams) for borrower, streams in holdings.items()}
         # Streams being revoked count into the shares: otherwise a plan made meanwhile would revoke once more.
-        total = sum(counts.values()) + len(free) + len(set(situation.moving_streams))
+        total = sum(counts.values()) + len(free) + len(set(allocation_input.moving_streams))
         share = compute_quotas(total, weights, counts, Counter(last_holders[s] for s in free if s in last_holders))
         return AllocationPlan(
             grants=_plan_grants(free, counts, share, weights, last_holders),
-            revokes=_plan_revokes(holdings, share, situation.revocable_streams()),
+            revokes=_plan_revokes(holdings, share, allocation_input.revocable_streams()),
         )
 
 

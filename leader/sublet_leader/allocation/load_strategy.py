@@ -59,33 +59,35 @@ _MAX_BYTES_PER_S = 1e15
 class LoadStrategy:
     """Strategy `load`: balances the observed load per weight, damped."""
 
-    def plan(self, situation: AllocationInput) -> AllocationPlan:
+    def plan(self, allocation_input: AllocationInput) -> AllocationPlan:
         """Return what to grant and what to revoke now."""
-        if not situation.weights:
+        if not allocation_input.weights:
             return AllocationPlan()
         holdings, free, moving = (
-            situation.streams_by_member(),
-            set(situation.free_streams),
-            set(situation.moving_streams),
+            allocation_input.streams_by_member(),
+            set(allocation_input.free_streams),
+            set(allocation_input.moving_streams),
         )
         streams = [*free, *moving, *(stream_id for member_streams in holdings.values() for stream_id in member_streams)]
-        costs = _compute_costs(streams, situation.loads)
-        bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
-        assigner = _StreamAssigner(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
+        costs = _compute_costs(streams, allocation_input.loads)
+        bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), allocation_input.weights).items()}
+        assigner = _StreamAssigner(
+            allocation_input, MemberLoads(allocation_input.weights, bounds, holdings, costs), costs
+        )
         # Streams being revoked have no holder yet, but will: so their places are taken, and only not granted.
         holders = assigner.assign(free | moving)
         selector = _RevokeSelector(assigner, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
         return AllocationPlan(
-            grants=tuple((s, holders[s]) for s in sorted(free)), revokes=selector.select_revokes(situation)
+            grants=tuple((s, holders[s]) for s in sorted(free)), revokes=selector.select_revokes(allocation_input)
         )
 
 
 class _StreamAssigner:
     """Assigns free and moving streams to members, and tracks the resulting levels."""
 
-    def __init__(self, situation: AllocationInput, levels: MemberLoads, costs: Mapping[int, int]) -> None:
+    def __init__(self, allocation_input: AllocationInput, levels: MemberLoads, costs: Mapping[int, int]) -> None:
         self.levels, self.costs = levels, costs
-        self._situation = situation
+        self._input = allocation_input
 
     def assign(self, streams: Collection[int]) -> dict[int, str]:
         """Return a member for each stream, the heaviest stream first; the levels rise accordingly."""
@@ -106,7 +108,7 @@ class _StreamAssigner:
 
     def _find_homes(self, streams: Collection[int]) -> dict[int, str]:
         """Return {stream: the member that had it last, or is losing it now}."""
-        last_holders, holders, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
+        last_holders, holders, weights = self._input.last_holders, self._input.holders, self._input.weights
         if not last_holders and not holders:
             return {}
         return {s: home for s in streams if (home := last_holders.get(s) or holders.get(s)) in weights and home}
@@ -143,10 +145,10 @@ class _RevokeSelector:
         self._holdings, self._budget = holdings, budget
         self._revoked: set[int] = set()
 
-    def select_revokes(self, situation: AllocationInput) -> tuple[int, ...]:
+    def select_revokes(self, allocation_input: AllocationInput) -> tuple[int, ...]:
         """Return the streams to revoke, ascending: as many as the budget allows, the most urgent chosen first."""
         if self._budget > 0:
-            revocable = situation.revocable_streams()
+            revocable = allocation_input.revocable_streams()
             movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
             self._level_loads(movable)
             self._fill_idle_members(movable)

@@ -84,12 +84,12 @@ class AllocationInput:
 class AllocationStrategy(Protocol):
     """Decides which member should hold which stream. Pure and deterministic: the order of the input does not matter."""
 
-    def plan(self, situation: AllocationInput) -> AllocationPlan:
+    def plan(self, allocation_input: AllocationInput) -> AllocationPlan:
         """Return what to grant and what to revoke now."""
         ...
 
 
-def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> AllocationPlan:
+def validate_plan(plan: AllocationPlan, allocation_input: AllocationInput) -> AllocationPlan:
     """Return the plan, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
     It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
@@ -97,16 +97,20 @@ def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> Allocatio
     """
     if not isinstance(plan, AllocationPlan):
         raise UsageError(f"a strategy answered {plan!r}: it must answer a Plan.")
-    free, moving, revocable = set(situation.free_streams), set(situation.moving_streams), situation.revocable_streams()
+    free, moving, revocable = (
+        set(allocation_input.free_streams),
+        set(allocation_input.moving_streams),
+        allocation_input.revocable_streams(),
+    )
     _refuse_repeats("granted", (stream_id for stream_id, _ in plan.grants))
     _refuse_repeats("revoked", plan.revokes)
     for stream_id, borrower in plan.grants:
         if stream_id not in free:
             raise UsageError(f"a plan grants stream {stream_id}, which is not free: only free streams can be granted.")
-        if borrower not in situation.weights:
+        if borrower not in allocation_input.weights:
             raise UsageError(f"a plan grants stream {stream_id} to {borrower!r}, who is no member of the group.")
     for stream_id in plan.revokes:
-        if stream_id not in situation.holders or stream_id in moving:
+        if stream_id not in allocation_input.holders or stream_id in moving:
             raise UsageError(f"a plan revokes stream {stream_id}, which is not held, or is being revoked already.")
         if stream_id not in revocable:
             raise UsageError(

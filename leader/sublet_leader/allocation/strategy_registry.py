@@ -53,7 +53,7 @@ def _load(entry_point: EntryPoint) -> AllocationStrategy:
         raise InvalidSetting(f"{subject} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(getattr(strategy, "plan", None)):
         raise InvalidSetting(
-            f"{subject} makes {strategy!r}, which has no method `plan(situation)` and so is no strategy."
+            f"{subject} makes {strategy!r}, which has no method `plan(allocation_input)` and so is no strategy."
         )
     return strategy
 

@@ -64,7 +64,7 @@ class DatabaseThreads:
             statement_timeout_s=STATEMENT_TIMEOUT_S,
             lock_timeout_s=LOCK_TIMEOUT_S,
             transaction_timeout_s=STATEMENT_TIMEOUT_S,
-            silence_s=RECEIVE_TIMEOUT_S,
+            receive_timeout_s=RECEIVE_TIMEOUT_S,
         )
 
     def _call(self, work: Work[_T]) -> _T:

@@ -1,7 +1,7 @@
 """Polls the heads of all streams that feeds follow on this node, once for all.
 
-It polls often while heads move, and seldom while they do not. `note_heads` takes heads that are known already: then no
-waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Correctness
+It polls often while heads move, and seldom while they do not. `update_heads` takes heads that are known already: then
+no waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Correctness
 depends on neither. A head below one that was known before the poll began shows that the stream has lost its end: it is
 passed on at once, as a waiter that is busy finds only the newest head later.
 """
@@ -63,7 +63,7 @@ class HeadWaiter:
 
 
 class FeedHeadPoller:
-    """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
+    """Polls heads while there is a waiter. Made and used on one event loop; `update_heads` is called from any thread.
 
     `timeline`: of the database at the last poll, None if unknown. `poll_count`: number of polls.
     """
@@ -99,7 +99,7 @@ class FeedHeadPoller:
         if self._waiters and self._task is None:
             self._task = self._loop.create_task(self._run())
 
-    def note_heads(self, heads: Mapping[int, int]) -> None:
+    def update_heads(self, heads: Mapping[int, int]) -> None:
         """Record known heads of streams, from any thread; heads older than the known ones are ignored."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: no waiter is left
             self._loop.call_soon_threadsafe(self._record_heads, dict(heads))

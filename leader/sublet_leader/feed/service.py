@@ -85,7 +85,7 @@ class FeedLimits:
 
 
 class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
-    """The service `Feed`. Made, used and closed on one event loop; `note_heads` may be called from any thread.
+    """The service `Feed`. Made, used and closed on one event loop; `update_heads` may be called from any thread.
 
     `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
     `batches`, `readers` and `reads` count the requests under way (`inside`).
@@ -117,9 +117,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Add the service to a `grpc.aio.server`."""
         sublet_pb2_grpc.add_FeedServicer_to_server(self, server)
 
-    def note_heads(self, heads: Mapping[int, int]) -> None:
+    def update_heads(self, heads: Mapping[int, int]) -> None:
         """Record known heads of streams and wake their readers."""
-        self.watch.note_heads(heads)
+        self.watch.update_heads(heads)
 
     async def close(self) -> None:
         """Close the database connections, after the gRPC server was stopped."""
@@ -137,7 +137,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         except Exception as error:
             await _refuse(context, error)
             raise
-        self.note_heads(stored.heads)
+        self.update_heads(stored.heads)
         self._on_stored(stored.heads)
         return feed.encode_published(to_publish_result(stored), count)
 
@@ -185,7 +185,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         def draw(conn: psycopg.Connection[Any], session_key: tuple[Subscription, str]) -> int:
             caller.check(Right.JOIN, session_key[0].filter, session_key[0].group)
             try:
-                return session_name_owners.draw_epoch(conn, *session_key, caller.principal)
+                return session_name_owners.next_session_epoch(conn, *session_key, caller.principal)
             except PermissionDenied:
                 caller.note_refusal(f"session {session_key[1]!r} of {session_key[0]}")
                 raise

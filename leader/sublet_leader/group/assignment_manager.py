@@ -112,12 +112,12 @@ class AssignmentManager:
         if previous is not None and previous.status is GrantStatus.REVOKING:
             self.revoke((grant.stream_id,), previous.reason, now, previous.deadline)
 
-    def force_release(self, entry: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
+    def force_release(self, entry: StreamEntry, reason: str, now: float, reserve_s: float | None = None) -> None:
         """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
         when its answer comes; one whose end is being written is left alone. Nothing is written before the promise to
         the holder has expired: until then the grant is in force, for the next leader too.
 
-        `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
+        `reserve_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = entry.lending, entry.assignment
         unclaimed = entry.is_unclaimed
@@ -127,7 +127,10 @@ class AssignmentManager:
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
             change = ForceRelease(
-                row.stream_id, grant_id, reason, self._actions.compute_reserved_s(entry) if keep_s is None else keep_s
+                row.stream_id,
+                grant_id,
+                reason,
+                self._actions.compute_reserved_s(entry) if reserve_s is None else reserve_s,
             )
             if entry.promised_until <= now:
                 self._streams.enqueue(change)
@@ -136,13 +139,13 @@ class AssignmentManager:
             entry.pending_release = DeferredForceRelease(change, entry.promised_until, borrower_id, agent)
             self._releasing.add(row.stream_id)
 
-    def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
+    def evict(self, member: Member, reason: str, now: float, reserve_s: float | None = None) -> None:
         """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
         is still on its way to it is over."""
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
-                self.force_release(entry, reason, now, keep_s)
+                self.force_release(entry, reason, now, reserve_s)
         self._members.mark_replaced(member.borrower_id, now)
 
     def void_promises(self, member: Member) -> None:

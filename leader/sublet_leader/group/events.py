@@ -75,8 +75,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """The result of one event. `changes` and `sync_streams` are to be committed under the term; `sends` are (agent,
-    message) and may go at once.
+    """The result of one event. `changes` and `needs_stream_sync` are to be committed under the term; `sends` are
+    (agent, message) and may go at once.
 
     `stop_reason`: why this leader is over ("idle", "deposed"); the node drops it, and releases the claim if it still
     has it. `invariant_violations`: for operators. `history`: events for watchers that are in no commit: members that
@@ -84,7 +84,7 @@ class GroupOutcome:
     """
 
     changes: tuple[LendingChange, ...] = ()
-    sync_streams: bool = False
+    needs_stream_sync: bool = False
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
     stop_reason: str | None = None

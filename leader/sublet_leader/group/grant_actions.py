@@ -174,7 +174,7 @@ class GrantActions:
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            self._streams.enqueue(replace(final, poison=a.poison, skips=skips, is_beyond_head=a.is_beyond_head))
+            self._streams.enqueue(replace(final, poison=a.poison, may_skip=skips, is_beyond_head=a.is_beyond_head))
 
     def write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Write progress that ended in the middle of a batch, and end the grant without final progress."""
@@ -195,9 +195,9 @@ class GrantActions:
         """End the grant at its deadline, without final progress."""
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
 
-    def _break_off(self, assignment: StreamAssignment, reason: str, keep_s: float) -> None:
+    def _break_off(self, assignment: StreamAssignment, reason: str, reserve_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
-        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))
+        self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, reserve_s))
 
     def _get_entry(self, assignment: StreamAssignment) -> StreamEntry:
         """Return the entry of a stream that is granted or about to be: it exists as long as that is so."""

@@ -267,8 +267,8 @@ class GroupLeader:
             self._send_ping_response(member, sent_at, self._assignments.promise(member, now))
 
     def _send_ping_response(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
-        good_for_s = self.settings.ping_valid_for_s
-        answer = PingResponse(member.borrower_id, self.term, sent_at, good_for_s, self.epochs, without)
+        valid_for_s = self.settings.ping_valid_for_s
+        answer = PingResponse(member.borrower_id, self.term, sent_at, valid_for_s, self.epochs, without)
         self._send(member.agent, answer)
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
@@ -452,9 +452,9 @@ class GroupLeader:
             self._assignments.force_release(entry, "not reclaimed", now)
 
     def _evict(
-        self, member: Member, end: BorrowerEndReason, reason: str, now: float, keep_s: float | None = None
+        self, member: Member, end: BorrowerEndReason, reason: str, now: float, reserve_s: float | None = None
     ) -> None:
-        self._assignments.evict(member, reason, now, keep_s)
+        self._assignments.evict(member, reason, now, reserve_s)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
@@ -475,7 +475,7 @@ class GroupLeader:
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:
         """Evict a member without the right to be one; nothing is reserved for its session."""
         if (member := self.members.get(denied.borrower_id)) is not None:
-            self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, keep_s=0.0)
+            self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, reserve_s=0.0)
 
     # --- allocation ---------------------------------------------------------------------------------------------------
 

@@ -30,18 +30,18 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class _GroupView:
-    """The group as the strategy gets it. `again_at`: when streams that cannot move now may."""
+    """The group as the strategy gets it. `retry_at`: when streams that cannot move now may."""
 
-    held: dict[int, str] = field(default_factory=dict)
-    free: list[int] = field(default_factory=list)
-    moving: list[int] = field(default_factory=list)
-    movable: list[int] = field(default_factory=list)
-    last: dict[int, str] = field(default_factory=dict)
-    load: dict[int, StreamLoad] = field(default_factory=dict)
-    returning: list[tuple[int, str]] = field(default_factory=list)
-    overdue: list[int] = field(default_factory=list)
-    unripe: bool = False
-    again_at: float = _NEVER
+    holders: dict[int, str] = field(default_factory=dict)
+    free_streams: list[int] = field(default_factory=list)
+    moving_streams: list[int] = field(default_factory=list)
+    movable_streams: list[int] = field(default_factory=list)
+    last_holders: dict[int, str] = field(default_factory=dict)
+    loads: dict[int, StreamLoad] = field(default_factory=dict)
+    reclaimed: list[tuple[int, str]] = field(default_factory=list)
+    expired_reservations: list[int] = field(default_factory=list)
+    has_immovable_streams: bool = False
+    retry_at: float = _NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +72,23 @@ class Rebalancer:
         """Return what to grant and what to revoke at this moment."""
         view = self._build_view(now)
         weights = self._members.weights()
-        situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
-        plan = self._call_strategy(situation)
-        if view.unripe:
-            view.again_at = min(view.again_at, now + self._settings.min_grant_duration_s)
-        return RebalanceResult(plan, tuple(view.returning), tuple(view.overdue), view.again_at)
+        allocation_input = AllocationInput(
+            view.holders,
+            view.free_streams,
+            weights,
+            view.movable_streams,
+            view.moving_streams,
+            view.last_holders,
+            view.loads,
+        )
+        plan = self._call_strategy(allocation_input)
+        if view.has_immovable_streams:
+            view.retry_at = min(view.retry_at, now + self._settings.min_grant_duration_s)
+        return RebalanceResult(plan, tuple(view.reclaimed), tuple(view.expired_reservations), view.retry_at)
 
-    def _call_strategy(self, situation: AllocationInput) -> AllocationPlan:
+    def _call_strategy(self, allocation_input: AllocationInput) -> AllocationPlan:
         try:
-            return validate_plan(self._strategy.plan(situation), situation)
+            return validate_plan(self._strategy.plan(allocation_input), allocation_input)
         except Exception as problem:
             if isinstance(self._strategy, EvenStrategy):
                 raise
@@ -89,7 +97,7 @@ class Rebalancer:
                 f"the strategy {self._strategy!r} failed, `even` goes on in its place: {problem_text}"
             )
             self._strategy = EvenStrategy()
-            return self._strategy.plan(situation)
+            return self._strategy.plan(allocation_input)
 
     def _build_view(self, now: float) -> _GroupView:
         view = _GroupView()
@@ -99,20 +107,20 @@ class Rebalancer:
             stream_id, assignment = entry.lending.stream_id, entry.assignment
             load = entry.meter.load()
             if load is not None:
-                view.load[stream_id] = load
+                view.loads[stream_id] = load
             barred_until = max(entry.retry_at, entry.promised_until)
             if entry.is_quiet and barred_until > now:
-                view.again_at = min(view.again_at, barred_until)
+                view.retry_at = min(view.retry_at, barred_until)
             if assignment is not None and assignment.status is not GrantStatus.REVOKING:
-                view.held[stream_id] = assignment.borrower_id
+                view.holders[stream_id] = assignment.borrower_id
                 if assignment.status is GrantStatus.GRANTED and assignment.granted_at <= ripe:
-                    view.movable.append(stream_id)
+                    view.movable_streams.append(stream_id)
                 else:
-                    view.unripe = True
+                    view.has_immovable_streams = True
             elif self._streams.is_grantable(entry, now):
                 self._offer(entry, now, view, by_agent)
             elif assignment is not None or entry.in_flight is not None:
-                view.moving.append(stream_id)
+                view.moving_streams.append(stream_id)
         return view
 
     def _offer(
@@ -122,19 +130,19 @@ class Rebalancer:
         if entry.reserved_until > now and entry.lending.session is not None:
             owner = self._members.find_by_session(entry.lending.session)
             if owner is not None and owner.is_eligible:
-                view.held[stream_id] = owner.borrower_id
-                view.returning.append((stream_id, owner.borrower_id))
-                view.unripe = True
+                view.holders[stream_id] = owner.borrower_id
+                view.reclaimed.append((stream_id, owner.borrower_id))
+                view.has_immovable_streams = True
             else:
-                view.again_at = min(view.again_at, entry.reserved_until)
+                view.retry_at = min(view.retry_at, entry.reserved_until)
             return
         if is_reserved:
-            view.overdue.append(stream_id)
+            view.expired_reservations.append(stream_id)
             return
-        view.free.append(stream_id)
+        view.free_streams.append(stream_id)
         if entry.last_holder is not None:
             member = self._members.get(entry.last_holder.borrower_id) or by_agent.get(
                 (entry.last_holder.agent, entry.last_holder.session)
             )
             if member is not None and member.is_eligible:
-                view.last[stream_id] = member.borrower_id
+                view.last_holders[stream_id] = member.borrower_id

@@ -36,7 +36,7 @@ class SessionFencing:
         self._streams, self._members, self._assignments, self._end = streams, members, assignments, end
         self._admitted_epochs: dict[str, int] = {}
         # Long enough for the newer process to be granted what is taken from the older.
-        self._keep_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
+        self._reserve_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
 
     def admit(self, agent: str, request: LeaderWanted, term: int, now: float) -> bool:
         """Return whether the borrower may join; if a newer process has its session name, end it. Evicts older processes
@@ -69,8 +69,8 @@ class SessionFencing:
         for entry in self._streams.streams_of_session(session):
             row = entry.lending
             if row.status is LendingStatus.HELD and 0 < (row.session_epoch or 0) < epoch:
-                self._assignments.force_release(entry, reason, now, self._keep_s)
+                self._assignments.force_release(entry, reason, now, self._reserve_s)
         for older in self._members.older_than(session, epoch):
-            self._assignments.evict(older, reason, now, self._keep_s)
+            self._assignments.evict(older, reason, now, self._reserve_s)
             self._members.mark_replaced(older.borrower_id, now)
             self._end(older.agent, older.borrower_id, term, session)

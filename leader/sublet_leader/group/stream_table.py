@@ -330,10 +330,12 @@ class StreamTable:
         return True
 
 
-def give_back(entry: StreamEntry, change: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
+def give_back(
+    entry: StreamEntry, change: GrantStream | ReclaimStream, reserve_s: float
+) -> ReleaseStream | ForceRelease:
     """Return the change that ends a grant whose borrower was lost while it was written. A new one was never sent: its
     position is exact."""
     row = entry.lending
     if isinstance(change, GrantStream):
-        return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
-    return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)
+        return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", reserve_s)
+    return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", reserve_s)

@@ -45,7 +45,7 @@ class NodeHttpService:
         self._lag_history: LagHistory | None = None
         self._has_tls = options.tls is not None
         self._app: ASGIApp = _answer_starting
-        self._reading: HttpDatabasePool | None = None
+        self._pool: HttpDatabasePool | None = None
         self._server = UvicornThread(options.listen, self._serve_request, options.tls)
 
     @property
@@ -65,23 +65,23 @@ class NodeHttpService:
         """Start to answer; until `attach_node`, that the node is starting."""
         self._server.start()
 
-    def attach_node(self, facts: NodeView, gate: AccessGate) -> None:
+    def attach_node(self, node_view: NodeView, gate: AccessGate) -> None:
         """Answer for this node from now on, for callers that the gate admits."""
-        self._reading = HttpDatabasePool(self._url, facts.health)
-        self._registry.register(NodeCollector(facts, self._reading, self._settings))
+        self._pool = HttpDatabasePool(self._url, node_view.health)
+        self._registry.register(NodeCollector(node_view, self._pool, self._settings))
         ProcessCollector(registry=self._registry)
         self._lag_history = LagHistory(
-            self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
+            self._pool, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
         self._lag_history.start()
-        self._app = build_app(self._build_routes(facts, gate, self._reading, self._lag_history))
+        self._app = build_app(self._build_routes(node_view, gate, self._pool, self._lag_history))
 
     def _build_routes(
-        self, facts: NodeView, gate: AccessGate, reading: HttpDatabasePool, lag_history: LagHistory
+        self, node_view: NodeView, gate: AccessGate, pool: HttpDatabasePool, lag_history: LagHistory
     ) -> list[BaseRoute]:
-        probes, pages = HealthProbes(facts.ref.name, facts.health, is_brief=gate.is_on), StaticFiles()
+        probes, pages = HealthProbes(node_view.ref.name, node_view.health, is_brief=gate.is_on), StaticFiles()
         may_act = gate.is_on or self._token is not None
-        groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, may_act)
+        groups, nodes = GroupsApi(node_view, pool, lag_history), NodesApi(node_view, pool, may_act)
         acting, guard = GroupActionsApi(self._url, gate), RequestGuard(gate, self._token)
         actions = {
             "/api/v1/group/create": acting.create,
@@ -113,8 +113,8 @@ class NodeHttpService:
         self._server.close()
         if self._lag_history is not None:
             self._lag_history.stop()
-        if self._reading is not None:
-            self._reading.close()
+        if self._pool is not None:
+            self._pool.close()
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

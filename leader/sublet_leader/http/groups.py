@@ -29,8 +29,8 @@ MAX_GROUPS, MAX_RECORDS = 500, 1000
 class GroupsApi:
     """The functions behind the paths."""
 
-    def __init__(self, facts: NodeView, reading: HttpDatabasePool, lag_history: LagHistory) -> None:
-        self._facts, self._reading, self._lag_history = facts, reading, lag_history
+    def __init__(self, node_view: NodeView, pool: HttpDatabasePool, lag_history: LagHistory) -> None:
+        self._node_view, self._pool, self._lag_history = node_view, pool, lag_history
 
     def list_groups(self, request: Request) -> Response:
         """Return a page of groups with their lag history."""
@@ -40,7 +40,7 @@ class GroupsApi:
         )
         sort = GroupSort(query_fields.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
         descending = query_fields.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
-        with self._reading.connection() as connection:
+        with self._pool.connection() as connection:
             search, is_visible = (
                 query_fields.read_text(request, "search", "")[:200],
                 _make_visibility_filter(get_caller(request)),
@@ -61,11 +61,11 @@ class GroupsApi:
     def describe_group(self, request: Request) -> Response:
         """Return one group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
         subscription = _read_watched(request)
-        with self._reading.connection() as connection:
+        with self._pool.connection() as connection:
             overview = describe_group(connection, subscription)
         group_id = overview.group.group_id
         times, lags = self._lag_history.read((group_id,))
-        leader = self._facts.leaders().get(group_id)
+        leader = self._node_view.leaders().get(group_id)
         connected = None if leader is None else [member.to_public_dict for member in leader.members]
         fields = {"sampled_at": times, "lag_history": lags[group_id], "led_here": leader is not None}
         return json_response({**details_to_json(overview, connected), **fields})
@@ -78,7 +78,7 @@ class GroupsApi:
             query_fields.read_text(request, "after", ""),
             query_fields.read_integer(request, "limit", 100, MAX_RECORDS),
         )
-        with self._reading.connection() as connection:
+        with self._pool.connection() as connection:
             group = group_lifecycle.get_live(connection, subscription)
             page = read_behind(connection, group.group_id, after or None, limit)
         records = [{"number": number, **history_to_json(record)} for number, record in page.lines]

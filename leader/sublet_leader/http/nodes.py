@@ -19,33 +19,33 @@ from sublet_storage.groups.admin.node_desired_state import set_draining
 class NodesApi:
     """The functions behind the paths. `actions`: whether callers with the token may act here."""
 
-    def __init__(self, facts: NodeView, reading: HttpDatabasePool, actions: bool) -> None:
-        self._facts, self._reading, self._actions = facts, reading, actions
+    def __init__(self, node_view: NodeView, pool: HttpDatabasePool, actions: bool) -> None:
+        self._node_view, self._pool, self._actions = node_view, pool, actions
 
     def describe_node(self, request: Request) -> Response:
         """Return this node's own state."""
-        facts, health = self._facts, self._facts.health()
+        node_view, health = self._node_view, self._node_view.health()
         return json_response(
             {
-                "name": facts.ref.name,
-                "address": facts.ref.address,
-                "incarnation": facts.ref.incarnation,
-                "version": facts.version,
+                "name": node_view.ref.name,
+                "address": node_view.ref.address,
+                "incarnation": node_view.ref.incarnation,
+                "version": node_view.version,
                 "actions": self._actions,
                 "state": health.worst_check.state,
                 "detail": health.worst_check.detail,
                 "ready": health.is_ready,
                 "checks": [check_to_json(check) for check in health.checks],
-                "leaderships": facts.leadership_counts(),
-                "agents": facts.agent_count(),
-                "held_polls": facts.sessions.held_polls,
-                "groups_without_leader": facts.health_signals.leaderless_group_count,
+                "leaderships": node_view.leadership_counts(),
+                "agents": node_view.agent_count(),
+                "held_polls": node_view.sessions.held_polls,
+                "groups_without_leader": node_view.health_signals.leaderless_group_count,
             }
         )
 
     def list_nodes(self, request: Request) -> Response:
         """Return the registered nodes, and the groups that each leads."""
-        with self._reading.connection() as connection:
+        with self._pool.connection() as connection:
             entries, led = node_directory.list_nodes(connection), node_directory.count_led_groups(connection)
         return json_response({"nodes": [node_directory.node_to_json(entry, led) for entry in entries]})
 

@@ -119,6 +119,8 @@ class AccessReader(StoppableThread):
             record_use(connection, used)
 
     def _open_connection(self) -> BoundedConnection:
-        connection = connect(self._url, application_name="sublet access", statement_timeout_s=10.0, silence_s=15.0)
+        connection = connect(
+            self._url, application_name="sublet access", statement_timeout_s=10.0, receive_timeout_s=15.0
+        )
         connection.execute(f"listen {CHANNEL}")
         return connection

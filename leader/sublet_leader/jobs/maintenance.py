@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PASS_INTERVAL_S = 5.0
 """Between two passes."""
 
-SILENCE_S = 60.0
+RECEIVE_TIMEOUT_S = 60.0
 """How long a silent server is waited for. Statements have no time limit, as the rows of a partition that is dropped are
 read in one. Those that may take longer than this are transactions of their own: Postgres completes them though their
 connection is gone, and the next pass waits for their locks no longer than for others."""
@@ -73,28 +73,28 @@ class MaintenanceRunner:
         grace_s: float = unreferenced_objects.GRACE_S,
         on_connected: Callable[[str, BoundedConnection], object] = lambda *_: None,
     ) -> None:
-        house = partial(
+        list_steps = partial(
             _list_steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
             collapse=empty_generation_cleanup.PastGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
         )
-        payloads = partial(_list_payload_steps, grace_s=grace_s)
-        self._keepers = [
-            _PassThread("sublet maintenance", url, term, every_s, on_connected, house),
-            _PassThread("sublet payloads", url, term, every_s, on_connected, payloads),
+        list_payload_steps = partial(_list_payload_steps, grace_s=grace_s)
+        self._threads = [
+            _PassThread("sublet maintenance", url, term, every_s, on_connected, list_steps),
+            _PassThread("sublet payloads", url, term, every_s, on_connected, list_payload_steps),
         ]
 
     def start(self) -> None:
         """Start the maintenance."""
-        for keeper in self._keepers:
-            keeper.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End after the steps that are under way."""
-        for keeper in self._keepers:
-            keeper.stop(0)
+        for thread in self._threads:
+            thread.stop(0)
 
 
 class _PassThread(MaintenanceThread):
@@ -110,7 +110,11 @@ class _PassThread(MaintenanceThread):
         steps: Steps,
     ) -> None:
         super().__init__(
-            name, partial(connect, url, lock_timeout_s=2.0, silence_s=SILENCE_S), term, every_s, on_connected
+            name,
+            partial(connect, url, lock_timeout_s=2.0, receive_timeout_s=RECEIVE_TIMEOUT_S),
+            term,
+            every_s,
+            on_connected,
         )
         self._steps, self._quiet = steps, LogThrottle(RETRY_INTERVAL_S)
 

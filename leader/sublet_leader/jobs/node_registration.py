@@ -50,14 +50,14 @@ class NodeRegistration(StoppableThread):
         notify_endpoint: str | None = None,
         on_desired_state: Callable[[NodeDesiredState], None] = lambda desired_state: None,
         http_address: str | None = None,
-        vitals: HealthSignals | None = None,
+        health_signals: HealthSignals | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         super().__init__("sublet-directory")
         self._url, self._ref, self._lease_s, self._on_desired_state = url, ref, lease_s, on_desired_state
         self._notify_endpoint, self._http_address, self._on_failure = notify_endpoint, http_address, on_failure
-        self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
-        self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
+        self._receive_timeout_s = max(lease_s / 3, POLL_INTERVAL_S)
+        self._health_signals = HealthSignals(time.monotonic) if health_signals is None else health_signals
         self._reconnecting = ReconnectingConnection(self._open_connection)
 
     def register(self, announce: Callable[[str], None]) -> None:
@@ -106,9 +106,9 @@ class NodeRegistration(StoppableThread):
             self._on_failure(error)
 
     def _renew_in_time(self) -> None:
-        vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
+        health_signals, renew_at = self._health_signals, time.monotonic() + self._lease_s / 3
         while not self.sleep(min(POLL_INTERVAL_S, self._lease_s / 3)):
-            vitals.directory.on_request(vitals.clock())
+            health_signals.directory.on_request(health_signals.clock())
             problem: Exception | None = None
             try:
                 with self._reconnecting as connection:
@@ -116,24 +116,24 @@ class NodeRegistration(StoppableThread):
                         renew_at = time.monotonic() + self._lease_s / 3
                         self._renew(connection)
                     desired_state = node_desired_state.read_desired_state(connection, self._ref)
-                vitals.is_draining = desired_state.is_draining
+                health_signals.is_draining = desired_state.is_draining
                 self._on_desired_state(desired_state)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("node registration not renewed, retrying: %s", error)
-            vitals.directory.on_answer(vitals.clock(), problem)
+            health_signals.directory.on_answer(health_signals.clock(), problem)
         self._reconnecting.close()
 
     def _open_connection(self) -> BoundedConnection:
-        return connect(self._url, application_name="sublet node", silence_s=self._silence_s)
+        return connect(self._url, application_name="sublet node", receive_timeout_s=self._receive_timeout_s)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:
         try:
             if not node_directory.renew(connection, self._ref, self._lease_s):
                 self._register(connection)
         except NodeNameTaken as error:
-            self._vitals.name_conflict = str(error)
+            self._health_signals.name_conflict = str(error)
             raise
-        self._vitals.name_conflict = None
+        self._health_signals.name_conflict = None
         node_directory.delete_expired(connection)
-        self._vitals.leaderless_group_count = find_leaderless_groups(connection).total
+        self._health_signals.leaderless_group_count = find_leaderless_groups(connection).total

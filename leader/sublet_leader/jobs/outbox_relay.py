@@ -51,7 +51,7 @@ class OutboxRelay(MaintenanceThread):
             statement_timeout_s=STATEMENT_TIMEOUT_S,
             idle_in_transaction_timeout_s=STALLED_S,
             transaction_timeout_s=STATEMENT_TIMEOUT_S,
-            silence_s=2 * STATEMENT_TIMEOUT_S,
+            receive_timeout_s=2 * STATEMENT_TIMEOUT_S,
         )
         super().__init__("sublet relay", limited, term, IDLE_S, on_connected)
         self._url = url

@@ -284,7 +284,7 @@ class Node:
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
             self._refuse(waiting, request.group_id, reason, answer.error, now)
         elif answer.is_limited:
-            self.registry.forget(request.subscription)
+            self.registry.remove_subscription(request.subscription)
 
     def _refuse(
         self,
@@ -424,9 +424,9 @@ class Node:
         self._out.violations.extend(f"group {group_id}: {violation}" for violation in outcome.invariant_violations)
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
-        if outcome.changes or outcome.sync_streams:
+        if outcome.changes or outcome.needs_stream_sync:
             pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
-            pending_writes.add(outcome.changes, outcome.sync_streams)
+            pending_writes.add(outcome.changes, outcome.needs_stream_sync)
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
             self._elect(el.Resign(group_id), now)

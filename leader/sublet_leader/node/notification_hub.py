@@ -53,7 +53,7 @@ class NotificationHub:
         self._publisher, self._on_streams_changed = publisher, on_streams_changed
         self._on_command, self._on_growth = on_command, on_growth
         self._lock = threading.Lock()
-        self._followed: set[int] = set()
+        self._subscribed_streams: set[int] = set()
         self._pending = PendingNotifications()
         self._processed_at = float("-inf")
         self._subscriber = NotificationSubscriber(
@@ -77,7 +77,7 @@ class NotificationHub:
     @property
     def subscribed_stream_count(self) -> int:
         """Return the number of streams with subscribers."""
-        return len(self._followed)
+        return len(self._subscribed_streams)
 
     def set_interest(self, key: str, is_subscribed: bool) -> None:
         """Record that the first subscriber of the stream has come, which gets the known head, or the last has gone. A
@@ -86,7 +86,7 @@ class NotificationHub:
         if stream_id is None:
             return
         with self._lock:
-            (self._followed.add if is_subscribed else self._followed.discard)(stream_id)
+            (self._subscribed_streams.add if is_subscribed else self._subscribed_streams.discard)(stream_id)
         if not is_subscribed:
             self._publisher.clear_state(Channel.STREAM, key)
         elif (change := self._subscriber.get(STREAM, key)) is not None:
@@ -105,12 +105,12 @@ class NotificationHub:
 
     def _copy_subscribed_streams(self) -> frozenset[int]:
         with self._lock:
-            return frozenset(self._followed)
+            return frozenset(self._subscribed_streams)
 
     def _on_change(self, change: ObjectChange) -> None:
         """Add a change to what waits, on the subscriber's thread. The loop is woken once for all that waits."""
         if change.kind == STREAM:
-            self._wake(self._pending.add_head(change, self._followed), self._publish_heads)
+            self._wake(self._pending.add_head(change, self._subscribed_streams), self._publish_heads)
         else:
             self._wake(self._pending.add_group_change(change), self._schedule_processing)
 
@@ -140,7 +140,7 @@ class NotificationHub:
     def _notify(self, stream_id: int, version: int) -> None:
         """Pass a head on. It is in the version itself; other fields of the change are ignored."""
         self._on_growth(stream_id)
-        if stream_id in self._followed:
+        if stream_id in self._subscribed_streams:
             head, closed = divmod(version, 2)
             self._publisher.publish(
                 Channel.STREAM, str(stream_id), StreamHead(stream_id, head, bool(closed)), min(version, MAX_INT64)
@@ -165,13 +165,13 @@ class PendingNotifications:
         self._heads: dict[int, int] = {}
         self._for_groups = ChangedGroups()
 
-    def add_head(self, change: ObjectChange, followed: Set[int]) -> bool:
+    def add_head(self, change: ObjectChange, subscribed_streams: Set[int]) -> bool:
         """Add the change of a stream, instead of an earlier one."""
         stream_id = parse_stream_id(change.key)
         if stream_id is None or change.is_deleted or change.version // 2 > MAX_INT64:
             return False
         with self._lock:
-            if stream_id not in self._heads and stream_id not in followed and len(self._heads) >= MAX_HEADS:
+            if stream_id not in self._heads and stream_id not in subscribed_streams and len(self._heads) >= MAX_HEADS:
                 return False
             self._heads[stream_id] = change.version
             return len(self._heads) == 1

@@ -68,8 +68,8 @@ class _MetricFamilies:
 class NodeCollector(Collector):
     """Called by `prometheus_client` for each scrape; the caller ensures that one call runs at a time."""
 
-    def __init__(self, facts: NodeView, reading: HttpDatabasePool, settings: MetricsSettings) -> None:
-        self._facts, self._reading, self._settings = facts, reading, settings
+    def __init__(self, node_view: NodeView, pool: HttpDatabasePool, settings: MetricsSettings) -> None:
+        self._node_view, self._pool, self._settings = node_view, pool, settings
 
     def describe(self) -> Iterator[Metric]:
         """Return nothing: collecting at registration would cost statements."""
@@ -79,7 +79,7 @@ class NodeCollector(Collector):
         """Return all metrics of this moment."""
         out = _MetricFamilies()
         self._add_node(out.add)
-        leaders = self._facts.leaders()
+        leaders = self._node_view.leaders()
         retained = dict(sorted(leaders.items())[: self._settings.max_group_series])
         lags = self._read_lags(retained)
         shown, all_of_them = (
@@ -98,33 +98,33 @@ class NodeCollector(Collector):
         yield from out.made.values()
 
     def _add_node(self, add: Callable[..., None]) -> None:
-        facts, health = self._facts, self._facts.health()
-        add(metric_definitions.NODE, 1, facts.ref.name, facts.version, facts.ref.incarnation)
+        node_view, health = self._node_view, self._node_view.health()
+        add(metric_definitions.NODE, 1, node_view.ref.name, node_view.version, node_view.ref.incarnation)
         for state in HealthState:
             add(metric_definitions.HEALTH, health.worst_check.state is state, state)
         for check in health.checks:
             add(metric_definitions.CHECK, check.is_ok, check.name)
         add(metric_definitions.DATABASE_UP, health.check_named("database").state is not HealthState.UNREACHABLE)
-        for status, count in facts.leadership_counts().items():
+        for status, count in node_view.leadership_counts().items():
             add(metric_definitions.LEASES, count, status)
-        if facts.health_signals.leaderless_group_count is not None and health.check_named("database").is_ok:
-            add(metric_definitions.LEADERLESS, facts.health_signals.leaderless_group_count)
-        add(metric_definitions.AGENTS, facts.agent_count())
-        add(metric_definitions.HELD_POLLS, facts.sessions.held_polls)
-        add(metric_definitions.SUBSCRIBED_STREAMS, facts.subscribed_stream_count())
-        for event, count in facts.session_counters().items():
+        if node_view.health_signals.leaderless_group_count is not None and health.check_named("database").is_ok:
+            add(metric_definitions.LEADERLESS, node_view.health_signals.leaderless_group_count)
+        add(metric_definitions.AGENTS, node_view.agent_count())
+        add(metric_definitions.HELD_POLLS, node_view.sessions.held_polls)
+        add(metric_definitions.SUBSCRIBED_STREAMS, node_view.subscribed_stream_count())
+        for event, count in node_view.session_counters().items():
             add(metric_definitions.SESSIONS, count, event)
-        for event, count in facts.notification_counters().items():
+        for event, count in node_view.notification_counters().items():
             add(metric_definitions.NOTIFICATIONS, count, event)
 
     def _read_lags(self, led: Mapping[int, GroupLeader]) -> ScrapedLags:
-        is_maintenance_leader = self._facts.is_maintenance_leader()
+        is_maintenance_leader = self._node_view.is_maintenance_leader()
         sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
         if not led and not is_maintenance_leader:
             return ScrapedLags()
         began = time.monotonic()
         try:
-            with self._reading.connection() as connection:
+            with self._pool.connection() as connection:
                 leaderless, total = self._read_leaderless_groups(connection, led) if is_maintenance_leader else ((), 0)
                 sizes |= {each.group.group_id: sum(each.statuses.values()) for each in leaderless}
                 single = _select_within_budget(sizes, self._settings.max_stream_series)
@@ -145,7 +145,7 @@ class NodeCollector(Collector):
         """Return the leaderless groups, as far as there is room, and their total number. The database may not yet have
         what is led here."""
         overviews, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
-        leaders = self._facts.leaders()
+        leaders = self._node_view.leaders()
         leaderless = tuple(each for each in overviews if each.group.group_id not in leaders)
         return leaderless, max(total - (len(overviews) - len(leaderless)), 0)
 

@@ -80,77 +80,81 @@ CHECKS = ("loop", "database", "lease", "leaders", "maintenance")
 """The names of the checks, in paths and for gRPC."""
 
 
-def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
+def evaluate_health(signals: HealthSignals, settings: LeaderSettings) -> Health:
     """Return the health at this moment."""
-    now = vitals.clock()
-    database = _assess_database(vitals, settings, now)
+    now = signals.clock()
+    database = _assess_database(signals, settings, now)
     return Health(
         (
-            _assess_loop(vitals, now),
+            _assess_loop(signals, now),
             database,
-            _assess_lease(vitals, settings, now),
-            _assess_leaders(vitals, database),
-            _assess_maintenance(vitals, settings, now),
+            _assess_lease(signals, settings, now),
+            _assess_leaders(signals, database),
+            _assess_maintenance(signals, settings, now),
         )
     )
 
 
-def _assess_loop(vitals: HealthSignals, now: float) -> HealthCheck:
-    if vitals.last_loop_beat_at is None:
+def _assess_loop(signals: HealthSignals, now: float) -> HealthCheck:
+    if signals.last_loop_beat_at is None:
         return HealthCheck("loop", HealthState.STARTING, "it does not serve yet")
-    if vitals.is_stopping:
+    if signals.is_stopping:
         return HealthCheck("loop", HealthState.STOPPING, "it hands over what it leads")
-    if now - vitals.last_loop_beat_at > STUCK_S:
+    if now - signals.last_loop_beat_at > STUCK_S:
         return HealthCheck(
-            "loop", HealthState.STUCK, f"its event loop has not turned for {now - vitals.last_loop_beat_at:.0f} s"
+            "loop",
+            HealthState.STUCK,
+            f"its event loop has not turned for {now - signals.last_loop_beat_at:.0f} s",
         )
-    if vitals.is_draining:
+    if signals.is_draining:
         return HealthCheck("loop", HealthState.DRAINING, "an operator drains it: it leads nothing")
     return HealthCheck("loop", HealthState.OK)
 
 
-def _assess_database(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
+def _assess_database(signals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the database check. Each thread's last answer counts, as one connection does not stand for the other; a
     request in flight for too long counts as unanswered."""
     answer_timeout_s = settings.statement_timeout_s + settings.tcp_timeout_s
-    for pulse in (vitals.worker, vitals.directory):
-        if pulse.last_failure_at > pulse.last_answer_at:
-            return HealthCheck("database", HealthState.UNREACHABLE, pulse.last_error)
-        began_at = pulse.request_started_at
+    for probe in (signals.worker, signals.directory):
+        if probe.last_failure_at > probe.last_answer_at:
+            return HealthCheck("database", HealthState.UNREACHABLE, probe.last_error)
+        began_at = probe.request_started_at
         if began_at is not None and now - began_at > answer_timeout_s:
             return HealthCheck("database", HealthState.UNREACHABLE, f"it has not answered for {now - began_at:.1f} s")
     return HealthCheck("database", HealthState.OK)
 
 
-def _assess_lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
+def _assess_lease(signals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the lease check. A single failure does not count: a row may be locked for a moment."""
-    if vitals.name_conflict is not None:
-        return HealthCheck("lease", HealthState.DENIED, vitals.name_conflict)
-    if vitals.lease_failure is not None and now - vitals.lease_failure.since >= settings.claim_retry_interval_s:
-        return HealthCheck("lease", HealthState.DENIED, vitals.lease_failure.reason)
-    if failures := vitals.leases_lost_since(now - settings.lease_duration_s):
+    if signals.name_conflict is not None:
+        return HealthCheck("lease", HealthState.DENIED, signals.name_conflict)
+    if signals.lease_failure is not None and now - signals.lease_failure.since >= settings.claim_retry_interval_s:
+        return HealthCheck("lease", HealthState.DENIED, signals.lease_failure.reason)
+    if failures := signals.leases_lost_since(now - settings.lease_duration_s):
         suffix = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
         return HealthCheck("lease", HealthState.DENIED, failures[0].reason + suffix)
     return HealthCheck("lease", HealthState.OK)
 
 
-def _assess_leaders(vitals: HealthSignals, database: HealthCheck) -> HealthCheck:
+def _assess_leaders(signals: HealthSignals, database: HealthCheck) -> HealthCheck:
     """Return the leaders check; it is not ok while the database is unreachable."""
     if not database.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
-    if vitals.leaderless_group_count:
-        groups = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
+    if signals.leaderless_group_count:
+        groups = (
+            "1 group has" if signals.leaderless_group_count == 1 else f"{signals.leaderless_group_count} groups have"
+        )
         return HealthCheck("leaders", HealthState.NO_LEADER, f"{groups} consumers and no leader", is_required=False)
     return HealthCheck("leaders", HealthState.OK, is_required=False)
 
 
-def _assess_maintenance(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
+def _assess_maintenance(signals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the maintenance check. A job itself may take long, at payloads for instance; Postgres answers."""
-    for name, connection in tuple(vitals.job_connections.items()):
+    for name, connection in tuple(signals.job_connections.items()):
         if (silent_s := connection.silent_s()) > SILENT_SHARE * connection.receive_timeout_s:
             detail = f"Postgres has been silent to {name!r} for {silent_s:.0f} s"
             return HealthCheck("maintenance", HealthState.STALLED, detail, is_required=False)
-    failure = vitals.maintenance_failure
+    failure = signals.maintenance_failure
     if failure is not None and now - failure.since >= settings.claim_retry_interval_s:
         detail = f"it cannot be claimed: {failure.reason}"
         return HealthCheck("maintenance", HealthState.STALLED, detail, is_required=False)

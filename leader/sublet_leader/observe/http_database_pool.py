@@ -41,7 +41,7 @@ class _ReadingConnection(BoundedConnection):
                 conninfo,
                 application_name="sublet http",
                 statement_timeout_s=STATEMENT_TIMEOUT_S,
-                silence_s=RECEIVE_TIMEOUT_S,
+                receive_timeout_s=RECEIVE_TIMEOUT_S,
             )
         except SubletError as error:
             note(error)

@@ -29,9 +29,9 @@ _UNKNOWN = -1
 class LagHistory(StoppableThread):
     """Samples on a thread of its own from `start` to `stop`; read on any thread."""
 
-    def __init__(self, reading: HttpDatabasePool, minutes: int, max_groups: int) -> None:
+    def __init__(self, pool: HttpDatabasePool, minutes: int, max_groups: int) -> None:
         super().__init__("sublet-lag-history")
-        self._reading, self._max_groups = reading, max_groups
+        self._pool, self._max_groups = pool, max_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}
         self._is_enabled = minutes > 0 and max_groups > 0
@@ -68,7 +68,7 @@ class LagHistory(StoppableThread):
         while self._is_enabled and not self.sleep(wait_s):
             began = time.monotonic()
             try:
-                with self._reading.connection() as connection:
+                with self._pool.connection() as connection:
                     lags = read_total_lags(connection)
                 self.add_sample(time.time(), lags)
             except (SubletError, psycopg.Error) as error:

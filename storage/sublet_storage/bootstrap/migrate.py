@@ -67,7 +67,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     """
     schema, target = resolve_schema_name(schema), _check_version(to or latest_version())
     with (
-        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
         _refuse_encoding(conn)
@@ -100,7 +100,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     schema = resolve_schema_name(schema)
     target = None if to is None else _check_version(to)
     with (
-        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
         version, compatible_from = read_schema_version(conn)
@@ -122,7 +122,7 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
     """
     schema = resolve_schema_name(schema)
     with (
-        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
         missing = [role for role in Role if role not in read_existing_roles(conn)]
@@ -224,7 +224,7 @@ def _try_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -
             application_name="sublet migrate",
             autocommit=False,
             lock_timeout_s=TABLE_TIMEOUT_S,
-            silence_s=None,
+            receive_timeout_s=None,
         ),
         poolclass=NullPool,
     )

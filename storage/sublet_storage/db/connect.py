@@ -84,14 +84,14 @@ def connect(
     idle_in_transaction_timeout_s: float | None = IDLE_IN_TRANSACTION_TIMEOUT_S,
     transaction_timeout_s: float | None = None,
     own_search_path: bool = True,
-    silence_s: float | None = RECEIVE_TIMEOUT_S,
+    receive_timeout_s: float | None = RECEIVE_TIMEOUT_S,
 ) -> BoundedConnection:
     """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
 
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
     sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
     `own_search_path` it is the server's default, for statements of users on tables of theirs, as is the form of
-    results. `silence_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
+    results. `receive_timeout_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
 
     Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
     `DatabaseUnreachable` for every failure of the connection itself, and for a standby, on which nothing can be
@@ -103,7 +103,7 @@ def connect(
     conninfo = _make_conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
-        connection.receive_timeout_s = float("inf") if silence_s is None else silence_s
+        connection.receive_timeout_s = float("inf") if receive_timeout_s is None else receive_timeout_s
         _check(connection, url)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
             connection.execute(f"set transaction_timeout = {_to_milliseconds(transaction_timeout_s)}")

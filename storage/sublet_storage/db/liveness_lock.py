@@ -74,7 +74,7 @@ LockEvent = LockAcquired | LockLost | PeerLocksChecked
 
 @dataclass(frozen=True, slots=True)
 class LockTimes:
-    """`retry_grace_s`: for how long a lock that was lost is tried again and again. `silence_s`: after which a
+    """`retry_grace_s`: for how long a lock that was lost is tried again and again. `receive_timeout_s`: after which a
     connection that answers nothing is closed."""
 
     check_interval_s: float
@@ -82,7 +82,7 @@ class LockTimes:
     retry_grace_s: float
     statement_timeout_s: float
     tcp_timeout_s: float
-    silence_s: float
+    receive_timeout_s: float
 
 
 def compute_lock_key(name: str) -> int:
@@ -168,7 +168,7 @@ class LivenessLockKeeper(StoppableThread):
             application_name="sublet lock",
             statement_timeout_s=times.statement_timeout_s,
             tcp_timeout_s=times.tcp_timeout_s,
-            silence_s=times.silence_s,
+            receive_timeout_s=times.receive_timeout_s,
         )
         connection.execute(_SET_UP)
         return connection

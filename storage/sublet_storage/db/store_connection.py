@@ -35,7 +35,7 @@ class TransactionRolledBack(DatabaseUnreachable):
 class _TurnEndingCursor(psycopg.Cursor[Any]):
     """A cursor of a pipeline: waiting for its result sends a Sync."""
 
-    channel: GroupStoreConnection
+    store_connection: GroupStoreConnection
 
     def fetchone(self) -> Any:
         self._arrive()
@@ -46,8 +46,8 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
         return super().fetchall()
 
     def _arrive(self) -> None:
-        if self.pgresult is None and self.channel.pipeline is not None:
-            self.channel.pipeline.sync()
+        if self.pgresult is None and self.store_connection.pipeline is not None:
+            self.store_connection.pipeline.sync()
 
 
 class GroupStoreConnection:
@@ -58,7 +58,7 @@ class GroupStoreConnection:
         self._reconnecting = ReconnectingConnection(connect)
         self._turn = threading.Lock()
         self.pipeline: psycopg.Pipeline | None = None
-        self._cursors = type("_Cursor", (_TurnEndingCursor,), {"channel": self})
+        self._cursors = type("_Cursor", (_TurnEndingCursor,), {"store_connection": self})
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run statements that write nothing, each on its own."""

@@ -49,7 +49,7 @@ from sublet_storage.notify.changes import ObjectChange, epochs_change
 LEASE_S = 30.0
 """Seconds without a renewal after which a publisher counts as dead, and its unfinished epochs are closed."""
 
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
+MIN_LEASE_S, MAX_LEASE_S = 1.0, 7 * 86400.0
 """The bounds of a publisher's lease."""
 
 _LOCK = "select lock_producer(%s)"

@@ -87,7 +87,7 @@ class NotificationPublisher:
         self._thread: threading.Thread | None = None
         # The rest belongs to that thread.
         self._refresh_at = self._rest_at = -math.inf
-        self._announcer = self._make_machine()
+        self._machine = self._make_machine()
         self._senders = NotificationSenders(url, load)
         self._quiet = LogThrottle()
         self.sent = 0
@@ -151,12 +151,12 @@ class NotificationPublisher:
             while True:
                 now = time.monotonic()
                 has_work = bool(self._queued_changes) or self._directory_endpoints is not None
-                is_early = now < self._announcer.ready_at and not self._is_closing
+                is_early = now < self._machine.ready_at and not self._is_closing
                 if has_work and not is_early:
                     return True
                 if not has_work and self._is_over():
                     return False
-                deadline = self._announcer.ready_at if is_early else min(wake_at, self._close_by)
+                deadline = self._machine.ready_at if is_early else min(wake_at, self._close_by)
                 if deadline <= now:
                     return True
                 self._is_napping = is_early  # no call need wake it then
@@ -166,7 +166,7 @@ class NotificationPublisher:
     def _is_over(self) -> bool:
         """Return whether nothing is left to do before closing: changes that wait for the directory are, while there is
         time."""
-        is_waiting = self._is_refreshing and self._announcer.status is NotificationPublisherState.WAITING
+        is_waiting = self._is_refreshing and self._machine.status is NotificationPublisherState.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
@@ -189,13 +189,13 @@ class NotificationPublisher:
             self._restart_machine(now)
         if now >= self._rest_at:
             self._close_idle_senders(now)
-        if self._announcer.status is NotificationPublisherState.WAITING and self._announcer.has_pending:
-            self._refresh_if_due(now)  # the last look may have failed
+        if self._machine.status is NotificationPublisherState.WAITING and self._machine.has_pending:
+            self._refresh_if_due(now)  # the last read may have failed
             return self._refresh_at
         return self._send(Tick(), now)
 
     def _send(self, event: Event, now: float) -> float:
-        outcome = self._announcer.decide(event, now)
+        outcome = self._machine.decide(event, now)
         for message in outcome.sends:
             self.sent += self._senders.send(message)
         return math.inf if outcome.wake_at is None else min(outcome.wake_at, self._rest_at)
@@ -204,14 +204,14 @@ class NotificationPublisher:
         return NotificationPublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
 
     def _restart_machine(self, now: float) -> None:
-        self._announcer = self._make_machine()
+        self._machine = self._make_machine()
         if self._senders:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
     def _close_idle_senders(self, now: float) -> None:
         self._send(CloseRequested(), now)
         self._senders.close()
-        self._announcer = self._make_machine()
+        self._machine = self._make_machine()
         self._refresh_at, self._rest_at = -math.inf, math.inf
 
     # --- endpoints --------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class NotificationPublisher:
         self._is_refreshing = True
         self._refresh_at = now + self._settings.endpoint_refresh_interval_s
         try:
-            threading.Thread(target=self._read_directory, name="sublet notify look", daemon=True).start()
+            threading.Thread(target=self._read_directory, name="sublet directory", daemon=True).start()
         except RuntimeError:
             self._is_refreshing = False
 
@@ -230,10 +230,12 @@ class NotificationPublisher:
         """Read the directory in a thread of its own, so that a slow database does not delay known nodes."""
         endpoints: list[str] | None = None
         try:
-            with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
+            with connect(
+                self._url, application_name="sublet directory", receive_timeout_s=READ_TIMEOUT_S
+            ) as connection:
                 endpoints = node_directory.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
-            if self._quiet.acquire("look") is not None:
+            if self._quiet.acquire("directory") is not None:
                 log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:
             self._directory_endpoints, self._is_refreshing = endpoints, False
@@ -243,7 +245,7 @@ class NotificationPublisher:
         """Open senders to these endpoints; if they have changed, a hello is sent to all of them."""
         opened = self._senders.set_endpoints(endpoints)
         if not self._senders:
-            self._announcer = self._make_machine()
+            self._machine = self._make_machine()
             self._deaf_until = self._refresh_at
         elif opened:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)

@@ -204,10 +204,10 @@ class NotificationSubscriber:
             return MalformedNotificationReceived()
 
     def _is_new(self, change: ObjectChange) -> bool:
-        verdict = self._cache.apply(change, time.monotonic())
-        if verdict is ChangeNovelty.AMBIGUOUS:
+        novelty = self._cache.apply(change, time.monotonic())
+        if novelty is ChangeNovelty.AMBIGUOUS:
             self._put(ChangeOrderUnknown(change.kind))
-        return verdict is ChangeNovelty.NEWER
+        return novelty is ChangeNovelty.NEWER
 
     def _merge(self, read: _CatchUpRead) -> float | None:
         changes: list[ObjectChange] = []
@@ -235,7 +235,7 @@ class _SnapshotReader(threading.Thread):
         self._read_snapshot, self._put = read_snapshot, put
         self._requests: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
         self._reconnecting = ReconnectingConnection(
-            lambda: connect(url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)
+            lambda: connect(url, application_name="sublet catch-up", receive_timeout_s=READ_TIMEOUT_S)
         )
         self._ending = self._away = False
 

@@ -73,19 +73,19 @@ class VersionCache:
         self._expire(now)
         object_key = change.kind, change.key
         if object_key in self._absent and not change.is_deleted:
-            verdict = (
+            novelty = (
                 ChangeNovelty.AMBIGUOUS if change.version > self._dead[object_key].change.version else ChangeNovelty.OLD
             )
         else:
-            verdict = ChangeNovelty.NEWER if change.order_key > self._get_order_key(object_key) else ChangeNovelty.OLD
-        if verdict is ChangeNovelty.NEWER:
+            novelty = ChangeNovelty.NEWER if change.order_key > self._get_order_key(object_key) else ChangeNovelty.OLD
+        if novelty is ChangeNovelty.NEWER:
             self._put(change, now)
             if not change.is_deleted:
                 self._notified.add(object_key, _count_bytes(change))
                 while (oldest := self._notified.excess) is not None:
                     self._remove(oldest)
-        self.old += verdict is ChangeNovelty.OLD
-        return verdict
+        self.old += novelty is ChangeNovelty.OLD
+        return novelty
 
     def begin_snapshot(self) -> int:
         """Call before a snapshot is read, and hand what it returns to `merge`."""

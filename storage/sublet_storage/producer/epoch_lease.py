@@ -179,7 +179,7 @@ class EpochCapability:
             self._url,
             application_name="sublet publisher lease",
             lock_timeout_s=LOCK_TIMEOUT_S,
-            silence_s=RECEIVE_TIMEOUT_S,
+            receive_timeout_s=RECEIVE_TIMEOUT_S,
         )
         if has_gone_over(conn, self._timeline):
             try:

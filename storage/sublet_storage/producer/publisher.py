@@ -20,7 +20,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.log.block import compute_epoch_bounds
-from sublet_storage.log.epoch_leases import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from sublet_storage.log.epoch_leases import LEASE_S, MAX_LEASE_S, MIN_LEASE_S
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,
@@ -104,7 +104,7 @@ class Publisher:
             check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000,
         )
         delivery_timeout_s = check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
-        lease_s = check_duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, minimum=SHORTEST_LEASE_S)
+        lease_s = check_duration("epoch_lease_s", epoch_lease_s, MAX_LEASE_S, minimum=MIN_LEASE_S)
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
@@ -337,7 +337,7 @@ def _open_log(
             url,
             application_name="sublet publisher",
             lock_timeout_s=REGISTER_TIMEOUT_S,
-            silence_s=ATTEMPT_TIMEOUT_S,
+            receive_timeout_s=ATTEMPT_TIMEOUT_S,
         ) as conn:
             space_id = None if space is None else find_space(conn, space).space_id
             routes = RoutingTable.load(conn, space)

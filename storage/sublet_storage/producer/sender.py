@@ -238,7 +238,7 @@ class Sender(threading.Thread):
             application_name="sublet publisher",
             lock_timeout_s=LOCK_TIMEOUT_S,
             transaction_timeout_s=TRANSACTION_TIMEOUT_S,
-            silence_s=self._attempt_timeout_s,
+            receive_timeout_s=self._attempt_timeout_s,
         )
 
     def _follow_timeline(self, conn: BoundedConnection) -> None:

@@ -2,10 +2,10 @@
 
 An epoch's messages lie wherever they were published, among those of others, and may be delivered once the epoch is
 completed. Each block has the lower frontier that its writer saw: all messages of epochs completed by that lie before
-the block. At the head the space's own frontier counts, read in the same statement. So a reader goes through the *marks*
-of the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages of epochs
-that are completed by the end of the step and were not at its beginning. A block with messages of later epochs stays
-behind, and is read once more for these: nothing is kept in memory but marks.
+the block. At the head the space's own frontier counts, read in the same statement. So a reader goes through the
+*summaries* of the blocks, not through their messages, and what it reads then, in a *step*, are the blocks with messages
+of epochs that are completed by the end of the step and were not at its beginning. A block with messages of later epochs
+stays behind, and is read once more for these: nothing is kept in memory but summaries.
 
 The first offset whose block stays behind is the position, and what is consumed beyond it a `ConsumedFrontier`; both
 move on together, step by step.
@@ -33,13 +33,13 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.log.partition_reads import read_blocks
 
-PAGE_MARKS: Final = 2048
+MAX_PAGE_SUMMARIES: Final = 2048
 MAX_BLOCKS_SCANNED: Final = 20_000
 """How many blocks are looked at in vain before a step ends early, as among many of epochs far in the future."""
 
 _FIRST, _END = attrgetter("first"), attrgetter("end")
 
-_MARKS = """
+_SUMMARIES = """
 select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text, s.space_id,
        b.end_offset, b.count, b.size, b.lower_frontier::text, b.epoch_bounds::text
   from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
@@ -68,7 +68,7 @@ class BlockEpochSummary:
     epochs: BlockEpochRange | None
 
     def has_same_epochs(self, behind: BlockEpochSummary) -> bool:
-        """Return whether the mark `behind`, which follows directly, is equal."""
+        """Return whether the summary `behind`, which follows directly, is equal."""
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
@@ -87,26 +87,26 @@ class BlockEpochSummaries:
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockEpochSummaries:
-    """Return the marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what
+    """Return the summaries of the blocks behind an offset, of `MAX_PAGE_SUMMARIES` at most. Raises what
     `message_log.check_retained` raises, and `NotFound`."""
     parameters = {
         "generation": Int8(generation_id),
         "stream": Int8(stream_id),
         "offset": Int8(offset),
-        "blocks": Int8(PAGE_MARKS),
+        "blocks": Int8(MAX_PAGE_SUMMARIES),
     }
-    rows = read_blocks(conn, _MARKS, parameters, generation_id)
+    rows = read_blocks(conn, _SUMMARIES, parameters, generation_id)
     if not rows:
         raise message_log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower, space_id = rows[0][:5]
     summaries = [] if rows[0][5] is None else [_make_block_summary(*row[5:]) for row in rows]
     message_log.check_retained(stream_id, offset, head, gone, summaries[0].first if summaries else None)
-    behind = summaries[: message_log.count_contiguous([(mark.first, mark.end) for mark in summaries])]
+    behind = summaries[: message_log.count_contiguous([(summary.first, summary.end) for summary in summaries])]
     return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower), space_id)
 
 
 def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockEpochSummaries]:
-    """Return where these streams end and what is completed in their spaces, without the marks of their blocks."""
+    """Return where these streams end and what is completed in their spaces, without the summaries of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
     return {
         stream_id: BlockEpochSummaries((), head, closed, lower_frontier_from_text(lower), space_id)
@@ -163,15 +163,15 @@ class EpochStep:
         has_epoch = column.is_valid()
         unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.start_frontier.upto))
         epochs = column.drop_null()
-        completed = pc.invert(_may_come(epochs, self.consumed.lower))
-        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.start_frontier.lower), completed))
+        completed = pc.invert(_admits(epochs, self.consumed.lower))
+        return pc.replace_with_mask(unseen, has_epoch, pc.and_(_admits(epochs, self.start_frontier.lower), completed))
 
 
 class EpochStepPlanner:
     """The planner of steps of one stream. Not thread-safe.
 
-    `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which marks
-    are known.
+    `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which
+    summaries are known.
     """
 
     def __init__(self, position: int, consumed: ConsumedFrontier) -> None:
@@ -192,15 +192,15 @@ class EpochStepPlanner:
         """Return whether there are messages whose epochs are not completed, or that are in no step yet."""
         return self.position < self.scanned
 
-    def add_summaries(self, marks: BlockEpochSummaries) -> None:
-        """Add the marks behind the known ones. Their lower frontier counts only if they reach the head."""
-        for mark in marks.blocks:
-            if mark.first <= self.scanned < mark.end:
+    def add_summaries(self, summaries: BlockEpochSummaries) -> None:
+        """Add the summaries behind the known ones. Their lower frontier counts only if they reach the head."""
+        for summary in summaries.blocks:
+            if summary.first <= self.scanned < summary.end:
                 # Compaction makes one of several.
-                self._append(mark if mark.first == self.scanned else replace(mark, first=self.scanned))
-                self.scanned = mark.end
-        if self.scanned == marks.head:
-            self.lower = marks.lower
+                self._append(summary if summary.first == self.scanned else replace(summary, first=self.scanned))
+                self.scanned = summary.end
+        if self.scanned == summaries.head:
+            self.lower = summaries.lower
 
     def next_step(self, limit_bytes: int) -> EpochStep | None:
         """Return the furthest step of about `limit_bytes`, at least the smallest there is; None if there is none
@@ -221,18 +221,22 @@ class EpochStepPlanner:
         """Return the step to where all that lies before `offset_completed_by`, which is known, and is completed by
         `lower` is consumed."""
         reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
-        preceding = (mark for mark in self._waiting if mark.first < reached.upto)
-        cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in preceding)
-        return self._make_step([mark for mark in cut if _is_in_step(mark, self.consumed, reached)], reached)
+        preceding = (summary for summary in self._waiting if summary.first < reached.upto)
+        cut = (summary if summary.end <= reached.upto else replace(summary, end=reached.upto) for summary in preceding)
+        return self._make_step([summary for summary in cut if _is_in_step(summary, self.consumed, reached)], reached)
 
     def completed_frontiers(self) -> set[LowerFrontier]:
         """Return what the writers of the blocks that are left to read saw completed, and what is completed at the
         end."""
-        return {lower for lower in (self.lower, *(mark.lower for mark in self._waiting)) if lower is not None}
+        return {lower for lower in (self.lower, *(summary.lower for summary in self._waiting)) if lower is not None}
 
     def offset_completed_by(self, lower: LowerFrontier) -> int:
         """Return an offset before which all lies that is completed by then."""
-        offsets = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
+        offsets = (
+            summary.first
+            for summary in self._waiting
+            if summary.lower is not None and lower.is_at_or_before(summary.lower)
+        )
         return next(offsets, self.scanned)
 
     def complete_step(self, step: EpochStep) -> None:
@@ -242,30 +246,30 @@ class EpochStepPlanner:
     def seek(self, position: int, consumed: ConsumedFrontier) -> None:
         """Continue from that position and frontier."""
         passed = self._count_blocks_before(consumed.upto)
-        left = [mark for mark in self._waiting[:passed] if _has_remaining(mark, consumed)]
+        left = [summary for summary in self._waiting[:passed] if _has_remaining(summary, consumed)]
         self._waiting = left + self._waiting[passed:]
         self.position, self.consumed = position, consumed
         self._begin_draft()
         self.scanned = max(self.scanned, position)
 
-    def _append(self, mark: BlockEpochSummary) -> None:
-        """Merge marks of blocks that are equal: one is enough, however long an epoch is."""
+    def _append(self, summary: BlockEpochSummary) -> None:
+        """Merge summaries of blocks that are equal: one is enough, however long an epoch is."""
         last = self._waiting[-1] if self._waiting else None
         if (
             last is not None
-            and mark.epochs is not None
+            and summary.epochs is not None
             and last.first >= self.consumed.upto
-            and last.has_same_epochs(mark)
+            and last.has_same_epochs(summary)
         ):
-            self._waiting[-1] = replace(last, end=mark.end, size=last.size + mark.size)
+            self._waiting[-1] = replace(last, end=summary.end, size=last.size + summary.size)
         else:
-            self._waiting.append(mark)
+            self._waiting.append(summary)
 
     def _draft_steps(self) -> Iterator[_Draft]:
         """Yield the draft at each place where a step may end. Places where no step ended are not gone through again,
         however many blocks come while there is none."""
-        for mark, behind in pairwise(self._waiting[self._drafted :]):
-            self._draft.go_on((mark,), max(behind.first, self.consumed.upto), behind.lower)
+        for summary, behind in pairwise(self._waiting[self._drafted :]):
+            self._draft.go_on((summary,), max(behind.first, self.consumed.upto), behind.lower)
             self._drafted += 1
             yield self._draft
         last = self._draft.fork()
@@ -281,9 +285,9 @@ class EpochStepPlanner:
 
     def _make_step(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
         remaining_offsets = (
-            mark.first
-            for mark in self._waiting[: self._count_blocks_before(reached.upto) + 1]
-            if _has_remaining(mark, reached)
+            summary.first
+            for summary in self._waiting[: self._count_blocks_before(reached.upto) + 1]
+            if _has_remaining(summary, reached)
         )
         position = max(self.position, next(remaining_offsets, reached.upto))
         runs = self._merge_runs(sorted(blocks, key=_FIRST), reached)
@@ -291,14 +295,14 @@ class EpochStepPlanner:
 
     def _merge_runs(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
         start, end, size, clean = -1, -1, 0, False
-        for mark in blocks:
-            is_clean = _is_clean(mark, self.consumed, reached)
-            if (end, clean) == (mark.first, is_clean):
-                end, size = mark.end, size + mark.size
+        for summary in blocks:
+            is_clean = _is_clean(summary, self.consumed, reached)
+            if (end, clean) == (summary.first, is_clean):
+                end, size = summary.end, size + summary.size
                 continue
             if end >= 0:
                 yield BlockRun(start, end, size, clean)
-            start, end, size, clean = max(mark.first, self.position), mark.end, mark.size, is_clean
+            start, end, size, clean = max(summary.first, self.position), summary.end, summary.size, is_clean
         if end >= 0:
             yield BlockRun(start, end, size, clean)
 
@@ -339,19 +343,19 @@ class _Draft:
         elif is_last:
             self._deferred_blocks = []  # which the copy shares
         self.scans += len(candidates)
-        for mark in candidates:
-            if _is_in_step(mark, self._begun, self.reached):
-                self.blocks.append(mark)
-                self.size += mark.size
-            elif mark.end > self._begun.upto and not _has_remaining(mark, self.reached):
+        for summary in candidates:
+            if _is_in_step(summary, self._begun, self.reached):
+                self.blocks.append(summary)
+                self.size += summary.size
+            elif summary.end > self._begun.upto and not _has_remaining(summary, self.reached):
                 self._skips = True
             else:
-                self._deferred_blocks.append(mark)
+                self._deferred_blocks.append(summary)
 
 
-def _is_in_step(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _is_in_step(summary: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     """Return whether a step from `begun` to `reached` has to read the block."""
-    epochs, is_new = mark.epochs, mark.end > begun.upto
+    epochs, is_new = summary.epochs, summary.end > begun.upto
     if epochs is None:
         return is_new
     if epochs.has_unset and is_new:
@@ -361,21 +365,21 @@ def _is_in_step(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: Consu
     return any(map(begun.needs, epochs.greatest)) and not all(map(reached.needs, epochs.least))
 
 
-def _has_remaining(mark: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
+def _has_remaining(summary: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
     """Return whether something in the block is left to be read after a step up to `reached`."""
-    if mark.end > reached.upto:
+    if summary.end > reached.upto:
         return True
-    return mark.epochs is not None and any(map(reached.needs, mark.epochs.greatest))
+    return summary.epochs is not None and any(map(reached.needs, summary.epochs.greatest))
 
 
-def _is_clean(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
-    epochs = mark.epochs
-    if mark.first < begun.upto and (epochs is None or epochs.has_unset):
+def _is_clean(summary: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+    epochs = summary.epochs
+    if summary.first < begun.upto and (epochs is None or epochs.has_unset):
         return False  # of messages without an epoch only new ones match
     return epochs is None or (all(map(begun.needs, epochs.least)) and not any(map(reached.needs, epochs.greatest)))
 
 
-def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
+def _admits(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     """Return for each epoch (none is null) whether it is at or after one of the frontier's."""
     if lower is None:
         return pa.repeat(pa.scalar(True), len(epochs))

@@ -53,7 +53,7 @@ select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.co
 
 _PRODUCERS = """
 select p.producer_id from producer p join stream s using (stream_id)
- where s.space_id = %(space)s and p.updated_at > clock_timestamp() - make_interval(secs => %(lately)s)
+ where s.space_id = %(space)s and p.updated_at > clock_timestamp() - make_interval(secs => %(window_s)s)
  union
 select producer_id from capability where space_id = %(space)s and expired_at is null
  order by 1"""
@@ -123,7 +123,7 @@ def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[RetainedDroppedSp
 
 def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
     """Return the present users of the space."""
-    parameters = {"space": space.space_id, "lately": RECENT_WINDOW_S}
+    parameters = {"space": space.space_id, "window_s": RECENT_WINDOW_S}
     ((messages,),) = conn.execute(_MESSAGES, parameters).fetchall()
     generations, rows = read_generation_filters(conn), conn.execute(_GROUPS, parameters).fetchall()
     filters_by_group = {group_id: generations.matching(TopicFilter(filter)) for group_id, _, _, filter, _ in rows}

@@ -198,7 +198,7 @@ class _NodeLister:
         try:
             with (
                 defer_signals(),
-                connect(self._url, application_name="sublet cli", silence_s=POLL_INTERVAL_S) as connection,
+                connect(self._url, application_name="sublet cli", receive_timeout_s=POLL_INTERVAL_S) as connection,
             ):
                 self._last = [node.address for node in list_live_nodes(connection)]
         except (Unavailable, psycopg.OperationalError) as error:

@@ -77,27 +77,27 @@ def _group_by_diagnosis(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence
     order = list(StallReason)
 
     def key(answer: StreamDiagnosis) -> tuple[int, str, str]:
-        ruling = answer.diagnosis
-        return order.index(ruling.reason), ruling.detail, ruling.hint or ""
+        diagnosis = answer.diagnosis
+        return order.index(diagnosis.reason), diagnosis.detail, diagnosis.hint or ""
 
     for _, similar_answers in groupby(sorted(answers, key=key), key=key):
         yield list(similar_answers)
 
 
 def _format_diagnosis(answers: Sequence[StreamDiagnosis]) -> list[str]:
-    ruling = answers[0].diagnosis
+    diagnosis = answers[0].diagnosis
     ids = text_conversion.format_ranges(answer.stream.stream_id for answer in answers)
-    lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.detail}"]
-    return lines if ruling.hint is None else [*lines, f"  -> {ruling.hint}"]
+    lines = [f"{diagnosis.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {diagnosis.detail}"]
+    return lines if diagnosis.hint is None else [*lines, f"  -> {diagnosis.hint}"]
 
 
 def _to_json(answer: StreamDiagnosis) -> dict[str, Any]:
-    stream, ruling = answer.stream, answer.diagnosis
+    stream, diagnosis = answer.stream, answer.diagnosis
     return {
         "stream_id": stream.stream_id,
-        "reason": ruling.reason.value,
-        "detail": ruling.detail,
-        "hint": ruling.hint,
+        "reason": diagnosis.reason.value,
+        "detail": diagnosis.detail,
+        "hint": diagnosis.hint,
         "status": stream.status,
         "position": stream.position,
         "head": stream.head,

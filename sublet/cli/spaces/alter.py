@@ -22,7 +22,7 @@ from sublet.cli.spaces.payload_location_options import (
     NoPayloadLocation,
     NoTierAfter,
     PayloadLocation,
-    Recall,
+    Restore,
     TierAfter,
 )
 from sublet_protocol.domain.errors import UsageError
@@ -51,7 +51,7 @@ def alter(
     ] = None,
     payload_location: PayloadLocation = None,
     no_payload_location: NoPayloadLocation = False,
-    recall: Recall = False,
+    restore: Restore = False,
     tier_after: TierAfter = None,
     no_tier_after: NoTierAfter = False,
 ) -> None:
@@ -76,7 +76,7 @@ def alter(
         **({} if rollover is None else {"rollover_s": _parse_seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
-        **location_options.payload_changes(payload_location, no_payload_location, recall, tier_after, no_tier_after),
+        **location_options.payload_changes(payload_location, no_payload_location, restore, tier_after, no_tier_after),
     }
     if not changes:
         raise UsageError(
@@ -87,7 +87,7 @@ def alter(
             "`sublet spaces reshard`."
         )
     space = apply_change(cli, partial(alter_space, name=name, **changes))
-    if recall:
+    if restore:
         location_options.restore_all(cli, space.space_id)
     text = (
         f"The space {space.name} holds {space.filter}, kept {format_retention(space)}, with compression "

@@ -34,7 +34,7 @@ TierAfter = Annotated[
 NoPayloadLocation = Annotated[
     bool, typer.Option("--no-payload-location", help="Move no more payloads out. What lies outside is read from there.")
 ]
-Recall = Annotated[
+Restore = Annotated[
     bool,
     typer.Option(
         "--restore-payloads", help="With --no-payload-location: bring what lies outside back into Postgres, too."
@@ -44,7 +44,7 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 
 
 def payload_changes(
-    payload_location: str | None, no_payload_location: bool, recall: bool, tier_after: str | None, no_tier_after: bool
+    payload_location: str | None, no_payload_location: bool, restore: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
     """Return the changes of payload location and tiering. Raises `UsageError` for options that contradict each
     other."""
@@ -54,7 +54,7 @@ def payload_changes(
         )
     if tier_after is not None and no_tier_after:
         raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")
-    if recall and not no_payload_location:
+    if restore and not no_payload_location:
         raise UsageError(
             "--restore-payloads goes with --no-payload-location: what came back would be moved out again. Give both."
         )

@@ -2,7 +2,8 @@
 kept.
 
 `log` (what publishers were told, and what is stored), `deliveries` (what a group was given, and how often), `order`,
-`effects` (the rows that transactions left), `lendings` (what history says). `story` shows what led to an anomaly.
+`effects` (the rows that transactions left), `lendings` (what history says). `anomaly_report` shows what led to an
+anomaly.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class MemoryGroupStore:
         renewed: tuple[Lending, ...] = ()
         epochs: tuple[GroupFrontier, ...] = ()
         orders: GroupDesiredState | None = None
-        if writes.sync_streams and life and not life.deleted:
+        if writes.needs_stream_sync and life and not life.deleted:
             renewed, epochs = self._renew(life, writes.term, now)
             orders = life.group.desired_state
         return GroupWriteResult(
@@ -296,7 +296,7 @@ class MemoryGroupStore:
             return LendingChangeResult(entry, LendingOutcome.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
-        ruling = apply_change(
+        transition = apply_change(
             entry,
             row,
             facts,
@@ -306,10 +306,12 @@ class MemoryGroupStore:
             draw_key=GrantSecret.draw,
             on_data_loss=on_data_loss,
         )
-        self._keep(ruling, writes.term, now)
-        if isinstance(entry, AdvancePosition) and _only_moves(entry, row, ruling, facts):
+        self._keep(transition, writes.term, now)
+        if isinstance(entry, AdvancePosition) and _only_moves(entry, row, transition, facts):
             self._only_moved.add((writes.group_id, entry.stream_id))
-        return LendingChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
+        return LendingChangeResult(
+            entry, transition.outcome, to_lending(transition.row, facts, now, parents), transition.problem
+        )
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""
@@ -326,9 +328,9 @@ class MemoryGroupStore:
         for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
             if (row.group_id, row.stream_id) in self.locked:
                 continue
-            ruling = close_out(row, self._facts(row.stream_id), now, life.group.options.on_data_loss)
-            if ruling:
-                self._keep(ruling, term, now)
+            transition = close_out(row, self._facts(row.stream_id), now, life.group.options.on_data_loss)
+            if transition:
+                self._keep(transition, term, now)
                 touched.add(row.stream_id)
         report = [row for row in life.rows.values() if row.stream_id in touched or self._ending(row)]
         return tuple(self._lending(row, now) for row in sorted(report, key=lambda row: row.stream_id))
@@ -479,15 +481,15 @@ class MemoryGroupStore:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
 
-    def _keep(self, ruling: LendingTransitionResult, term: int, now: int) -> None:
-        row, rows = ruling.row, self._lives[ruling.row.group_id].rows
+    def _keep(self, transition: LendingTransitionResult, term: int, now: int) -> None:
+        row, rows = transition.row, self._lives[transition.row.group_id].rows
         before = rows.get(row.stream_id)
         has_new_holder = before is None or before.borrower_id != row.borrower_id
         if has_new_holder and row.agent is not None and compute_lock_key(row.agent) not in self.locks:
             row = replace(row, lock_valid_s=0.0)
         rows[row.stream_id] = row
-        if ruling.event:
-            self._history.append(to_history_record(row, ruling.event, term, now))
+        if transition.event:
+            self._history.append(to_history_record(row, transition.event, term, now))
 
     def _ending(self, row: LendingRow) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
@@ -570,10 +572,12 @@ class MemoryGroupStore:
         return dict(life.rows) if life else {}
 
 
-def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransitionResult, stream: StreamFacts) -> bool:
+def _only_moves(
+    change: AdvancePosition, row: LendingRow, transition: LendingTransitionResult, stream: StreamFacts
+) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
-    return plain and ruling.outcome is LendingOutcome.APPLIED and row.position < change.position
+    return plain and transition.outcome is LendingOutcome.APPLIED and row.position < change.position
 
 
 def _takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:

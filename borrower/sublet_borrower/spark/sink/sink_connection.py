@@ -62,7 +62,10 @@ class SinkDatabaseAddress:
         with ExitStack() as stack:
             url = self._open_url(stack)
             conn = connect(
-                url, application_name="sublet spark sink", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=RECEIVE_TIMEOUT_S
+                url,
+                application_name="sublet spark sink",
+                lock_timeout_s=LOCK_TIMEOUT_S,
+                receive_timeout_s=RECEIVE_TIMEOUT_S,
             )
             stack.enter_context(conn)
             check_schema(conn)

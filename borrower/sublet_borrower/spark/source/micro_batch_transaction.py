@@ -163,7 +163,7 @@ class Guard:
                 BorrowerSettings.from_env().max_poll_interval_s
             ),
             own_search_path=False,
-            silence_s=RECEIVE_TIMEOUT_S,
+            receive_timeout_s=RECEIVE_TIMEOUT_S,
         )
 
     def _settle(

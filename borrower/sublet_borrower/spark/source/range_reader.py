@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 DATABASE_TIMEOUT_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
-SILENCE_S = 10.0
+RECEIVE_TIMEOUT_S = 10.0
 """Short enough that after a dead connection there is time for another."""
 
 
@@ -261,7 +261,7 @@ def _make_connection(pid: int, address: str, credentials: str, schema: str | Non
             task_url(address, credentials),
             schema=schema,
             application_name="sublet spark",
-            silence_s=SILENCE_S,
+            receive_timeout_s=RECEIVE_TIMEOUT_S,
         )
     )
     atexit.register(connection.close)

@@ -67,7 +67,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._planner: MicroBatchPlanner | None = None
         self._begun: dict[PlannedRange, RunnablePlannedRange] = {}
-        self._recalled = False
+        self._is_restored = False
         self._resumed: Offset | None = None
         self._finite = False
 
@@ -91,8 +91,8 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
         """Return the offset of the next micro-batch; `start` where there is nothing. The one before is in the sink."""
         planner, previous_ranges = self._open_planner(), self._decode_own_ranges(start)
-        if not self._recalled:
-            self._recall(done=[*decode_done_ranges(start), *previous_ranges])
+        if not self._is_restored:
+            self._restore(done=[*decode_done_ranges(start), *previous_ranges])
         planner.acknowledge(previous_ranges)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
@@ -166,13 +166,13 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_owner(offset, self._options.session_name, self._open_planner().subscription)
         return ranges
 
-    def _recall(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
-        self._recalled = True
+    def _restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
+        self._is_restored = True
         self._open_planner().restore(done, begun)
 
     def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
         """Find out what is to be done again of a batch that an earlier process planned."""
-        self._recall(done, begun)
+        self._restore(done, begun)
         startable_ranges, lost = self._open_planner().resolve_started(begun)
         self._begun = {startable.planned: startable for startable in startable_ranges}
         self._put_off(startable_ranges)

@@ -14,7 +14,7 @@ from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, 
 STEP = 10_000
 """How many lines are deleted in one transaction, so that none is long."""
 
-LATELY_S, LATELY = 86_400.0, 20
+RECENT_WINDOW_S, MAX_RECENT_MOVES = 86_400.0, 20
 """The age and number of a group's newest forced moves that count as recent."""
 
 RECORD = (
@@ -32,7 +32,7 @@ select {RECORD}, (select count(*) from selected)
 _READ = _NEWEST.format("group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)")
 
 _FORCED = _NEWEST.format(
-    "group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(lately)s)"
+    "group_id = %(group)s and forced and at > clock_timestamp() - make_interval(secs => %(window_s)s)"
 )
 
 # The lines of a stream are written under the lock of its row: they follow each other as their ids do.
@@ -154,7 +154,9 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> NewestHistory:
     """Return the recent moves after which messages in [position, redelivery_end) may have been seen twice."""
-    return _decode_page(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
+    return _decode_page(
+        conn.execute(_FORCED, {"group": group_id, "window_s": RECENT_WINDOW_S, "limit": MAX_RECENT_MOVES})
+    )
 
 
 def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:

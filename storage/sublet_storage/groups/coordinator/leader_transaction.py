@@ -85,7 +85,7 @@ def commit_batch(
         for w in valid
     }
     buffer.flush(connection)
-    renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
+    renewed = _renew(connection, [w for w in valid if w.needs_stream_sync], findings.on_data_loss, buffer)
     return tuple(
         _make_result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
@@ -163,7 +163,7 @@ def _end_older_grants(connection: Connection, claim: Leadership, now_us: int | N
     for start in range(0, len(ends), lending_statements.PAGE):
         page = tuple(ends[start : start + lending_statements.PAGE])
         results += commit_batch(connection, (GroupWrites(group_id, claim.term, page),), now_us)[0].results
-    commit_batch(connection, (GroupWrites(group_id, claim.term, sync_streams=True),), now_us)
+    commit_batch(connection, (GroupWrites(group_id, claim.term, needs_stream_sync=True),), now_us)
     return results
 
 
@@ -218,7 +218,7 @@ def _apply_change(
             change, LendingOutcome.BUSY if key in findings.busy else LendingOutcome.REFUSED, None
         )
     facts, parents = findings.facts[change.stream_id], findings.ancestors.get(key, ())
-    ruling = apply_change(
+    transition = apply_change(
         change,
         row,
         facts,
@@ -228,9 +228,9 @@ def _apply_change(
         draw_key=GrantSecret.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
-    buffer.add(row, ruling, writes.term)
-    lending = to_lending(ruling.row, facts, buffer.now_us, parents)
-    return LendingChangeResult(change, ruling.outcome, lending, ruling.problem)
+    buffer.add(row, transition, writes.term)
+    lending = to_lending(transition.row, facts, buffer.now_us, parents)
+    return LendingChangeResult(change, transition.outcome, lending, transition.problem)
 
 
 def _renew(

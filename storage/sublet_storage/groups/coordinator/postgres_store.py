@@ -67,7 +67,7 @@ class PostgresGroupStore:
         *,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
         statement_timeout_s: float = STATEMENT_TIMEOUT_S,
-        silence_s: float | None = None,
+        receive_timeout_s: float | None = None,
     ) -> None:
         def from_url() -> BoundedConnection:
             assert isinstance(database, str)
@@ -79,17 +79,17 @@ class PostgresGroupStore:
                 tcp_timeout_s=statement_timeout_s,
                 idle_in_transaction_timeout_s=statement_timeout_s,
                 transaction_timeout_s=TRANSACTION_STATEMENTS * statement_timeout_s,
-                silence_s=silence_s or 2 * statement_timeout_s,
+                receive_timeout_s=receive_timeout_s or 2 * statement_timeout_s,
             )
 
-        self._channel = GroupStoreConnection(from_url if isinstance(database, str) else database)
+        self._connection = GroupStoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
         self._quiet = LogThrottle()
         self._rejected: dict[int, None] = {}
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
-        self._channel.close()
+        self._connection.close()
 
     # --- groups -------------------------------------------------------------------------------------------------
 
@@ -114,11 +114,11 @@ class PostgresGroupStore:
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: group_lifecycle.find_by_id(connection, group_id))
+        return self._connection.read(lambda connection: group_lifecycle.find_by_id(connection, group_id))
 
     def find_live_group(self, subscription: Subscription) -> Group | None:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: group_lifecycle.find_live(connection, subscription))
+        return self._connection.read(lambda connection: group_lifecycle.find_live(connection, subscription))
 
     def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         """See `GroupStore`."""
@@ -126,13 +126,15 @@ class PostgresGroupStore:
         if group is None:
             return None
         try:
-            deleted = self._channel.write(
+            deleted = self._connection.write(
                 lambda connection: group_lifecycle.delete(connection, group.group_id, now_us, user)
             )
         except TransactionRolledBack as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            locker = self._channel.read(lambda connection: lending_statements.find_locker(connection, group.group_id))
+            locker = self._connection.read(
+                lambda connection: lending_statements.find_locker(connection, group.group_id)
+            )
             raise row_locked_error(subscription, "it has", locker) from error
         return group.group_id if deleted else None
 
@@ -141,34 +143,36 @@ class PostgresGroupStore:
         group, now_us = self.find_live_group(subscription), self._get_now_us()
         if group is None:
             return None
-        return self._channel.write(
+        return self._connection.write(
             lambda connection: group_lifecycle.apply_command(connection, group, command, now_us, user)
         )
 
     def user(self) -> str:
         """Return the user of the commands that this store executes, for history."""
-        return self._channel.read(read_database_user)
+        return self._connection.read(read_database_user)
 
     def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(
+        return self._connection.read(
             lambda connection: session_name_owners.read_last_epoch(connection, subscription, session)
         )
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
-        self._channel.write(lambda connection: session_name_owners.bind(connection, subscription, session, principal))
+        self._connection.write(
+            lambda connection: session_name_owners.bind(connection, subscription, session, principal)
+        )
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lending_statements.read_history(connection, group_id))
+        return self._connection.read(lambda connection: lending_statements.read_history(connection, group_id))
 
     # --- leadership ---------------------------------------------------------------------------------------------
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """See `GroupStore`."""
         now_us = self._get_now_us()
-        return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
+        return self._connection.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
 
     def claim(
         self,
@@ -183,7 +187,7 @@ class PostgresGroupStore:
         current = self.read_leaderships((leadership_id,)).get(leadership_id)
         if current is not None and current.remaining_s > 0 and (rival is None or rival != current.lock):
             return current
-        return self._channel.write(
+        return self._connection.write(
             lambda connection: elect(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
         )
 
@@ -194,7 +198,7 @@ class PostgresGroupStore:
         now_us = self._get_now_us()
 
         def attempt(wait: bool) -> frozenset[int]:
-            return self._channel.write(
+            return self._connection.write(
                 lambda connection: leadership.renew(connection, node, terms, lease_s, now_us, lock_key, wait=wait)
             )
 
@@ -209,7 +213,7 @@ class PostgresGroupStore:
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
         now_us = self._get_now_us()
-        return self._channel.write(lambda connection: leadership.release(connection, node, terms, now_us))
+        return self._connection.write(lambda connection: leadership.release(connection, node, terms, now_us))
 
     # --- a leader's reads and writes ----------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ class PostgresGroupStore:
                 for row, stream, at_us in rows
             )
 
-        return self._channel.read(read)
+        return self._connection.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """See `GroupStore`. If the server rejects the entire batch, its halves are tried, down to single groups: they
@@ -243,7 +247,7 @@ class PostgresGroupStore:
         while waiting:
             part = waiting.pop()
             try:
-                part_results = self._channel.write(partial(commit_batch, batch=part, now_us=now_us))
+                part_results = self._connection.write(partial(commit_batch, batch=part, now_us=now_us))
             except (TransactionRolledBack, psycopg.Error) as error:
                 rejected_count += 1
                 self._log_rejection(part, error)
@@ -289,7 +293,7 @@ class PostgresGroupStore:
         more. Raises `TooManyGroups`."""
         now_us = self._get_now_us()
         while True:
-            created = self._channel.write(
+            created = self._connection.write(
                 lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
             )
             group = created or self.find_live_group(subscription)

@@ -60,7 +60,7 @@ def bind(connection: Connection, subscription: Subscription, session: str, princ
         raise anothers_session_error(subscription, session)
 
 
-def draw_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
+def next_session_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
     """Return a number above all that were drawn before for that name, which is bound to the principal; None: the caller
     is not authenticated. Raises what `bind` does, and nothing is drawn then."""
     try:

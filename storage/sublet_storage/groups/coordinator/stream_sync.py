@@ -193,9 +193,9 @@ def _tidy_up(
     facts = lending_statements.read_facts(lending_statements.query_facts(connection, (row.stream_id for row in untidy)))
     touched = set()
     for row in untidy:
-        ruling = close_out(row, facts[row.stream_id], buffer.now_us, on_data_loss[row.group_id])
-        if ruling:
-            buffer.add(row, ruling, terms[row.group_id])
+        transition = close_out(row, facts[row.stream_id], buffer.now_us, on_data_loss[row.group_id])
+        if transition:
+            buffer.add(row, transition, terms[row.group_id])
             touched.add((row.group_id, row.stream_id))
     buffer.flush(connection)
     return touched

@@ -152,11 +152,11 @@ def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingT
     )
 
 
-def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransitionResult:
+def finish_unlent(row: LendingRow, outcome: LendingOutcome) -> LendingTransitionResult:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _find_revoked_at(row)
     finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
-    return LendingTransitionResult(verdict, finished_row, make_history_event("finish", finished_row, "nothing left"))
+    return LendingTransitionResult(outcome, finished_row, make_history_event("finish", finished_row, "nothing left"))
 
 
 def end_unreadable(

@@ -207,7 +207,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
 
 def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
-    if not change.skips:
+    if not change.may_skip:
         redelivery_end = change.delivered_end if change.delivered_end > row.position else None
         return replace(block(row, change.reason, now_us, redelivery_end), outcome=LendingOutcome.APPLIED)
     lost_count = change.poison - row.position

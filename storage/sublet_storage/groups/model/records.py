@@ -210,9 +210,9 @@ class ReleaseStream:
     With `reserve_s` above 0 a row that is free afterwards is reserved that long for its holder's session, if it has a
     name. Where something is in doubt the row is reserved for that session afterwards. With `delivered_end` behind the
     position, what lies between them was delivered and given up: it may be delivered again. With `poison` the next
-    messages cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes on there, and what
-    lies between is counted as lost. With `is_beyond_head` its holder found the stream to end before what it had read:
-    the row is blocked, wherever the stream ends now.
+    messages cannot be decoded, up to before that offset: the row is blocked, or, with `may_skip`, goes on there, and
+    what lies between is counted as lost. With `is_beyond_head` its holder found the stream to end before what it had
+    read: the row is blocked, wherever the stream ends now.
     """
 
     stream_id: int
@@ -223,7 +223,7 @@ class ReleaseStream:
     delivered_end: int = 0
     consumed: ConsumedFrontier | None = None
     poison: int = 0
-    skips: bool = False
+    may_skip: bool = False
     is_beyond_head: bool = False
 
 
@@ -292,7 +292,7 @@ class LendingChangeResult:
 class GroupWrites:
     """The writes of one group's leader, under one term; at most one change per stream.
 
-    `sync_streams` also inserts rows for streams opened since, finishes free closed streams with nothing left, and
+    `needs_stream_sync` also inserts rows for streams opened since, finishes free closed streams with nothing left, and
     reports every unfinished row whose stream is closed. Of an atomic group it advances the consumed frontier, and
     returns it.
     """
@@ -300,7 +300,7 @@ class GroupWrites:
     group_id: int
     term: int
     changes: tuple[LendingChange, ...] = ()
-    sync_streams: bool = False
+    needs_stream_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)

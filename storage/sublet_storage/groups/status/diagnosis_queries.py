@@ -32,7 +32,7 @@ with revoked as (
    where h.group_id = %(group)s and h.event = 'revoke' and l.status = 'held' and l.grant_id = h.grant_id
    order by h.stream_id, h.history_id desc)
 select s.stream_id, s.space_id, r.reason as revoked_because,
-       extract(epoch from clock_timestamp() - l.updated_at)::float8 as rested_s,
+       extract(epoch from clock_timestamp() - l.updated_at)::float8 as idle_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
        case when l.status = 'free' and l.session is null
@@ -69,7 +69,7 @@ class _StreamDetails:
     stream_id: int
     space_id: int
     revoked_because: str | None
-    rested_s: float | None
+    idle_s: float | None
     reserved_s: float | None
     taken_s: float | None
     is_waiting: bool
@@ -155,7 +155,7 @@ def _build_stream_facts(
     reserved_s = stream.reserved_s if details.reserved_s is None else details.reserved_s
     return StreamDiagnosisFacts(
         **{name: getattr(stream, name) for name in _VIEW_FIELDS} | {"reserved_s": reserved_s},
-        idle_s=details.rested_s,
+        idle_s=details.idle_s,
         taken_s=details.taken_s,
         revoked_because=details.revoked_because,
         parents=parents,

@@ -194,7 +194,7 @@ class _Sender(StoppableThread):
             self._in_hand = []
 
     def _connect(self) -> psycopg.Connection[Any]:
-        connection = connect(self._url, application_name="sublet notify", silence_s=RECEIVE_TIMEOUT_S)
+        connection = connect(self._url, application_name="sublet notify", receive_timeout_s=RECEIVE_TIMEOUT_S)
         # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
         self._pauses.reset()
@@ -246,7 +246,9 @@ class PostgresReceiver(StoppableThread):
         while not self.is_stopping:
             connected = False
             try:
-                with connect(self._url, application_name="sublet listen", silence_s=RECEIVE_TIMEOUT_S) as connection:
+                with connect(
+                    self._url, application_name="sublet listen", receive_timeout_s=RECEIVE_TIMEOUT_S
+                ) as connection:
                     if not is_direct(connection):
                         raise InvalidSetting(_POOLED)
                     start_listening(connection, self._channel)

@@ -167,8 +167,8 @@ def _is_constant(column: pa.Array) -> bool:
     """Return whether all values are the same, and none is null."""
     if column.null_count or column[0] != column[len(column) - 1]:
         return False
-    same: bool = pc.all(pc.equal(column, column[0])).as_py()
-    return same
+    is_constant: bool = pc.all(pc.equal(column, column[0])).as_py()
+    return is_constant
 
 
 def _pick(rows: Rows, order: pa.Array) -> pa.Array:

@@ -8,13 +8,13 @@ from tests.recorded.checks.anomaly import Anomaly
 from tests.recorded.history import Call, History
 
 BEFORE_S, AFTER_S = 10.0, 3.0
-"""Lines of a stream's lendings that are nearer than that to a line about the anomaly are told too."""
+"""Lines of a stream's lendings that are nearer than that to a line about the anomaly are reported, too."""
 
-MOST = 60
+MAX_LINES = 60
 
 
-def story(history: History, anomaly: Anomaly) -> list[str]:
-    """Lines with the time of the wall clock, at most `MOST` of them."""
+def report_lines(history: History, anomaly: Anomaly) -> list[str]:
+    """Lines with the time of the wall clock, at most `MAX_LINES` of them."""
     about = [*_of_messages(history, anomaly), *_of_calls(history, anomaly)]
     times = [at for at, _ in about]
     reported = about + [
@@ -24,7 +24,7 @@ def story(history: History, anomaly: Anomaly) -> list[str]:
     ]
     reported.sort()
     lines = [f"    {at:.3f}  {line}" for at, line in reported]
-    return lines if len(lines) <= MOST else [*lines[: MOST // 2], "    ...", *lines[-MOST // 2 :]]
+    return lines if len(lines) <= MAX_LINES else [*lines[: MAX_LINES // 2], "    ...", *lines[-MAX_LINES // 2 :]]
 
 
 def _of_messages(history: History, anomaly: Anomaly) -> Iterator[tuple[float, str]]:

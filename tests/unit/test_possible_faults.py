@@ -9,7 +9,7 @@ import pytest
 
 from tools.mutations import sample
 from tools.mutations.entries import EQUIVALENT
-from tools.mutations.places import find_faults
+from tools.mutations.possible_faults import find_faults
 from tools.mutations.sample import Nearness, draw
 
 

@@ -1,4 +1,4 @@
-"""A story's file: its steps, checked for what no story may contain; and what each thing that can happen does."""
+"""A scenario's file: its steps, checked for what no scenario may contain; and what each thing that can happen does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.scenarios.lines import BadLine
 from tests.scenarios.stage import Stage
 
 
-class BadStory(Exception):
-    """A file that is no story: says where, and what is wrong."""
+class InvalidScenario(Exception):
+    """A file that is no scenario: says where, and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Scenario:
     """Who is there at the beginning, and what happens."""
 
     about: str
@@ -42,30 +42,30 @@ class Story:
 
 
 def read(path: Path) -> str:
-    """Return the text of a story's file, its steps preceded by those of the `opening` that it names."""
+    """Return the text of a scenario's file, its steps preceded by those of the `opening` that it names."""
     text = path.read_text(encoding="utf-8")
     if named := re.search(r'^opening = "([\w-]+)"\n', text, re.MULTILINE):
         opening = path.parent / "openings" / f"{named[1]}.toml"
         if not opening.exists():
-            raise BadStory(f"{path.name}: there is no opening {named[1]!r}")
+            raise InvalidScenario(f"{path.name}: there is no opening {named[1]!r}")
         head, _, steps = text.replace(named[0], "", 1).partition("\n\n")
         text = f"{head}\n\n{opening.read_text(encoding='utf-8')}\n{steps}"
     return text
 
 
-def load(path: Path) -> Story:
-    """The story in the file. Raises `BadStory`."""
+def load(path: Path) -> Scenario:
+    """The scenario in the file. Raises `InvalidScenario`."""
     try:
         found = tomllib.loads(read(path))
     except tomllib.TOMLDecodeError as problem:
-        raise BadStory(f"{path.name}: {problem}") from None
+        raise InvalidScenario(f"{path.name}: {problem}") from None
     steps = found.pop("step", None)
     if not isinstance(steps, list) or not steps:
-        raise BadStory(f"{path.name}: a story without a [[step]] tells nothing")
-    head = _checked(found, Story, path.name)
+        raise InvalidScenario(f"{path.name}: a scenario without a [[step]] tells nothing")
+    head = _checked(found, Scenario, path.name)
     if missing := {"about", "conforms"} - head.keys():
-        raise BadStory(f"{path.name}: {', '.join(sorted(missing))} is missing")
-    return Story(**head, steps=tuple(_steps(steps, path.name)))  # type: ignore[arg-type]
+        raise InvalidScenario(f"{path.name}: {', '.join(sorted(missing))} is missing")
+    return Scenario(**head, steps=tuple(_steps(steps, path.name)))  # type: ignore[arg-type]
 
 
 def _steps(found: list[dict[str, object]], name: str) -> list[Step]:
@@ -75,21 +75,21 @@ def _steps(found: list[dict[str, object]], name: str) -> list[Step]:
         now = steps[-1].at if steps else 0.0
         step = Step(**{"at": now, **_checked(values, Step, where)})  # type: ignore[arg-type]
         if step.at < now:
-            raise BadStory(f"{where}: at {step.at} is before the step before it, at {now}")
+            raise InvalidScenario(f"{where}: at {step.at} is before the step before it, at {now}")
         if not step.do and step.at == now:
-            raise BadStory(f"{where}: nothing happens and no time passes")
+            raise InvalidScenario(f"{where}: nothing happens and no time passes")
         steps.append(step)
     return steps
 
 
-def _checked(values: Mapping[str, object], kind: type[Story] | type[Step], where: str) -> dict[str, object]:
+def _checked(values: Mapping[str, object], kind: type[Scenario] | type[Step], where: str) -> dict[str, object]:
     """The values with lists as tuples, if all keys are known and of their type."""
     known = {field.name: str(field.type) for field in fields(kind) if field.name != "steps"}
     if unknown := values.keys() - known.keys():
-        raise BadStory(f"{where}: unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
+        raise InvalidScenario(f"{where}: unknown: {', '.join(sorted(unknown))}; known are {', '.join(known)}")
     for key, value in values.items():
         if not _fits(value, known[key]):
-            raise BadStory(f"{where}: {key} is {value!r}, which is no {known[key]}")
+            raise InvalidScenario(f"{where}: {key} is {value!r}, which is no {known[key]}")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
@@ -107,16 +107,16 @@ Happening = Callable[[Stage, re.Match[str]], object]
 
 
 def happen(stage: Stage, text: str) -> None:
-    """Let it happen. Raises `BadStory` where nobody knows what that is."""
+    """Let it happen. Raises `InvalidScenario` where nobody knows what that is."""
     for pattern, happening in HAPPENINGS.items():
         if found := re.fullmatch(pattern, text):
             try:
                 happening(stage, found)
             except BadLine as problem:
-                raise BadStory(f"{text!r}: {problem}") from None
+                raise InvalidScenario(f"{text!r}: {problem}") from None
             stage.settle()
             return
-    raise BadStory(f"{text!r} is nothing that can happen; see README.md beside the stories")
+    raise InvalidScenario(f"{text!r} is nothing that can happen; see README.md beside the scenarios")
 
 
 def _subscribe(stage: Stage, found: re.Match[str]) -> None:

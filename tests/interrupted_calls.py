@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Broken(Exception):
+class _Interruption(Exception):
     """Exception of the signal handler."""
 
 
-def broken_off(
+def run_interrupted(
     call: Callable[[], T], place: int, *where: Path, leave_out: Collection[str] = ()
 ) -> tuple[T | None, str]:
-    """Run the call, and raise `Broken` before the `place`th executed line, from 1, of files below `where`.
+    """Run the call, and raise `_Interruption` before the `place`th executed line, from 1, of files below `where`.
 
     Return its result, None if it was interrupted, and the line, empty if fewer lines were executed. Lines that are
     `try:`, the first of a `finally:` or the end of a `with` are not counted: no signal is handled there.
@@ -43,7 +43,7 @@ def broken_off(
                 left -= 1
                 if left == 0:
                     broken = f"{frame.f_code.co_qualname} line {frame.f_lineno}"
-                    raise Broken
+                    raise _Interruption
             return trace_lines
 
         return trace_lines
@@ -51,7 +51,7 @@ def broken_off(
     sys.settrace(trace)
     try:
         return call(), broken
-    except Broken:
+    except _Interruption:
         return None, broken
     finally:
         sys.settrace(None)

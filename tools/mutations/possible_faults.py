@@ -42,7 +42,7 @@ def find_faults(file: str, source: str) -> list[Fault]:
     return sorted({Fault(file, *place) for place in found})
 
 
-_Place = tuple[int, int, str, str]
+_Edit = tuple[int, int, str, str]
 _SWAPPED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 
 # --- SQL --------------------------------------------------------------------------------------------------------------
@@ -78,14 +78,14 @@ _BOUNDARY = re.compile(r'"\s+f?"')
 """The text between two adjacent string literals of Python."""
 
 
-def _in_script(source: str) -> Iterator[_Place]:
+def _in_script(source: str) -> Iterator[_Edit]:
     for body in _BODY.finditer(source):
         yield from _in_sql(source, *body.span())
         for guard in _GUARD.finditer(source, *body.span()):
             yield (*guard.span(), "", "guard")
 
 
-def _in_sql(source: str, start: int, end: int) -> Iterator[_Place]:
+def _in_sql(source: str, start: int, end: int) -> Iterator[_Edit]:
     for lock in _LOCK.finditer(source, start, end):
         yield (*lock.span(), "", "lock")
     tokens = [(match.group().lower(), *match.span()) for match in _TOKEN.finditer(source, start, end)]
@@ -133,7 +133,7 @@ _CONSTRUCTS = re.compile(r"(?:\w+\.)*(?:_?[A-Z]\w*|partial)\(")
 _UNSEEN = {"log", "logger", "logging"}
 
 
-def _in_python(source: str) -> Iterator[_Place]:
+def _in_python(source: str) -> Iterator[_Edit]:
     python = _Python(source)
     for node in _seen(ast.parse(source)):
         match node:
@@ -166,7 +166,7 @@ class _Python:
     def _at(self, line: int, column_bytes: int) -> int:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column_bytes].decode())
 
-    def conjuncts(self, node: ast.BoolOp) -> Iterator[_Place]:
+    def conjuncts(self, node: ast.BoolOp) -> Iterator[_Edit]:
         """Yield each operand that can be left out, except those that bind a name for the others."""
         for value in node.values:
             if not _gives_names(value):
@@ -174,7 +174,7 @@ class _Python:
                 text = ast.unparse(rest[0] if len(rest) == 1 else ast.BoolOp(ast.And(), rest))
                 yield (*self.span(node), f"({text})", "conjunct")
 
-    def comparisons(self, node: ast.Compare) -> Iterator[_Place]:
+    def comparisons(self, node: ast.Compare) -> Iterator[_Edit]:
         """Yield each comparison operator that has a boundary."""
         operands = [self.span(operand) for operand in (node.left, *node.comparators)]
         for (_, begin), (end, _) in () if _CLOCK.search(ast.unparse(node)) else pairwise(operands):
@@ -182,7 +182,7 @@ class _Python:
             if (sign := between.strip("() \n")) in _SWAPPED:
                 yield (begin, end, between.replace(sign, _SWAPPED[sign]), "comparison")
 
-    def guards(self, node: ast.If) -> Iterator[_Place]:
+    def guards(self, node: ast.If) -> Iterator[_Edit]:
         """Yield each short `if` that returns, continues, breaks or raises; not an `elif` or an internal assertion."""
         last = node.body[-1]
         leaves = isinstance(last, ast.Return | ast.Continue | ast.Break | ast.Raise) and len(node.body) <= 3
@@ -191,7 +191,7 @@ class _Python:
         if leaves and not (node.orelse or is_assertion or _gives_names(node.test)) and self._source[begin] == "i":
             yield (begin, end, "pass", "guard")
 
-    def reads(self, block: Sequence[ast.stmt]) -> Iterator[_Place]:
+    def reads(self, block: Sequence[ast.stmt]) -> Iterator[_Edit]:
         """Yield adjacent statements that read shared state and do not depend on each other."""
         for first, second in pairwise(block):
             if _is_read(first) and _is_read(second) and _are_independent(first, second):

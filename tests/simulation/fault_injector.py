@@ -37,7 +37,7 @@ _ORDER_EVERY_S = 6.0
 _MAX_AGENTS = 5
 
 
-class Troubles:
+class FaultInjector:
     """Each run has its own mixture: a third of the kinds never comes, so that the others come more often."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -170,7 +170,7 @@ class Troubles:
                 self._world.say("database", f"is down for {duration_s:.1f} s")
                 for node in self._simulation.nodes:
                     node.way.down(duration_s)
-                self._simulation.lock_troubles.restart()
+                self._simulation.lock_fault_injector.restart()
             case "rolling":
                 self._world.say("operator", "restarts all nodes, one after the other")
                 for turn, node in enumerate(self._simulation.nodes):
@@ -281,7 +281,9 @@ class Troubles:
         if done == self._simulation.streams.streams[stream_id].head or writes:
             return
         entry = ForceRelease(stream_id, row.grant_id, "by hand")
-        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
+        result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), needs_stream_sync=False)])[
+            0
+        ]
         if not result.has_stale_term and result.results[0].outcome is LendingOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
             self._simulation.checkers.deliveries.taken(group_id, stream_id, row.grant_id)

@@ -12,10 +12,10 @@ from tests.simulation.world import Weather
 def test_the_last_node_stays_once_the_faults_are_over(kind: str) -> None:
     for seed in range(40):
         simulation = Simulation(seed)
-        simulation.troubles.begin(until=0.0)
+        simulation.fault_injector.begin(until=0.0)
         for node in simulation.nodes:
             for _ in range(8):
-                simulation.troubles.befall_node(node, kind)
+                simulation.fault_injector.befall_node(node, kind)
         simulation.world.weather = Weather.calm()
         for node in simulation.nodes:
             node.start()

@@ -1,7 +1,7 @@
-"""Sends notifications until it is killed: `python -m tests.processes.telling DRIVER DATABASE ENDPOINT NAME [fork]`.
+"""Sends notifications until it is killed: `python -m tests.processes.notification_sender DRIVER URL ENDPOINT NAME`.
 
-Every few milliseconds `NAME 0`, `NAME 1`, ... With `fork` it has a child that does nothing and outlives it: the copies
-of what was open stay open.
+Every few milliseconds `NAME 0`, `NAME 1`, ... With a further argument `fork` it has a child that does nothing and
+outlives it: the copies of what was open stay open.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ CHILD_LIVES_S = 30
 
 
 def main(driver: str, url: str, endpoint: str, name: str, fork: str = "") -> None:
-    outlet = load_driver(driver)(url).open_sender([endpoint])
+    sender = load_driver(driver)(url).open_sender([endpoint])
     number = 0
     while True:
-        outlet.send(f"{name} {number}".encode())
+        sender.send(f"{name} {number}".encode())
         number += 1
         if fork and number == 100:
             child = os.fork()
