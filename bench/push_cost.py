@@ -40,15 +40,15 @@ BLOCK = 1000
 TOPIC = "t"
 DRIVER = "postgres"
 TARGET = 0.9
-NEWS_S = 20.0
+NOTIFY_S = 20.0
 """Time within which a publisher must have begun to notify the node."""
 PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
-PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
-of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages of {value}
-bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
+PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is
+notified of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages of
+{value} bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
 {rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share the
-machine, so that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
-RECEIVED = """*Heard*: the news wakes, besides the node, {listeners} processes that hear it
+machine, so that what the node does with them is in the figure too. Ratios are medians of the rounds' ratios."""
+RECEIVED = """*Direct*: the notifications wake, besides the node, {listeners} processes that listen
 [themselves](notifications.md#direct-listeners), on the same machine. """
 
 
@@ -91,13 +91,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench push_cost", description=__doc__)
-    parser.add_argument("--driver", default=DRIVER, help="how the node that is told listens")
+    parser.add_argument("--driver", default=DRIVER, help="how the node listens")
     parser.add_argument("--messages", type=int, default=1_000_000, help="by columns, per round and side")
     parser.add_argument("--calls", type=int, default=100_000, help="one by one, per round and side")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument(
-        "--listeners", type=int, default=DEFAULT_LISTENER_SLOTS, help="processes that hear the news as well"
-    )
+    parser.add_argument("--listeners", type=int, default=DEFAULT_LISTENER_SLOTS, help="processes that listen as well")
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     return parser.parse_args(arguments)
@@ -117,45 +115,45 @@ def _sides(
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
     if driver == DRIVER and listeners:
-        urls["heard"] = postgres.database(server, 5)
+        urls["direct"] = postgres.database(server, 5)
     for name, url in urls.items():
         opened.enter_context(node(url, POLL if name == "off" else driver, directory / f"{name}.log"))
     sides = {name: Side(url) for name, url in urls.items()}
     for side in sides.values():
         opened.callback(side.publisher.close)
     for name in tuple(sides)[1:]:
-        _await_news(sides[name], urls[name], driver)
-    if "heard" in urls:
-        _listen(opened, urls["heard"], listeners)
+        _await_notification(sides[name], urls[name], driver)
+    if "direct" in urls:
+        _listen(opened, urls["direct"], listeners)
     return sides, opened.enter_context(connect(server))
 
 
 def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
-    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `NEWS_S`."""
+    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `NOTIFY_S`."""
     command = [sys.executable, "-m", "bench._listener", url]
     for _ in range(listeners):
         process = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=report.ROOT))
         assert process.stdin is not None
         opened.callback(process.stdin.close)
-    deadline = time.monotonic() + NEWS_S
+    deadline = time.monotonic() + NOTIFY_S
     listening = """
     select count(*) from pg_stat_activity where application_name = 'sublet direct listener' and query like 'listen%'"""
     with connect(url) as conn:
         while conn.execute(listening).fetchone() != (listeners,):
             if time.monotonic() > deadline:
-                raise LeftOut(f"fewer than {listeners} processes listen {NEWS_S:g} s after they were started.")
+                raise LeftOut(f"fewer than {listeners} processes listen {NOTIFY_S:g} s after they were started.")
             time.sleep(0.1)
 
 
-def _await_news(side: Side, url: str, driver: str) -> None:
-    """Publish until the node is notified; with a driver whose notifications no other process can see, for `NEWS_S`."""
-    deadline = time.monotonic() + NEWS_S
+def _await_notification(side: Side, url: str, driver: str) -> None:
+    """Publish until the node is notified; for `NOTIFY_S` with a driver whose notifications only the node receives."""
+    deadline = time.monotonic() + NOTIFY_S
     if driver == DRIVER:
         if not any(_received(side, url, deadline)):
-            raise LeftOut(f"publishers told the node nothing within {NEWS_S:g} s of publishing.")
+            raise LeftOut(f"publishers did not notify the node within {NOTIFY_S:g} s of publishing.")
     elif registry.load_driver(driver)(url).capabilities.is_push:
         while time.monotonic() < deadline:
-            side.calls([b"news"])
+            side.calls([b"notify"])
             time.sleep(0.1)
 
 
@@ -163,7 +161,7 @@ def _received(side: Side, url: str, deadline: float) -> Iterator[bool]:
     with connect(url) as conn:
         conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(resolve_schema_name()))))
         while time.monotonic() < deadline:
-            side.calls([b"news"])
+            side.calls([b"notify"])
             yield any(True for _ in conn.notifies(timeout=0.1, stop_after=1))
 
 
@@ -191,9 +189,9 @@ def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series
 def _notify(options: argparse.Namespace, series: Series) -> None:
     claims = [Claim(f"{PATHS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in PATHS]
     received = ""
-    if "columns heard" in series.rates:
+    if "columns direct" in series.rates:
         received = RECEIVED.format(listeners=options.listeners)
-        claims += [Claim(f"{PATHS[way]}: push, heard / none", f"{way} heard", f"{way} off", TARGET) for way in PATHS]
+        claims += [Claim(f"{PATHS[way]}: push, direct / none", f"{way} direct", f"{way} off", TARGET) for way in PATHS]
     settings = {
         "driver": options.driver,
         "messages": options.messages,

@@ -39,8 +39,11 @@ MAX_LISTED = 5
 
 
 class OutboxRelay(StoppableThread):
-    """A thread. `term` returns the term under which this node leads the maintenance at this moment, None if it does
-    not. `on_connected` is called with the name and the connection, each time that it connects."""
+    """The thread that moves the messages.
+
+    `term` returns the term under which this node leads the maintenance at this moment, None if it does not.
+    `on_connected` is called with the name and the connection, each time that it connects.
+    """
 
     def __init__(
         self,
