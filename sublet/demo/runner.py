@@ -29,6 +29,7 @@ from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.overview_model import GroupOverview
 from sublet_storage.producer import Publisher
+from sublet_storage.util.name_list import format_names
 
 TASKS = 4
 NODES = ("demo-1", "demo-2")
@@ -79,9 +80,8 @@ def _make_empty_directory(directory: Path) -> Path:
             f"--keep {str(directory)!r}: {error.strerror}. Name a directory that can be written."
         ) from None
     if entries:
-        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         raise UsageError(
-            f"--keep {str(directory)!r}: it holds {', '.join(entries[:3])}{more}, and the demo's records need a "
+            f"--keep {str(directory)!r}: it holds {format_names(entries, 3)}, and the demo's records need a "
             "directory to themselves. Name one that is new or empty."
         )
     return directory

@@ -247,6 +247,26 @@ def test_maintenance_goes_on_over_another_connection(
         keeper.stop()
 
 
+def test_an_unforeseen_error_does_not_end_a_job(database: str, term: int) -> None:
+    connected: list[str] = []
+
+    def fail_at_first(name: str, _: object) -> None:
+        connected.append(name)
+        if connected.count(name) == 1:
+            raise RuntimeError("unforeseen")
+
+    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, 0.05, on_connected=fail_at_first)
+    relay = OutboxRelay(database, lambda: term, fail_at_first)
+    keeper.start()
+    relay.start()
+    try:
+        jobs = ("sublet maintenance", "sublet payloads", "sublet relay")
+        eventually(lambda: all(connected.count(name) > 1 for name in jobs), WAIT_S)
+    finally:
+        keeper.stop()
+        relay.stop()
+
+
 @pytest.mark.conforms("A8")
 def test_health_shows_a_silent_connection_of_a_job(
     database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import StaleTerm, SubletError, format_error
+from sublet_leader.jobs.maintenance_thread import MaintenanceThread
+from sublet_protocol.domain.errors import StaleTerm, format_error
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
@@ -32,7 +33,6 @@ from sublet_storage.spaces import (
 )
 from sublet_storage.spaces.routing import Space
 from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
-from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -51,9 +51,6 @@ MAX_LISTED = 5
 
 RETRY_INTERVAL_S = 600.0
 """After which time a step that fails in each pass with the same cause is logged again."""
-
-PASS_NAME = "maintenance pass"
-
 
 Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
 """A pass, step by step, each with its name; a failed step does not stop the next."""
@@ -85,8 +82,8 @@ class MaintenanceRunner:
         )
         payloads = partial(_list_payload_steps, grace_s=grace_s)
         self._keepers = [
-            _MaintenanceThread(url, term, every_s, "sublet-maintenance", house, on_connected),
-            _MaintenanceThread(url, term, every_s, "sublet-payloads", payloads, on_connected),
+            _PassThread("sublet maintenance", url, term, every_s, on_connected, house),
+            _PassThread("sublet payloads", url, term, every_s, on_connected, payloads),
         ]
 
     def start(self) -> None:
@@ -100,41 +97,24 @@ class MaintenanceRunner:
             keeper.stop(0)
 
 
-class _MaintenanceThread(StoppableThread):
+class _PassThread(MaintenanceThread):
     """A thread that repeats its pass."""
 
     def __init__(
         self,
+        name: str,
         url: str,
         term: Callable[[], int | None],
         every_s: float,
-        name: str,
-        steps: Steps,
         on_connected: Callable[[str, BoundedConnection], object],
+        steps: Steps,
     ) -> None:
-        super().__init__(name)
-        self._url, self._term, self._every_s, self._steps = url, term, every_s, steps
-        self._on_connected = on_connected
-        self._quiet = LogThrottle(RETRY_INTERVAL_S)
+        super().__init__(
+            name, partial(connect, url, lock_timeout_s=2.0, silence_s=SILENCE_S), term, every_s, on_connected
+        )
+        self._steps, self._quiet = steps, LogThrottle(RETRY_INTERVAL_S)
 
-    def run(self) -> None:
-        name = self.name.replace("-", " ")
-        while not self.sleep(self._every_s):
-            term = self._term()
-            if term is None:
-                continue
-            try:
-                with connect(self._url, application_name=name, lock_timeout_s=2.0, silence_s=SILENCE_S) as connection:
-                    self._on_connected(name, connection)
-                    self._run_steps(connection, term)
-                self._log_recovered([PASS_NAME])
-            except StaleTerm as over:
-                log.info("maintenance leadership lost, pass ended: %s", over)
-            except (SubletError, psycopg.Error) as error:
-                if (suppressed := self._quiet.acquire(PASS_NAME, error_signature(error))) is not None:
-                    log.warning("maintenance pass failed, retrying: %s%s", error, format_suppressed_count(suppressed))
-
-    def _run_steps(self, connection: psycopg.Connection[Any], term: int) -> None:
+    def _work(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
             leadership.check_term(inside, MAINTENANCE, term)
 
@@ -154,7 +134,7 @@ class _MaintenanceThread(StoppableThread):
                     failed.append(f"{name}: {format_error(error)}{format_suppressed_count(suppressed)}")
             else:
                 done.append(name)
-        self._log_recovered(done)
+        self._log_recovered([*done, self._job])
         if failed:
             remark = ["and so on"] if failed[MAX_LISTED:] else []
             log.warning(

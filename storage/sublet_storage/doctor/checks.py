@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
@@ -23,6 +23,7 @@ from sublet_storage.groups.status.diagnosis import parse_lower_head
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.node_directory import list_nodes
+from sublet_storage.util.name_list import MAX_NAMED, format_names
 
 MIN_VERSION = 150_000
 SKEW_S = 1.0
@@ -33,7 +34,6 @@ MAX_QUEUE_SHARE = 0.1
 """The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
 MAX_TRANSACTION_S = 600.0
 """How long an open transaction may keep the server from vacuuming what was changed since."""
-MAX_NAMED = 5
 
 _READ_ONLY = """
 select source, case source
@@ -158,7 +158,7 @@ def _check_access(connection: Connection) -> DoctorFinding:
     stored = read_rules(connection)
     if stored.unreadable:
         detail = f"{len(stored.unreadable)} rows of table access are no rules, and allow nothing: "
-        detail += _format_names([f"{each.row!r} by {each.granted_by}" for each in stored.unreadable])
+        detail += format_names([f"{each.row!r} by {each.granted_by}" for each in stored.unreadable])
         hint = "`sublet access list` says why; the function revoke_access takes one away."
         return DoctorFinding("access", Severity.WARNING, detail, hint)
     return DoctorFinding("access", Severity.OK, f"{len(stored.rules)} rules, and nodes can read all of them")
@@ -193,7 +193,7 @@ def _check_isolation(connection: Connection) -> DoctorFinding:
     ).fetchall()
     deviations = [f"{level} of {owner}" for owner, level in rows if level != ISOLATION]
     if deviations:
-        detail = f"{ISOLATION}; {_format_names(deviations)} is used by nothing of sublet's"
+        detail = f"{ISOLATION}; {format_names(deviations)} is used by nothing of sublet's"
         return DoctorFinding("isolation", Severity.OK, detail)
     return DoctorFinding("isolation", Severity.OK, ISOLATION)
 
@@ -255,7 +255,7 @@ def _check_nodes(connection: Connection, protocol_version: int) -> DoctorFinding
     )
     undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
     if not nodes and undo:
-        detail = f"no node is there that may lead: an operator has drained {_format_names(drained)}"
+        detail = f"no node is there that may lead: an operator has drained {format_names(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
         return DoctorFinding("nodes", Severity.ERROR, detail, hint)
     if not nodes:
@@ -263,13 +263,13 @@ def _check_nodes(connection: Connection, protocol_version: int) -> DoctorFinding
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     other_nodes = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if other_nodes:
-        detail = f"of another protocol version than this release's ({protocol_version}): {_format_names(other_nodes)}"
+        detail = f"of another protocol version than this release's ({protocol_version}): {format_names(other_nodes)}"
         return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
-    detail = f"{len(nodes)}: {_format_names([name for name, _ in versions])}"
+    detail = f"{len(nodes)}: {format_names([name for name, _ in versions])}"
     if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:
-        detail += f"; others reach without TLS: {_format_names(plain)}"
+        detail += f"; others reach without TLS: {format_names(plain)}"
         return DoctorFinding("nodes", Severity.WARNING, detail, "Start them with --tls-cert and --tls-key.")
-    detail += f"; drained: {_format_names(drained)}" if drained else ""
+    detail += f"; drained: {format_names(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
@@ -320,7 +320,7 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
 def _check_leaderless_groups(connection: Connection) -> DoctorFinding:
     groups = find_leaderless_groups(connection)
     if groups.total:
-        detail = f"{groups.total} have consumers and no leader: {_format_names(groups.names, groups.total)}"
+        detail = f"{groups.total} have consumers and no leader: {format_names(groups.names, total=groups.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
         return DoctorFinding("groups", Severity.WARNING, detail, hint)
     return DoctorFinding("groups", Severity.OK, "each that has consumers is led")
@@ -335,7 +335,7 @@ def _check_blocked_streams(connection: Connection) -> DoctorFinding:
     ).fetchall()
     if rows:
         name, stream_id, reason = rows[0]
-        detail = f"{len(rows)} are blocked: {_format_names([f'{stream} of {group}' for group, stream, _ in rows])}"
+        detail = f"{len(rows)} are blocked: {format_names([f'{stream} of {group}' for group, stream, _ in rows])}"
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
         target = "--to-current" if (head := parse_lower_head(reason)) is None else f"--to-offset {head}"
         reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
@@ -351,7 +351,7 @@ def _check_unreadable_streams(connection: Connection) -> DoctorFinding:
     ).fetchall()
     if rows:
         detail = f"{len(rows)} streams cannot be read on by who holds them: "
-        detail += _format_names([f"{stream} of {group}" for group, stream in rows])
+        detail += format_names([f"{stream} of {group}" for group, stream in rows])
         return DoctorFinding(
             "reading", Severity.ERROR, detail, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
         )
@@ -364,7 +364,7 @@ def _check_paused_groups(connection: Connection) -> DoctorFinding:
         " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
-        detail = f"{len(rows)} groups are paused: {_format_names([name for (name,) in rows])}"
+        detail = f"{len(rows)} groups are paused: {format_names([name for (name,) in rows])}"
         return DoctorFinding(
             "pauses", Severity.WARNING, detail, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
@@ -374,12 +374,7 @@ def _check_paused_groups(connection: Connection) -> DoctorFinding:
 def _check_lag(connection: Connection) -> DoctorFinding:
     if waiting := list_unconsumed_groups(connection):
         detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
-        detail += _format_names([f"{name} ({lag})" for name, lag in waiting])
+        detail += format_names([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
         return DoctorFinding("lag", Severity.WARNING, detail, hint)
     return DoctorFinding("lag", Severity.OK, "no group has messages that nobody is there for")
-
-
-def _format_names(names: Sequence[str], total: int | None = None) -> str:
-    unnamed = (len(names) if total is None else total) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -23,7 +23,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
 from sublet_storage.db.connect import REJECTED, resolve_schema_name
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import read_matching_filters
 
 BEFORE_COMMIT_S = 10.0
 """How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: a frozen client
@@ -295,12 +295,10 @@ def read_lagging_streams(
     """Return {stream: what the session's group has before it}, of those that it has something before it in, also where
     no leader has made a row yet. What a session is to have read that ends when it has had all there was is known by
     this."""
-    matching = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text, %s::bigint, %s::text[], %s::text[])")
-    filters = (
-        [filter.text for filter, is_current in matching.items() if is_current],
-        [filter.text for filter in matching],
-    )
+    filters = read_matching_filters(conn, filter)
     identity = (group_id, session.name, session.epoch)
-    rows = conn.execute(call.format(sql.Identifier(resolve_schema_name(schema))), (*identity, *filters))
+    rows = conn.execute(
+        call.format(sql.Identifier(resolve_schema_name(schema))), (*identity, filters["open"], filters["closed"])
+    )
     return {row[0]: LaggingStream(*row) for row in rows}

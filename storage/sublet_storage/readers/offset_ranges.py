@@ -9,21 +9,14 @@ import psycopg
 
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.spaces.space_queries import read_generation_filters
-
-_POSITION = """
-  case %({bound})s when 'earliest' then 0
-       when 'latest' then s.head
-       when 'offset' then least(%({bound}_value)s::bigint, s.head)
-       else coalesce(offset_at_time(s.generation_id, s.stream_id,
-         timestamptz 'epoch' + %({bound}_value)s::bigint * interval '1 microsecond'), s.head) end"""
+from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET, read_matching_filters
 
 _OFFSET_RANGES = f"""
 select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
-       {_POSITION.format(bound="start")}, {_POSITION.format(bound="end")}
+       {STARTING_OFFSET.format(policy="start", value="start_value")},
+       {STARTING_OFFSET.format(policy="end", value="end_value")}
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
- where n.state <> 'gone'
-   and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+ where n.state <> 'gone' and {MAY_MATCH}
  order by s.generation_id, s.stream_id"""
 
 
@@ -45,14 +38,11 @@ def list_offset_ranges(
     conn: psycopg.Connection[Any], filter: TopicFilter, start: StartingPosition, end: StartingPosition
 ) -> list[OffsetRange]:
     """Return what lies between the two in all streams that retention has left and that can match, open or closed, in
-    the order of their generations; all of one snapshot. A time is that of the first message that was appended then or
-    later."""
+    the order of their generations; all of one snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        filters = read_generation_filters(conn).matching(filter)
         parameters = {
-            "open": [filter.text for filter, now in filters.items() if now],
-            "closed": [filter.text for filter in filters],
+            **read_matching_filters(conn, filter),
             "start": start.policy,
             "start_value": start.value,
             "end": end.policy,

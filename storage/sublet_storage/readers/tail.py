@@ -22,18 +22,17 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.log.complete_epoch_filter import ExcludedEpochs
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.spaces.routing import find_candidate_filters
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import MAY_MATCH, read_matching_filters
 
 TailStart = str | int | datetime | Bookmark
 """Where to begin in the streams there are: `earliest`, `latest`, an offset, a time (of the database's clock), or where
 an earlier reader of the same filter was."""
 
-_STREAMS = """
+_STREAMS = f"""
 select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents, s.space_id,
        s.upper_frontier
   from stream s join generation n using (generation_id)
- where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
-   and s.stream_id > %(after)s
+ where {MAY_MATCH} and s.stream_id > %(after)s
  order by s.generation_id, s.stream_id"""
 
 _NEWEST = "select coalesce(max(stream_id), 0) from stream"
@@ -358,12 +357,7 @@ def list_matching_streams(
     lost."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        filters = read_generation_filters(conn).matching(filter)
-        parameters = {
-            "open": [filter.text for filter, now in filters.items() if now],
-            "closed": [filter.text for filter in filters],
-            "after": after_stream_id,
-        }
+        parameters = {**read_matching_filters(conn, filter), "after": after_stream_id}
         cursors = [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
         ((newest,),) = conn.execute(_NEWEST).fetchall()
         return MatchingStreams(cursors, newest, [] if known is None else _list_lost(conn, filter, known))

@@ -13,11 +13,11 @@ from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.spaces.routing import Space
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import UNNOTICED_STREAMS, read_generation_filters, to_pairs
+from sublet_storage.util.name_list import format_names
 
 RECENT_WINDOW_S = 3600.0
 """A producer that has published within this time counts as a user of the space."""
-MAX_NAMED = 5
 MAX_LOSSES = 20
 
 _MESSAGES = """
@@ -31,19 +31,13 @@ select c.group_id, c.kind, c.name, c.filter, count(l.stream_id) filter (where l.
  where c.deleted_at is null group by c.group_id order by c.name, c.filter, c.kind"""
 
 # As lag is counted (sublet_storage.groups.status.overview). A blocked stream's messages are unread as well.
-_UNREAD = """
+_UNREAD = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position
     from lending l join stream s using (stream_id) join consumer_group c using (group_id)
    where s.space_id = %(space)s and c.deleted_at is null
   union all
-  select u.group_id, s.stream_id, 'new', 0
-    from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
-    join consumer_group c using (group_id)
-    join generation n on n.space_id = %(space)s and n.filter = u.filter
-                     and n.generation_id > c.after_generation
-    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
-   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id))
+  select u.group_id, s.stream_id, 'new', 0{UNNOTICED_STREAMS} and n.space_id = %(space)s)
 select line.group_id, count(*), sum(s.head - line.position)
   from line join stream s using (stream_id) join generation n using (generation_id)
  where n.state <> 'gone' and line.status <> 'finished' and line.position < s.head
@@ -101,8 +95,8 @@ class SpaceUsers:
         groups = [f"{group.subscription} ({group.granted_streams} of its streams granted)" for group in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
-            *([f"groups use it: {_format_names(groups)}"] if groups else []),
-            *([f"producers publish to it: {_format_names(self.producers)}"] if self.producers else []),
+            *([f"groups use it: {format_names(groups)}"] if groups else []),
+            *([f"producers publish to it: {format_names(self.producers)}"] if self.producers else []),
         ]
 
 
@@ -150,11 +144,7 @@ def _count_unread(
     conn: psycopg.Connection[Any], space: Space, filters_by_group: Mapping[int, Mapping[TopicFilter, bool]]
 ) -> dict[int, tuple[int, int]]:
     """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
-    pairs = [
-        (group, filter.text, match) for group, matches in filters_by_group.items() for filter, match in matches.items()
-    ]
-    groups, filters, matching = map(list, zip(*pairs, strict=True)) if pairs else ([], [], [])
-    parameters = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}
+    parameters = {"space": space.space_id, "oldest": 0, **to_pairs(filters_by_group)}
     rows = conn.execute(_UNREAD, parameters).fetchall()
     return {group_id: (streams, int(messages)) for group_id, streams, messages in rows}
 
@@ -167,8 +157,3 @@ def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
             "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
             "that are behind are blocked, and publishers that are bound to it are refused."
         )
-
-
-def _format_names(names: tuple[str, ...] | list[str]) -> str:
-    suffix = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + suffix

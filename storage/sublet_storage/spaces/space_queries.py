@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -30,6 +31,29 @@ with recursive filled as (
 select f.filter, exists (select from generation g where g.filter = f.filter and g.state = 'open'),
        (select max(generation_id) from generation)
   from filled f where f.filter is not null"""
+
+# `oldest` states by a value what the planner cannot estimate of a column: how few generations are newer.
+UNNOTICED_STREAMS = """
+    from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
+         as u (group_id, filter, matching)
+    join consumer_group g using (group_id)
+    join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id > %(oldest)s
+    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
+   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)"""
+"""Streams that came after a group began and that no leader has noticed: the next one makes rows at 0 for them. With
+`to_pairs` as parameters, and `oldest`: all come after this generation."""
+
+MAY_MATCH = "n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)"
+"""Whether stream `s` of generation `n` may have messages that match: with `read_matching_filters` as parameters."""
+
+STARTING_OFFSET = """case %({policy})s
+           when 'earliest' then 0
+           when 'offset' then least(%({value})s::bigint, s.head)
+           when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
+             timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'), s.head)
+           else s.head end"""
+"""The offset of a `StartingPosition` in stream `s`, given the names of its parameters. A time is that of the first
+message that was appended then or later."""
 
 _FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where dropped_at is null"
 
@@ -84,6 +108,26 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
         open=frozenset(TopicFilter(text) for text, open, _ in rows if open),
         newest_generation_id=max((newest for _, _, newest in rows), default=0),
     )
+
+
+def read_matching_filters(conn: psycopg.Connection[Any], filter: TopicFilter) -> dict[str, list[str]]:
+    """Return the filters of generations with messages that match, of those that get such messages now (`open`), and of
+    all (`closed`)."""
+    matching = read_generation_filters(conn).matching(filter)
+    return {
+        "open": [filter.text for filter, is_current in matching.items() if is_current],
+        "closed": [filter.text for filter in matching],
+    }
+
+
+def to_pairs(filters_by_group: Mapping[int, Mapping[TopicFilter, bool]]) -> dict[str, list[Any]]:
+    """Return the parameters of `UNNOTICED_STREAMS`, from what `GenerationTopicFilters.matching` has of each group."""
+    pairs = [(group, filter, match) for group, each in filters_by_group.items() for filter, match in each.items()]
+    return {
+        "pair_groups": [group for group, _, _ in pairs],
+        "filters": [filter.text for _, filter, _ in pairs],
+        "matching": [matching for _, _, matching in pairs],
+    }
 
 
 def _make_space(space_id: int, name: str, filter: str, *settings: Any) -> Space:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -261,6 +261,19 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 @contextmanager
+def handle_signals(
+    handler: Callable[[int, FrameType | None], None], numbers: Iterable[int] = (signal.SIGINT, signal.SIGTERM)
+) -> Iterator[None]:
+    """Call `handler` for these signals within the block."""
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous_handler in previous_handlers.items():
+            signal.signal(number, previous_handler)
+
+
+@contextmanager
 def defer_signals() -> Iterator[None]:
     """Finish this block before a signal ends the command; a second signal interrupts it.
 
@@ -274,12 +287,10 @@ def defer_signals() -> Iterator[None]:
             raise SignalReceived(number)
 
     heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-    previous_handlers = {number: signal.signal(number, note) for number in heeded}
     try:
-        yield
+        with handle_signals(note, heeded):
+            yield
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
         if received:
             raise SignalReceived(received[0])
 

@@ -29,6 +29,11 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
+def format_seconds(seconds: float | None) -> str | None:
+    """Return a duration in seconds, rounded."""
+    return None if seconds is None else f"{seconds:.0f} s"
+
+
 def bytes_to_json(data: bytes | None) -> Any:
     """Return bytes as text where they are UTF-8, else as `{"base64": ...}`."""
     if data is None:

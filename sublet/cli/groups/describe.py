@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sublet.cli.base.command import CommandContext, command, command_group
-from sublet.cli.base.text_conversion import GroupName, format_ranges, format_utc
+from sublet.cli.base.text_conversion import GroupName, format_ranges, format_seconds, format_utc
 from sublet.cli.groups import control, create_delete, history, progress_transfer, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
@@ -91,7 +91,7 @@ def describe(
                 stream.position,
                 stream.head,
                 "?" if stream.lag is None else stream.lag,
-                _format_seconds(stream.age_s),
+                format_seconds(stream.age_s),
                 stream.head_state,
                 _format_owner(stream),
             )
@@ -162,14 +162,14 @@ def _format_overview(overview: GroupOverview, standby: list[dict[str, Any]] | No
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
     lines += [f"  {_format_member(each)}: stands by" for each in standby or ()]
     for retained in overview.reserved_sessions:
-        remaining = _format_seconds(retained.remaining_s)
+        remaining = format_seconds(retained.remaining_s)
         lines.append(f"reserved for {retained.session}, {remaining} more: {len(retained.streams)} streams")
     lines += [f"epochs   {_format_epochs(frontier)}" for frontier in overview.epochs]
     for stream in overview.streams:
         if stream.status == "blocked":
             lines.append(f"blocked  stream {stream.stream_id}: {stream.blocked_reason or 'no reason is recorded'}")
         if stream.unreadable_reason is not None:
-            duration = _format_seconds(stream.unreadable_s)
+            duration = format_seconds(stream.unreadable_s)
             lines.append(f"unreadable stream {stream.stream_id}, for {duration}: {stream.unreadable_reason}")
     return [*lines, ""]
 
@@ -243,10 +243,6 @@ def _format_lag(overview: GroupOverview) -> str:
     if overview.unknown_lag_count:
         return f"{overview.known_lag} and unknown on {overview.unknown_lag_count} streams"
     return str(overview.known_lag)
-
-
-def _format_seconds(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds:.0f} s"
 
 
 _GROUPS = {

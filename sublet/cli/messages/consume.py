@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext, Nodes, command
+from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
 from sublet.cli.groups.names import parse_typed, resolve_subscription
 from sublet.cli.messages.message_printer import MessagePrinter
 from sublet_protocol.domain.errors import ProtocolMismatch, Unavailable
@@ -229,12 +228,8 @@ def _drain_on_signals(session: Session) -> Iterator[list[int]]:
         signals.append(number)
         session.drain()
 
-    previous_handlers = {number: signal.signal(number, drain) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handle_signals(drain):
         yield signals
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
 
 
 COMMANDS = {"consume": command(consume)}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from sublet.cli.base.command import CommandContext, Nodes, command
+from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import check_topic
 
@@ -85,7 +85,8 @@ def publish(
 
     if topic is not None:
         check_topic(topic)  # of an empty input nothing would
-    with _open_publisher(cli, nodes) as make, _open_input(file) as source, _handle_signals() as interruption:
+    interruption = InputSignalHandler()
+    with _open_publisher(cli, nodes) as make, _open_input(file) as source, handle_signals(interruption):
         if sys.stdin.isatty() and file is None:
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
@@ -179,17 +180,6 @@ def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Ca
         return
     with cli.open_database() as database:
         yield partial(Publisher, database.url)
-
-
-@contextmanager
-def _handle_signals() -> Iterator[InputSignalHandler]:
-    interruption = InputSignalHandler()
-    previous_handlers = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield interruption
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

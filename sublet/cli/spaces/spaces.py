@@ -118,8 +118,8 @@ def list_(cli: CommandContext) -> None:
         )
         return
     rows = [
-        (s.name, s.filter, s.shards, *map(_format_duration, (s.retention_s, s.rollover_s)), s.compression,
-         s.payload_location, _format_duration(s.tier_after_s))
+        (s.name, s.filter, s.shards, *map(text_conversion.format_seconds, (s.retention_s, s.rollover_s)), s.compression,
+         s.payload_location, text_conversion.format_seconds(s.tier_after_s))
         for s in spaces
     ]  # fmt: skip
     settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
@@ -169,10 +169,6 @@ def reshard(
 
     space = apply_change(cli, partial(change, name=name, shards=text_conversion.parse_int("SHARDS", shards)))
     print_space(cli, space, f"The space {space.name} has {space.shards} streams.")
-
-
-def _format_duration(seconds: int | None) -> str | None:
-    return None if seconds is None else f"{seconds} s"
 
 
 _SPACES = {

@@ -30,28 +30,25 @@ from sublet_storage.groups.model.group_errors import group_not_found_error, row_
 from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
+from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET
 
-_PLAN = """
+_PLAN = f"""
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
        s.head, is_later,
        case when %(kind)s = 'epoch' then exists (
          select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
             and b.epoch_bounds is not null) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
-         when 'earliest' then 0
-         when 'latest' then s.head
          when 'current' then now.position
-         when 'offset' then least(%(value)s::bigint, s.head)
          when 'shift' then case when now.position is not null
            then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
-         when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
-           timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
          when 'epoch' then coalesce((
            select b.end_offset - b.count from block b
             where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
               select from jsonb_array_elements(b.epoch_bounds -> 'greatest') as e(epoch)
                where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
-            order by b.end_offset limit 1), s.head) end end as after
+            order by b.end_offset limit 1), s.head)
+         else {STARTING_OFFSET.format(policy="kind", value="value")} end end as after
   from stream s join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
@@ -59,8 +56,7 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
   cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
- where (l.stream_id is not null or (n.state <> 'gone' and n.filter = any(
-          case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)))
+ where (l.stream_id is not null or (n.state <> 'gone' and {MAY_MATCH}))
    and not (l.status is not distinct from 'finished' and s.state = 'open')
  order by s.stream_id"""
 """Of the streams that the group may have; an open one that is finished lies in the shadow of another space.

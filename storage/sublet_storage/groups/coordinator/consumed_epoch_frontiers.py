@@ -32,7 +32,7 @@ from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBa
 from sublet_storage.groups.model.history_record_builder import consumption_record
 from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
-from sublet_storage.spaces.space_queries import find_spaces_that_matched, read_generation_filters
+from sublet_storage.spaces.space_queries import MAY_MATCH, find_spaces_that_matched, read_matching_filters
 
 # Those that the groups may get rows in are of generations that came after them. A day after a space was dropped every
 # leader has read how its epochs ended.
@@ -47,7 +47,7 @@ select distinct s.space_id from lending l join stream s using (stream_id) where 
 # What had begun before the start positions; of streams without a row, which are consumed, gone, deleted or not the
 # group's, all that had, unless they have nothing for it. A group at the end starts behind all that has begun by now: to
 # leave out what began while its rows were written, all blocks would have to be looked at.
-_BEGUN = """
+_BEGUN = f"""
 select u.space_id, space.lower_frontier, before.greatest
   from stream_upper_frontier u join space using (space_id) join consumer_group g on g.group_id = %(group)s
   left join stream s using (stream_id) left join generation n using (generation_id)
@@ -55,8 +55,7 @@ select u.space_id, space.lower_frontier, before.greatest
   cross join lateral (
     select case when %(at_the_end)s or s.stream_id is null or l.position >= s.head then u.upper_frontier
       when l.stream_id is null then case when n.generation_id <= g.after_generation
-        and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(filters)s::text[] end)
-        then u.upper_frontier end
+        and {MAY_MATCH} then u.upper_frontier end
       else (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
@@ -228,13 +227,11 @@ def _read_initial_frontiers(
     spaces: Collection[int],
     epoch: Epoch | None = None,
 ) -> dict[int, LowerFrontier | None]:
-    matching = read_generation_filters(connection).matching(filter)
     parameters = {
         "group": group_id,
         "at_the_end": start.policy == "latest",
         "spaces": list(spaces),
-        "filters": [filter.text for filter in matching],
-        "open": [filter.text for filter, is_current in matching.items() if is_current],
+        **read_matching_filters(connection, filter),
     }
     lowers: dict[int, LowerFrontier | None] = {}
     begun_epochs: dict[int, set[Epoch]] = {}

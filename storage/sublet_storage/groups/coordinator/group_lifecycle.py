@@ -22,7 +22,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error, too_many_groups_error
 from sublet_storage.groups.model.history_record_builder import command_record, deletion_records
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET, read_matching_filters
 
 _COLUMNS = "group_id, kind, name, filter, starting_position, options, desired_state, desired_state_version"
 
@@ -47,15 +47,9 @@ values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
 _BEGIN = f"""
 insert into lending (group_id, stream_id, position, updated_at)
 select %(group)s, stream_id, position, {NOW} from (
-  select s.stream_id, s.state, s.head, case %(policy)s
-           when 'earliest' then 0
-           when 'offset' then least(%(value)s::bigint, s.head)
-           when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
-             timestamptz 'epoch' + %(value)s::bigint * interval '1 microsecond'), s.head)
-           else s.head end as position
+  select s.stream_id, s.state, s.head, {STARTING_OFFSET.format(policy="policy", value="value")} as position
     from stream s join generation n using (generation_id)
-   where n.state <> 'gone'
-     and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
+   where n.state <> 'gone' and {MAY_MATCH}
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
 
@@ -197,11 +191,8 @@ def apply_command(
 
 def filters_at_start(connection: Connection, filter: TopicFilter, start: StartingPosition) -> dict[str, list[str]]:
     """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
-    matching = read_generation_filters(connection).matching(filter)
-    return {
-        "open": [filter.text for filter, is_current in matching.items() if is_current],
-        "closed": [filter.text for filter in matching] if start.policy in ("earliest", "time") else [],
-    }
+    filters = read_matching_filters(connection, filter)
+    return filters if start.policy in ("earliest", "time") else {**filters, "closed": []}
 
 
 def _to_parameters(subscription: Subscription) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBa
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.lending_rules import close_out
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import read_generation_filters, to_pairs
 
 _FILTERS = """
 select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desired_state, after_generation
@@ -37,7 +37,7 @@ _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
        case when (g.options ->> 'atomic')::boolean then jsonb_build_object('upto', 0, 'least', f.least) end
-  from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[], %(until)s::bigint[])
+  from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[], %(until)s::bigint[])
        as u (group_id, filter, matching, until)
   join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
   join generation n on n.filter = u.filter and n.generation_id > g.after_generation
@@ -167,18 +167,9 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
     if not adds_all:
         behind = {"groups": list(until), "oldest": oldest, "newest": newest}
         until |= connection.execute(_UNTIL, behind).fetchall()
-    pairs = [
-        (group.group_id, *pair) for group in groups for pair in generations.matching(TopicFilter(group.filter)).items()
-    ]
-    parameters: dict[str, Any] = {
-        "groups": [group for group, _, _ in pairs],
-        "filters": [filter.text for _, filter, _ in pairs],
-        "matching": [matching for _, _, matching in pairs],
-        "until": [until[group] for group, _, _ in pairs],
-        "oldest": oldest,
-        "now_us": now_us,
-    }
-    added = connection.execute(_ADD, parameters).fetchall()
+    pairs = to_pairs({group.group_id: generations.matching(TopicFilter(group.filter)) for group in groups})
+    pairs["until"] = [until[group] for group in pairs["pair_groups"]]
+    added = connection.execute(_ADD, {**pairs, "oldest": oldest, "now_us": now_us}).fetchall()
     connection.execute(_ADDED, {"groups": list(until), "until": list(until.values())})
     if added:
         group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sublet_storage.groups.status.diagnosis_facts import GroupDiagnosisFacts, StallReason, StreamDiagnosisFacts
+from sublet_storage.util.name_list import format_names
 
 QUIET_S = 10.0
 """How long messages wait without a report of their holder before their stream counts as stalled."""
@@ -202,9 +203,8 @@ def _release(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
 
 
 def _describe_parents(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    parents = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
-    more = f" and {len(stream.parents) - 3} more" if len(stream.parents) > 3 else ""
-    return f"it came from streams that are to be consumed first: {parents}{more}"
+    parents = [f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents]
+    return f"it came from streams that are to be consumed first: {format_names(parents, 3)}"
 
 
 def _suggest_parent_diagnosis(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:

@@ -36,7 +36,7 @@ from sublet_storage.groups.status.overview_model import (
     StreamCounts,
     StreamView,
 )
-from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.spaces.space_queries import UNNOTICED_STREAMS, read_generation_filters, to_pairs
 
 _LINE = """
 select distinct on (h.group_id, h.stream_id) h.group_id, h.stream_id, h.event, h.grant_id, h.borrower_id, h.reason
@@ -102,9 +102,8 @@ SEEN = """seen as (
     from line join stream s using (stream_id) join generation n using (generation_id)
 )"""
 
-# Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
-# of all, which have rows as long as they are not deleted. `finished`: also of what is. `oldest`
-# states by a value what the planner cannot estimate of a column: how few generations are newer.
+# Rows, and those that a leader would make. Groups null: of all, which have rows as long as they are not deleted.
+# `finished`: also of what is.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
@@ -112,13 +111,7 @@ with line as (
     from lending l
    where (%(groups)s::bigint[] is null or l.group_id = any(%(groups)s::bigint[])) and (%(finished)s or l.unfinished)
   union all
-  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null
-    from unnest(%(pair_groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[])
-         as u (group_id, filter, matching)
-    join consumer_group g using (group_id)
-    join generation n on n.filter = u.filter and n.generation_id > g.after_generation and n.generation_id > %(oldest)s
-    join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
-   where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+  select u.group_id, s.stream_id, 'new', 0, null, null, null, null, 0, 0, null{UNNOTICED_STREAMS}
 ), {SEEN}
 """
 
@@ -261,14 +254,14 @@ def _make_parameters(connection: psycopg.Connection[Any], groups: Sequence[Store
     """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
     group that no generation has come after has none."""
     generations = read_generation_filters(connection)
-    parameters: dict[str, Any] = {"groups": [], "pair_groups": [], "filters": [], "matching": [], "finished": True}
-    parameters["oldest"] = min((group.after_generation for group in groups), default=0)
-    for group in groups:
-        parameters["groups"].append(group.group_id)
-        if group.after_generation >= generations.newest_generation_id:
-            continue
-        for filter, matching in generations.matching(TopicFilter(group.filter)).items():
-            parameters["pair_groups"].append(group.group_id)
-            parameters["filters"].append(filter.text)
-            parameters["matching"].append(matching)
-    return parameters
+    filters_by_group = {
+        group.group_id: generations.matching(TopicFilter(group.filter))
+        for group in groups
+        if group.after_generation < generations.newest_generation_id
+    }
+    return {
+        "groups": [group.group_id for group in groups],
+        "oldest": min((group.after_generation for group in groups), default=0),
+        "finished": True,
+        **to_pairs(filters_by_group),
+    }
