@@ -90,7 +90,7 @@ class Twin:
             self.give([AgentMessageReceived(agent, each) for each in wanted])
         self.now += SETTINGS.rebalance_debounce_s + 0.001
         self.give([Tick()])
-        assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are lent"
+        assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are granted"
         self.give([self._report(grant, grant.position) for grant in self.grants.values()])
 
     def give(self, events: Iterable[NodeEvent]) -> Spent:

@@ -34,11 +34,12 @@ SIDES = ("session", "call")
 PROSE = """Resident memory of a server process, from /proc, for subscriptions to the STREAM channel by agents that have
 {each} each and wait; medians of {rounds} rounds, with fresh processes. *Session* is the node's own server: every agent
 holds one poll, whatever it has subscribed to. *Held calls* is a server on the same gRPC (grpc.aio) whose
-every subscription is a call that waits for its news, and that lets calls wait until it takes them up. Every agent has
-a connection of its own in both; all agents of a round share a process, which is not weighed. *Idle agent* is what the
-server grew by for an agent with one subscription, over a server that has served one agent already; *one more* is what
-it grew by for each subscription that followed; *per subscription* is all of it over all subscriptions. At {smallest:,}
-subscriptions the figures are near what the allocator rounds to. Held calls were measured up to {largest_calls:,}."""
+every subscription is a call that waits for what is new, and that lets calls wait until it takes them up. Every agent
+has a connection of its own in both; all agents of a round share a process, which is not weighed. *Idle agent* is what
+the server grew by for an agent with one subscription, over a server that has served one agent already; *one more* is
+what it grew by for each subscription that followed; *per subscription* is all of it over all subscriptions. At
+{smallest:,} subscriptions the figures are near what the allocator rounds to. Held calls were measured up to
+{largest_calls:,}."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Load:
                 while not self._stop.wait(INTERVAL_S):
                     publisher.publish_batch({"topic": "t", "value": [b"x" * 100] * MESSAGES, "key": keys})
                     publisher.flush()
-        except BaseException as error:  # noqa: BLE001 told at the end
+        except BaseException as error:  # noqa: BLE001 reported at the end
             self._failure = error
 
 

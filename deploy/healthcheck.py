@@ -1,7 +1,7 @@
 """`python healthcheck.py [HOST:PORT]`: ends with 0 if a node serves there, else with 1. By default: this host, 7411,
 with TLS where SUBLET_TLS_CERT is set; SUBLET_TLS_CA then names the authority to trust.
 
-It asks by the standard gRPC health service, which says NOT_SERVING from the moment a node is told to stop. It opens no
+It asks by the standard gRPC health service, which says NOT_SERVING from the moment a node begins to stop. It opens no
 connection to the database, and takes about a third of a second, most of it to start Python.
 """
 

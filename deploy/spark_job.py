@@ -1,7 +1,7 @@
 """A Spark application that consumes: `python spark_job.py SUBSCRIPTION [TASKS]`. SIGTERM drains it: nothing repeats.
 
 What it does with a batch is to print how many messages it has. Where Spark runs, and whatever else, is said by Spark's
-own settings (`spark-submit --master ...`); alone it runs in this process, with as many tasks as it is told.
+own settings (`spark-submit --master ...`); alone it runs in this process, with as many tasks as it is given.
 """
 
 from __future__ import annotations

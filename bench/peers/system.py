@@ -14,7 +14,7 @@ MAX_UNACKNOWLEDGED = 4000
 
 
 class LeftOut(Exception):
-    """Raised if a system cannot be measured here; the message has the reason and the remedy."""
+    """Raised if a system cannot be measured here; the message has the reason and a hint."""
 
 
 class Role(Enum):
@@ -54,7 +54,7 @@ class System(Protocol):
         ...
 
     def missing(self) -> str | None:
-        """Return what is not installed, and the remedy; None if nothing is missing."""
+        """Return what is not installed, and a hint; None if nothing is missing."""
         ...
 
     def serve(self, directory: Path) -> AbstractContextManager[str]:

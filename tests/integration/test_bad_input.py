@@ -1,4 +1,4 @@
-"""Bad input in Python: an error by name with value, rule and remedy, before anything is written or joined.
+"""Bad input in Python: an error by name with value, rule and a hint, before anything is written or joined.
 
 The command line's half is `test_cli_errors.py`; `docs/guarantees.md` says which test is for what.
 """

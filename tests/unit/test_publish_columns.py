@@ -1,4 +1,4 @@
-"""What a user gives to publish: taken, or refused by name with value, rule and remedy."""
+"""What a user gives to publish: taken, or refused by name with value, rule and a hint."""
 
 from __future__ import annotations
 

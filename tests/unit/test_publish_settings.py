@@ -1,4 +1,4 @@
-"""What a publisher is made with: refused by name, with value, rule and remedy, before anything is opened."""
+"""What a publisher is made with: refused by name, with value, rule and a hint, before anything is opened."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_every_rule_has_a_counterexample_here() -> None:
     ("settings", "rule"), [pytest.param(settings, rule, id=rule.text) for settings in TIMES for rule in settings.RULES]
 )
 def test_a_broken_rule_is_named(settings: SettingsBase, rule: CrossSettingRule) -> None:
-    """With its values and the remedy."""
+    """With its values and a hint."""
     changes: dict[str, Any] = BREAKS[rule.text]
     broken = replace(settings, **changes)
     with pytest.raises(InvalidSetting) as caught:

@@ -24,7 +24,7 @@ _REMARK = "caught"
 
 
 class InvalidList(Exception):
-    """Error in an entry; the message names the entry, the mistake and the remedy."""
+    """Error in an entry; the message names the entry, the mistake and a hint."""
 
 
 @dataclass(frozen=True, slots=True)

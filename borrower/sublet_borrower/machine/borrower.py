@@ -131,7 +131,7 @@ class Borrower:
         self._is_disconnect_sent = False
         self._out = _OutcomeBuilder()
 
-    # --- the one door -----------------------------------------------------------------------------------------------
+    # --- entry point ------------------------------------------------------------------------------------------------
 
     def start(self, now: float) -> BorrowerOutcome:
         """Look for the leader."""

@@ -1,4 +1,4 @@
-"""Finds nodes and agents that have ended, by locks that were free in two checks, as pure machines.
+"""Pure machines that find nodes and agents that have ended, by their free locks.
 
 A lock is free for a moment where its holder's connection was cut, and all are after a restart of the database. So one
 check is not enough: two must find it free, some time apart, over one connection that is itself old enough.
@@ -38,7 +38,7 @@ class FreeLockDetector:
         return twice
 
     def forget(self, key: int) -> None:
-        """Drop what was found of this lock."""
+        """Forget that this lock was free: its next check counts as the first."""
         self._free_since.pop(key, None)
 
 

@@ -1,4 +1,7 @@
-"""Times at which a group's leader next rebalances, syncs streams, ends the reclaim grace, or stops as it is idle."""
+"""The times at which a group's leader next has to act.
+
+It rebalances, syncs streams, ends the reclaim grace, and stops when it is idle.
+"""
 
 from __future__ import annotations
 

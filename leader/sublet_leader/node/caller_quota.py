@@ -1,4 +1,4 @@
-"""How much of something is stored, or under way, for each caller and for all: no caller takes another's room."""
+"""Bounds what is stored or under way for each caller, and for all together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 
 class CallerQuota:
-    """`of_caller` at most for one, `in_all` for all. Every call is O(1)."""
+    """Counts up to `of_caller` for one caller and `in_all` for all. Every call is O(1)."""
 
     def __init__(self, of_caller: int, in_all: int) -> None:
         self._of_caller, self._in_all = of_caller, in_all
@@ -14,7 +14,7 @@ class CallerQuota:
         self.total = self.refused = 0
 
     def add(self, caller: str, count: int = 1) -> bool:
-        """Add so many; False where there is no room: nothing is added then."""
+        """Add `count` to what the caller has. Return False, and add nothing, if that is over a bound."""
         if self._counts[caller] + count > self._of_caller or self.total + count > self._in_all:
             self.refused += 1
             self.remove(caller, 0)

@@ -189,7 +189,7 @@ class PendingNotifications:
             return before == ChangedGroups() != self._for_groups
 
     def take_heads(self, limit: int) -> tuple[dict[int, int], bool]:
-        """Return the versions of so many streams, and whether others wait."""
+        """Return the versions of at most `limit` streams, and whether others wait."""
         with self._lock:
             taken = {stream_id: self._heads[stream_id] for stream_id, _ in zip(self._heads, range(limit), strict=False)}
             for stream_id in taken:

@@ -1,4 +1,4 @@
-"""Changes of a node's groups that wait for its next commits, of bounded size however many there are."""
+"""The changes of a node's groups that wait for its next commits, which are of bounded size."""
 
 from __future__ import annotations
 

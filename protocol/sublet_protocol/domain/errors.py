@@ -1,6 +1,6 @@
 """Every public error, by name.
 
-Each message names the value, the rule it breaks and the remedy. `exit_code` is what the command line returns for it.
+Each message names the value, the rule it breaks and a hint. `exit_code` is what the command line returns for it.
 """
 
 from __future__ import annotations

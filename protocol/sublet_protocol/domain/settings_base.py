@@ -46,7 +46,7 @@ class SettingsBase:
         return replace(cls(), **overrides).check()
 
     def check(self) -> Self:
-        """Return itself. Raise `InvalidSetting`, which names the values, the rule they break and the remedy."""
+        """Return itself. Raise `InvalidSetting`, which names the values, the rule they break and a hint."""
         for field in fields(self):
             check_number(field.name, getattr(self, field.name), field.default)
         for rule in self.RULES:

@@ -136,7 +136,7 @@ def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
 
 
 def text_error(error: type[UsageError], subject: str, text: str, rule: str, hint: str) -> UsageError:
-    """Return the error, with the text (its beginning if it is long), the rule that it breaks, and the remedy."""
+    """Return the error, with the text (its beginning if it is long), the rule that it breaks, and a hint."""
     shown = repr(text) if len(text) <= 80 else repr(text[:80]) + f"... ({len(text)} characters)"
     return error(f"{subject} {shown}: {rule}. {hint}.")
 

@@ -1,4 +1,7 @@
-"""Reads requests, and parses them within the bound of their method: a few bytes may become a hundred times as many."""
+"""Reads requests, and parses them within the memory bound of their method.
+
+A few bytes may become a hundred times as many when they are parsed.
+"""
 
 from __future__ import annotations
 

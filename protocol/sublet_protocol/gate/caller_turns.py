@@ -1,4 +1,7 @@
-"""Shares an event loop among callers, in rotation: nobody's work delays another's by more than a slice of its own."""
+"""Shares an event loop among callers, in rotation.
+
+No caller's work delays another's by more than a slice of its own.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ class SlicedWork:
             self._begin()
 
     async def spend(self, items: int) -> None:
-        """Count so many items as done; after a slice, let others have their turn."""
+        """Count `items` as done; after a slice, let others have their turn."""
         self._items += items
         overrun_s = time.perf_counter() - self._until
         if self._items >= SLICE_ITEMS or overrun_s >= 0:

@@ -38,7 +38,7 @@ RECEIVE_TIMEOUT_S = 600.0
 """How long a server may be silent in the middle of a request before it is given up, unless another time is given."""
 
 REJECTED = "SB002"
-"""The code of what a function rejects: its message has the value and the rule, its hint the remedy."""
+"""The code of what a function rejects: its message has the value and the rule, its hint what to do."""
 ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
 _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")

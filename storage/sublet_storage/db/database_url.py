@@ -74,7 +74,7 @@ def parse_secret_parts(url: str) -> dict[str, str]:
 
 @cache
 def _list_secret_names() -> set[str]:
-    """Return those that libpq would not show as they are typed, and two of its keys."""
+    """Return the options that libpq hides as they are typed, and two of its keys."""
     options = psycopg.pq.Conninfo.get_defaults()
     hidden = {option.keyword.decode() for option in options if option.dispchar == b"*"}
     return hidden | {"scram_client_key", "scram_server_key"}

@@ -245,7 +245,7 @@ def find_missing_rights(
 
 
 def read_existing_roles(conn: Connection) -> list[Role]:
-    """Return those that the server has."""
+    """Return the roles that exist on the server, in the order of `Role`."""
     rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(Role),)).fetchall()
     return sorted((Role(name) for (name,) in rows), key=list(Role).index)
 

@@ -1,1 +1,1 @@
-"""The checks of `sublet doctor`: what is wrong with a database, and the remedy."""
+"""The checks of `sublet doctor`: what is wrong with a database, and what to do."""

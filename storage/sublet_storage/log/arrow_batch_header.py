@@ -1,6 +1,6 @@
-"""Reads the header of an Arrow record batch message before its body is decoded, and writes it without Arrow.
+"""Reads and writes the header of an Arrow record batch message without Arrow.
 
-pyarrow shows none of it, and it matters before decoding: a few compressed bytes can stand for gigabytes.
+pyarrow shows none of it, and it matters before the body is decoded: a few compressed bytes can stand for gigabytes.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class _Block:
         return struct.unpack(f"<{count}q", self._read_buffer())
 
     def _read_node(self, count: int) -> None:
-        """Pass over an array's numbers: so many values, and no nulls."""
+        """Skip an array's node, which has `count` values and no nulls."""
         if (next(self._nodes), next(self._nodes)) != (count, 0):
             raise _Unusual
 

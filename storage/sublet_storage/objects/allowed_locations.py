@@ -1,4 +1,7 @@
-"""Which places this process has payloads at, and by which endpoints of S3: the database names them, no more."""
+"""The payload locations and S3 endpoints that this process may use.
+
+The database names locations; which of them are used is decided by the process's own settings.
+"""
 
 from __future__ import annotations
 

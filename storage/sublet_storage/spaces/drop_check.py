@@ -150,7 +150,7 @@ def _count_unread(
 
 
 def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
-    """Raise `Conflict`, with the groups that use it and the remedy."""
+    """Raise `Conflict`, with the groups that use it and a hint."""
     if uses := read_usage(conn, space).describe():
         raise Conflict(
             f"space {space.name!r} is in use: {'; '.join(uses)}. Give --keep, and nothing is lost: its groups "

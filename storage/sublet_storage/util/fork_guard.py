@@ -1,7 +1,8 @@
-"""Keeps a forked process from using what its parent made: a fork has neither its threads nor connections of its own.
+"""Keeps a forked process from using what its parent made.
 
-Whatever was queued there would go nowhere, and a caller would wait for ever: so that raises. Closing the copy does
-nothing, since the connection it refers to is the parent's.
+A fork has neither its parent's threads nor connections of its own. Whatever was queued there would go nowhere, and a
+caller would wait for ever: so that raises. Closing the copy does nothing, since the connection it refers to is the
+parent's.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def why(
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
 ) -> None:
-    """Show why streams stand still, and the remedy.
+    """Show why streams stand still, and what to do.
 
     All that are not being consumed right now are shown, those with the same reason together; those that are consumed to
     their ends are counted. The answer comes from the database: it is there without a leader and without members.

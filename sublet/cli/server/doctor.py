@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def doctor(cli: CommandContext) -> int:
-    """Check the database, the nodes and the groups, and show what is wrong and the remedy.
+    """Check the database, the nodes and the groups, and show what is wrong and what to do.
 
     Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can
     be. It ends with 1 if there is an error; what works and might not one day is a warning.
@@ -51,8 +51,8 @@ def doctor(cli: CommandContext) -> int:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
     else:
         cli.print_table(("CHECK", "STATE", "FOUND"), [(each.check, each.state.value, each.detail) for each in findings])
-        remedies = [f"{each.check}: {each.hint}" for each in findings if each.hint is not None]
-        cli.print_lines(["", *remedies] if remedies else [])
+        hints = [f"{each.check}: {each.hint}" for each in findings if each.hint is not None]
+        cli.print_lines(["", *hints] if hints else [])
     return 0 if is_well else 1
 
 

@@ -56,7 +56,7 @@ class DriverEndpoint:
         return f"{_format_host(self._advertised)}:{self._port}"
 
     def drain(self) -> None:
-        """Send it to every task, also to those that report later. From any thread."""
+        """Send the request to drain to every task, also to those that report later. From any thread."""
         self._loop.call_soon_threadsafe(self._notify_all)
 
     def last_reports(self) -> dict[str, tuple[TaskReport, float]]:

@@ -29,7 +29,7 @@ class PushedFilters:
     max_timestamp: datetime | None = None
 
     def prune(self, offset_ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
-        """Yield what of these can have such rows."""
+        """Yield the parts of these ranges that can have rows that match."""
         for offset_range in offset_ranges:
             start, end = max(offset_range.start, self.start), min(offset_range.end, self.end)
             if start < end and self._may_match(offset_range):

@@ -2,7 +2,7 @@
 
 The directories on the way are opened one by one, links are not followed, and each must belong to root, to us or to the
 server's user, and be writable by no other user; in a sticky one, such as /tmp, others cannot replace what is ours. So
-what was checked is what is used. All raise `PermissionError`, whose text names the path, what is wrong and the remedy.
+what was checked is what is used. All raise `PermissionError`, whose text names the path, what is wrong and a hint.
 """
 
 from __future__ import annotations

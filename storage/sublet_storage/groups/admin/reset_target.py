@@ -1,4 +1,4 @@
-"""What `groups reset` was asked for (earliest, latest, a time, an offset), before it is looked up for each stream."""
+"""The target of `groups reset` (earliest, latest, a time, an offset), before it is resolved for each stream."""
 
 from __future__ import annotations
 

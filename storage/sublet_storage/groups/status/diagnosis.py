@@ -181,7 +181,7 @@ def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> 
 
 
 def _suggest_skip(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
-    """Return the remedy for a block that ends before that offset."""
+    """Return the hint for a block that ends before that offset."""
     reset_command = (
         f"{_reset_group(group)} --to-epoch EPOCH" if group.is_atomic else _reset(group, stream, f"--to-offset {end}")
     )
