@@ -45,8 +45,8 @@ FLOORS = 10
 PROSE = """{moves} moves of streams that were revoked for balance from a consumer which was alive and at that moment in
 no batch (else the time to the end of that batch comes on top), {each:.1f} at once in the median, with default settings
 but min_grant_duration_s = {hold}, so that a stream may move as soon as it has come. From *revoke* in the group's
-history to the first message at the new owner lie: the line of history and the holder's last word, each committed; the
-grant, committed; the new owner's first connection to the database, as it has only just joined; the reading of a block.
+history to the first message at the new owner lie: the line of history and the holder's final progress, each committed;
+the grant, committed; the new owner's first connection to the database, as it has just joined; the reading of a block.
 Beside: a round trip to the same node (grpc.health.v1 Check) and then a commit of one updated row; and a connection like
 the new owner's; {floors} times before each join, one by one, while nothing moved. The first visit, in which the
 visitor's process imports what it reads with, is not counted."""

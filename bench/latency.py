@@ -38,7 +38,7 @@ the systems took turns with fresh servers. Every system acknowledges each messag
 for one before it sends the next, and the consumer acknowledges what it has. *sublet* has one Postgres with fsync and
 synchronous_commit on, one node, `Publisher` and `Session` as they are, under each notification driver of the node.
 *Postgres alone* is the limit of what is kept there: with no more than psycopg the publisher's thread inserts what waits
-and says NOTIFY in the same transaction, and the consumer selects what is new when it is told, for itself alone and
+and says NOTIFY in the same transaction, and the consumer selects what is new when it is notified, for itself alone and
 without an acknowledgement. *Redis Streams*: XADD, XREADGROUP with BLOCK, and XACK in the same round trip. *NATS
 JetStream*: a stream in files, explicit acknowledgements, and a consumer that is pushed each message or one that pulls
 up to 1,000. *PgQue*: its functions for sending, receiving and acknowledging batches, a notification of each tick, and a

@@ -43,12 +43,12 @@ TARGET = 0.9
 NEWS_S = 20.0
 """Time within which a publisher must have begun to notify the node."""
 PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
-PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
-of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages of {value}
-bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in each of
-{rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share the
-machine, so that what the node does with the news is in the figure too. Ratios are medians of the rounds' ratios."""
-RECEIVED = """*Heard*: the news wakes, besides the node, {listeners} processes that hear it
+PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is
+notified of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages
+of {value} bytes to one stream, {columns:,} by columns in blocks of {block:,}, and {calls:,} by a call for each, in
+each of {rounds} rounds, in which they take turns; the first round does not count. Publisher, node and Postgres share
+the machine, so that what the node does with them is in the figure too. Ratios are medians of the rounds' ratios."""
+RECEIVED = """*Received*: notifications wake, besides the node, {listeners} processes that receive them
 [themselves](notifications.md#direct-listeners), on the same machine. """
 
 
@@ -91,12 +91,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench push_cost", description=__doc__)
-    parser.add_argument("--driver", default=DRIVER, help="how the node that is told listens")
+    parser.add_argument("--driver", default=DRIVER, help="how the node that is notified listens")
     parser.add_argument("--messages", type=int, default=1_000_000, help="by columns, per round and side")
     parser.add_argument("--calls", type=int, default=100_000, help="one by one, per round and side")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--listeners", type=int, default=DEFAULT_LISTENER_SLOTS, help="processes that hear the news as well"
+        "--listeners", type=int, default=DEFAULT_LISTENER_SLOTS, help="processes that are notified as well"
     )
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
@@ -117,7 +117,7 @@ def _sides(
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
     if driver == DRIVER and listeners:
-        urls["heard"] = postgres.database(server, 5)
+        urls["received"] = postgres.database(server, 5)
     for name, url in urls.items():
         opened.enter_context(node(url, POLL if name == "off" else driver, directory / f"{name}.log"))
     sides = {name: Side(url) for name, url in urls.items()}
@@ -125,8 +125,8 @@ def _sides(
         opened.callback(side.publisher.close)
     for name in tuple(sides)[1:]:
         _await_news(sides[name], urls[name], driver)
-    if "heard" in urls:
-        _listen(opened, urls["heard"], listeners)
+    if "received" in urls:
+        _listen(opened, urls["received"], listeners)
     return sides, opened.enter_context(connect(server))
 
 
@@ -152,7 +152,7 @@ def _await_news(side: Side, url: str, driver: str) -> None:
     deadline = time.monotonic() + NEWS_S
     if driver == DRIVER:
         if not any(_received(side, url, deadline)):
-            raise LeftOut(f"publishers told the node nothing within {NEWS_S:g} s of publishing.")
+            raise LeftOut(f"publishers did not notify the node within {NEWS_S:g} s of publishing.")
     elif registry.load_driver(driver)(url).capabilities.is_push:
         while time.monotonic() < deadline:
             side.calls([b"news"])
@@ -191,9 +191,11 @@ def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series
 def _notify(options: argparse.Namespace, series: Series) -> None:
     claims = [Claim(f"{PATHS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in PATHS]
     received = ""
-    if "columns heard" in series.rates:
+    if "columns received" in series.rates:
         received = RECEIVED.format(listeners=options.listeners)
-        claims += [Claim(f"{PATHS[way]}: push, heard / none", f"{way} heard", f"{way} off", TARGET) for way in PATHS]
+        claims += [
+            Claim(f"{PATHS[way]}: push, received / none", f"{way} received", f"{way} off", TARGET) for way in PATHS
+        ]
     settings = {
         "driver": options.driver,
         "messages": options.messages,

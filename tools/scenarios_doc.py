@@ -27,7 +27,7 @@ HEAD = """# The protocol in scenarios
 
 What [the protocol](protocol.md) comes to when things happen: each scenario is played by a test with the product's own
 nodes and agents, on a clock of its own, and drawn here from the file that the test reads. Time runs downwards. `a` and
-`b` are agents, each in a process that consumes; `n1` and `n2` are nodes. A dot is what an agent tells its session; a
+`b` are agents, each in a process that consumes; `n1` and `n2` are nodes. A dot is what an agent sends its session; a
 dashed lifeline is a process that is dead, stopped or frozen; a red arrow is a message that is lost. `a/1` is the
 agent's first borrower, `a/2` the one that succeeded it. Pings are left out where they are beside the point.
 """

@@ -91,13 +91,13 @@ class GroupRouter:
             return False
         if not self._query_counts.add(caller):
             if entry.group is None:
-                self.forget(subscription)
+                self.remove_subscription(subscription)
             return False
         entry.opening_for = caller
         return True
 
-    def forget(self, subscription: Subscription) -> None:
-        """Forget a subscription whose group is unknown, and who waits for it."""
+    def remove_subscription(self, subscription: Subscription) -> None:
+        """Remove a subscription whose group is unknown, and what waits for it."""
         self.take_waiters(subscription)
         del self._entries[subscription]
 

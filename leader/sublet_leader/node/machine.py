@@ -284,7 +284,7 @@ class Node:
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
             self._refuse(waiting, request.group_id, reason, answer.error, now)
         elif answer.is_limited:
-            self.registry.forget(request.subscription)
+            self.registry.remove_subscription(request.subscription)
 
     def _refuse(
         self,
