@@ -218,6 +218,7 @@ def test_no_key_of_json_has_an_old_name() -> None:
         ("class Session:\n    def __init__(self, start): self.held = start", {
             "x.py: Session.start", "x.py: Session.held",
         }),
+        ("class GrantStream: ...\nclass Grant: ...", {"x.py: Grant"}),
         ("def encode_epochs(): ...\ndef encode(): ...", set()),
         ("class Other:\n    free: int", set()),
     ],
