@@ -134,7 +134,7 @@ class Query:
             if is_completed(log, epoch)
         }
         for _ in range(200):
-            if not self.batch(most, finite=True) and self.planning.is_caught_up():
+            if not self.batch(most, finite=True) and self.planning.is_caught_up({}):
                 break
             self.logs[0].append([None])
             self.advance([(MOST,) * self.logs[0].numbers])

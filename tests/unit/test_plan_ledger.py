@@ -108,6 +108,18 @@ def test_a_stream_has_one_plan_at_a_time(desk: Desk) -> None:
     assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
 
 
+@pytest.mark.parametrize(("target", "ends", "is_over"), [(None, [], True), (10, [], True), (14, [14], False)])
+def test_a_finite_plan_ends_at_its_target(target: int | None, ends: list[int], is_over: bool) -> None:
+    """Also of a stream that is granted, and first looked at, when more has come."""
+    desk, targets = Desk(), {} if target is None else {1: target}
+    desk.grant()
+    assert desk.planning.is_caught_up(targets) == is_over, "also before it is looked at"
+    desk.heads(s1=20)
+    plannable = desk.planning.plannable_streams(lambda granted: True, targets)
+    assert [granted.plannable_end for granted in plannable] == ends
+    assert desk.planning.is_caught_up(targets) == is_over
+
+
 def test_done_and_planned_next_are_one_report(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
     said = len(desk.said)

@@ -197,9 +197,9 @@ class MicroBatchPlanner:
         """Return the ranges to process next, saved in the rows, with those planned before and not acknowledged.
 
         `wait_s`: how long to wait for new messages where there are none; it waits at least `PLAN_SAVED_TIMEOUT_S` for a
-        leader to save a plan. `finite`: nothing is planned behind where the streams ended when they were first read,
-        and it waits until there is a plan, or all that was there for the group at the first such call is done, by any
-        member, or blocked. It waits no longer for streams of other members than for those without a holder.
+        leader to save a plan. `finite`: nothing is planned behind where the streams ended at the first such call, and
+        it waits until there is a plan, or all that was there for the group then is done, by any member, or blocked. It
+        waits no longer for streams of other members than for those without a holder.
 
         Raise `SubscriptionEnded`, and `Unavailable` where that is not granted, or not saved, for too long.
         """
@@ -212,7 +212,8 @@ class MicroBatchPlanner:
             self._epochs.restore_steps()
             self._check_is_atomic()
             self._ledger.hand_back()
-            self._ledger.plan(self._plan_ends(self._ledger.plannable_streams(self._may_start, finite=finite), limits))
+            targets = (self._targets or {}) if finite else None
+            self._ledger.plan(self._plan_ends(self._ledger.plannable_streams(self._may_start, targets), limits))
             self._ledger.plan_steps(self._epochs.plan_steps(limits, self._may_start, finite=finite))
             self._ledger.report_progress()
             self._wait_until_saved(max(deadline, time.monotonic() + PLAN_SAVED_TIMEOUT_S))
@@ -270,7 +271,7 @@ class MicroBatchPlanner:
 
     def _is_caught_up(self) -> bool:
         """Return whether all that was there for the group is done, or blocked."""
-        return self._list_unfinished_elsewhere() == [] and self._ledger.is_caught_up()
+        return self._list_unfinished_elsewhere() == [] and self._ledger.is_caught_up(self._targets or {})
 
     def _list_unfinished_elsewhere(self) -> list[consumer_progress.LaggingStream] | None:
         """Return the streams with something that was there for the group at first, without those that the ledger has.

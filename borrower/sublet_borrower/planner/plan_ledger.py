@@ -133,7 +133,6 @@ class PlanLedger:
                 if granted is not None:
                     granted.has_head_hint = head < granted.known_end
                     granted.head = max(head, granted.head or 0, granted.known_end)
-                    granted.initial_head = granted.head if granted.initial_head is None else granted.initial_head
 
     def known_ends(self, stream_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
         """Return {stream: (grant id, how far it is planned)}, for `end_beyond_head`."""
@@ -258,14 +257,16 @@ class PlanLedger:
     # --- planning ---------------------------------------------------------------------------------------------------
 
     def plannable_streams(
-        self, allowed: Callable[[PlannerStream], bool], *, finite: bool = False
+        self, allowed: Callable[[PlannerStream], bool], targets: Mapping[int, int] | None = None
     ) -> list[PlannerStream]:
         """Return the streams with messages that may be planned by offsets; the one that has waited longest first.
-        `finite`: only messages that were there when the streams were first looked at.
+        `targets`: {stream: up to where}, nothing of others; None: all of them to their ends.
         """
         with self.changed:
-            for granted in self._granted.values():
-                granted.plannable_end = (granted.initial_head if finite else granted.head) or 0
+            for stream_id, granted in self._granted.items():
+                granted.plannable_end = granted.head or 0
+                if targets is not None:
+                    granted.plannable_end = min(granted.plannable_end, targets.get(stream_id, 0))
                 if granted.poison is not None:
                     granted.plannable_end = min(granted.plannable_end, granted.poison.offsets[0])
             plannable = [
@@ -317,10 +318,10 @@ class PlanLedger:
                 and granted.in_doubt.consumed
             ]
 
-    def is_caught_up(self) -> bool:
-        """Return whether all is done that was there when the streams were first looked at."""
+    def is_caught_up(self, targets: Mapping[int, int]) -> bool:
+        """Return whether all is done before these offsets. `targets`: {stream: up to where}."""
         with self.changed:
-            return all(granted.is_caught_up for granted in self._granted.values())
+            return all(granted.is_caught_up(targets.get(stream_id, 0)) for stream_id, granted in self._granted.items())
 
     def plan(self, ends: Mapping[int, int]) -> None:
         """Plan up to these offsets, each behind its stream's position; a plan may be begun when it is saved."""

@@ -101,8 +101,7 @@ class PlanLimits:
 @dataclass(slots=True, eq=False)
 class PlannerStream:
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `has_head_hint`: a
-    later head was hinted at since. `initial_head`: where it ended when first looked at. `plannable_end`: up to where
-    may be planned now.
+    later head was hinted at since. `plannable_end`: up to where may be planned now.
 
     `in_doubt`: what is planned and not acknowledged. `is_plan_saved`: whether that is durable. `released_in_doubt`: it
     was planned under an earlier grant, and is not settled yet. `last_planned_turn`: when it was planned of last.
@@ -121,7 +120,6 @@ class PlannerStream:
     position: int
     head: int | None = None
     has_head_hint: bool = False
-    initial_head: int | None = None
     plannable_end: int = 0
     in_doubt: InDoubtRange | None = None
     is_plan_saved: bool = False
@@ -169,14 +167,13 @@ class PlannerStream:
             return self.step_planner.scanned
         return self.position if self.in_doubt is None else max(self.position, self.in_doubt.end)
 
-    @property
-    def is_caught_up(self) -> bool:
-        """Return whether all is done that was there when it was first looked at; in whole epochs, as far as they were
-        completed.
+    def is_caught_up(self, target: int) -> bool:
+        """Return whether all is done before `target` that it has; in whole epochs, what was completed when it was first
+        looked at.
         """
         if self.step_planner is not None:
             return self.is_idle and self.goal is not None and not self.is_behind(self.position, self.goal)
-        return self.is_idle and self.initial_head is not None and self.position >= self.initial_head
+        return self.is_idle and self.position >= (target if self.head is None else min(target, self.head))
 
     def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
         """Return whether more is done than is known here."""
