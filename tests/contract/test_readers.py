@@ -19,7 +19,7 @@ from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
-from sublet_leader.feed import fetch
+from sublet_leader.feed import member_fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, TimelineChanged, ValueTooLarge
 from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
@@ -392,7 +392,7 @@ def nodes(database: str) -> Iterator[NodeWorld]:
 @pytest.mark.conforms("X4")
 def test_a_nodes_page_is_bounded(nodes: NodeWorld, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is larger is an error that says so."""
-    monkeypatch.setattr("sublet_leader.feed.read.MAX_PAGE_BYTES", 10 * MB)
+    monkeypatch.setattr("sublet_leader.feed.history_and_follow.MAX_PAGE_BYTES", 10 * MB)
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     put(conn, stream, b"x" * 11 * MB)
@@ -403,7 +403,7 @@ def test_a_nodes_page_is_bounded(nodes: NodeWorld, conn: Connection, monkeypatch
         assert page is not None
         sizes.append(pa.Table.from_batches(page.batches).nbytes)
     assert len(sizes) > 2
-    assert max(sizes) <= fetch.PAGE_BYTES
+    assert max(sizes) <= member_fetch.PAGE_BYTES
     with pytest.raises(ValueTooLarge, match=f"stream {stream}, offset 20 has 110.* bytes, and a node sends 10000000"):
         reader.fetch(granted, always)
     assert granted.next_read_offset == 20

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_leader.feed.batch_decoder import decode_batch
-from sublet_leader.feed.read import encode as encode_page
+from sublet_leader.feed.history_and_follow import encode as encode_page
 from sublet_protocol.domain.errors import PoisonBlock, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.field_checks import MalformedMessage

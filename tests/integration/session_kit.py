@@ -22,7 +22,7 @@ from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.node_side_replies import ChannelSubscribedKeys
+from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
@@ -91,7 +91,7 @@ class Node:
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
         assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [
-            ChannelSubscribedKeys(frozenset(), False)
+            KeysWithSubscribers(frozenset(), False)
         ] * 3
         assert publisher.find_leaks() == ()
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.feed.fetch import check_may_fetch, filter_fetchable
+from sublet_leader.feed.member_fetch import check_may_fetch, filter_fetchable
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right
 from sublet_protocol.domain.errors import PermissionDenied
 from sublet_protocol.domain.topics import TopicFilter

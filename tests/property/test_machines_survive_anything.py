@@ -36,7 +36,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantEndReason,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -153,7 +153,7 @@ class Ids:
             case 3:
                 return Revoke(who, term, stream_id, grant_id)
             case 4:
-                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantEndReason)))
+                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantOutcome)))
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:

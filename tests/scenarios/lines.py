@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from sublet_borrower.machine.agent import RoutedAssignmentUpdate, SubscriptionClosed
+from sublet_borrower.machine.agent import SessionAssignmentUpdate, SubscriptionClosed
 from sublet_borrower.machine.events import (
     GroupFrontiersAdvanced,
     RevokeStarted,
@@ -21,7 +21,7 @@ from sublet_borrower.machine.events import (
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
-    GrantEndReason,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -102,7 +102,7 @@ class Lines:
             for s in streams
         )
 
-    def reported(self, reported: RoutedAssignmentUpdate | SubscriptionClosed) -> str:
+    def reported(self, reported: SessionAssignmentUpdate | SubscriptionClosed) -> str:
         """What an agent tells the session of one of its subscriptions."""
         if isinstance(reported, SubscriptionClosed):
             return f"subscription {reported.handle}: closed {reported.reason}"
@@ -144,13 +144,13 @@ class Lines:
         if head["name"] == "ping":
             return Ping((borrower, *head["rest"].split()), 0.0)
         make = _MADE_OF_STREAMS.get(head["name"])
-        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *GrantEndReason):
+        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *GrantOutcome):
             raise BadLine(f"{text!r} cannot be said by hand: only ping, {', '.join(_MADE_OF_STREAMS)}")
         streams = tuple(
             StreamProgress(int(s), self._value(f"grant of stream {s}", int(grant)), int(position or 0), bool(final))
             for s, grant, position, final in _STREAM.findall(head["rest"])
         )
-        reason = next((r for r in GrantEndReason if head["rest"].endswith(f" {r}")), GrantEndReason.LOST)
+        reason = next((r for r in GrantOutcome if head["rest"].endswith(f" {r}")), GrantOutcome.LOST)
         if not streams and head["name"] != "disconnect":
             raise BadLine(f"{text!r} names no stream")
         return make(borrower, term, streams, reason)
@@ -164,7 +164,7 @@ class Lines:
         return seen[count - 1]
 
 
-_Make = Callable[[str, int, tuple[StreamProgress, ...], GrantEndReason], Message]
+_Make = Callable[[str, int, tuple[StreamProgress, ...], GrantOutcome], Message]
 _MADE_OF_STREAMS: dict[str, _Make] = {
     "update_progress": lambda borrower, term, streams, _: UpdateProgress(borrower, term, streams),
     "disconnect": lambda borrower, term, streams, _: Disconnect(borrower, term, streams),

@@ -11,7 +11,7 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodesDiscovered,
     OpenSubscription,
-    RoutedAssignmentUpdate,
+    SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
 )
@@ -150,8 +150,8 @@ class AgentProcess(Process):
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
-    def _take(self, reported: RoutedAssignmentUpdate | SubscriptionClosed) -> None:
-        if not isinstance(reported, RoutedAssignmentUpdate):
+    def _take(self, reported: SessionAssignmentUpdate | SubscriptionClosed) -> None:
+        if not isinstance(reported, SessionAssignmentUpdate):
             return
         match reported.update:
             case StreamGranted(grant):

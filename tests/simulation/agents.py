@@ -13,7 +13,7 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    RoutedAssignmentUpdate,
+    SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
 )
@@ -195,7 +195,7 @@ class SimulatedAgent(Process):
 
     # --- its user ---------------------------------------------------------------------------------------------------
 
-    def _reported(self, reported: RoutedAssignmentUpdate | SubscriptionClosed) -> None:
+    def _reported(self, reported: SessionAssignmentUpdate | SubscriptionClosed) -> None:
         wish = self.wishes.get(reported.handle) or self._leaving.get(reported.handle)
         if isinstance(reported, SubscriptionClosed):
             self._closed(reported, wish)

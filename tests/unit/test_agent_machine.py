@@ -13,7 +13,7 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    RoutedAssignmentUpdate,
+    SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
 )
@@ -23,7 +23,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantEndReason,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -230,7 +230,7 @@ def test_after_a_doubt_a_successor_inherits_at_once() -> None:
     assert play.machine.may_start_call(1, 5, 50, 1.0)
     play.connect(1, 0.7)
     play.grant(1, 5)
-    updates = [each.update for each in play.last.updates if isinstance(each, RoutedAssignmentUpdate)]
+    updates = [each.update for each in play.last.updates if isinstance(each, SessionAssignmentUpdate)]
     assert not [update for update in updates if isinstance(update, StreamGranted | StreamRemoved)]
     assert next(m for _, m in play.last.sends if isinstance(m, UpdateProgress)).streams[0].position == 30
 
@@ -276,6 +276,6 @@ def test_a_newer_grant_is_sent_to_its_own_session() -> None:
     play = subscribed(1, 2)
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)
-    removed, granted = (each for each in play.last.updates if isinstance(each, RoutedAssignmentUpdate))
-    assert removed == RoutedAssignmentUpdate(2, StreamRemoved(5, 50, GrantEndReason.LOST))
+    removed, granted = (each for each in play.last.updates if isinstance(each, SessionAssignmentUpdate))
+    assert removed == SessionAssignmentUpdate(2, StreamRemoved(5, 50, GrantOutcome.LOST))
     assert (granted.handle, type(granted.update)) == (2, StreamGranted)

@@ -37,7 +37,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantEndReason,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -149,7 +149,7 @@ EVENTS: dict[BorrowerEventKind, Event] = {
     BorrowerEventKind.PING_RESPONSE: LeaderMessageReceived(NODE, PingResponse(ME, TERM, 0.0, GOOD_S)),
     BorrowerEventKind.GRANT: LeaderMessageReceived(NODE, replace(GRANT, stream_id=6)),
     BorrowerEventKind.REVOKE: LeaderMessageReceived(NODE, Revoke(ME, TERM, 5, 50)),
-    BorrowerEventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, GrantEndReason.SAVED)),
+    BorrowerEventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, GrantOutcome.SAVED)),
     BorrowerEventKind.PROGRESS_SAVED: LeaderMessageReceived(NODE, ProgressSaved(ME, TERM, 5, 50, 11)),
     BorrowerEventKind.INVALIDATE: LeaderMessageReceived(NODE, Invalidate(ME, TERM, BorrowerEndReason.RETRY)),
     BorrowerEventKind.NODE_LOST: NodeLost(NODE),
@@ -409,8 +409,8 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
 
 
 @pytest.mark.conforms("E7")
-@pytest.mark.parametrize("reason", list(GrantEndReason))
-def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantEndReason) -> None:
+@pytest.mark.parametrize("reason", list(GrantOutcome))
+def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantOutcome) -> None:
     """With the reason, and each time it is told."""
     play = connected(GRANT)
     expected: list[tuple[object, ...]] = [(StreamRemoved(5, 50, reason),), ()]
@@ -432,7 +432,7 @@ def test_a_revoke_overtakes_its_grant() -> None:
 @pytest.mark.conforms("E10")
 def test_a_grant_that_is_over_does_not_come_back() -> None:
     play = connected(GRANT)
-    play.receive(Revoked(ME, TERM, 5, 50, GrantEndReason.SAVED))
+    play.receive(Revoked(ME, TERM, 5, 50, GrantOutcome.SAVED))
     for grant_id in (50, 49):
         assert play.receive(replace(GRANT, grant_id=grant_id)).updates == ()
         assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, grant_id)]
@@ -443,9 +443,9 @@ def test_a_grant_that_is_over_does_not_come_back() -> None:
 def test_news_of_a_newer_grant_ends_the_one_held() -> None:
     play = connected(GRANT)
     newer = replace(GRANT, grant_id=60, position=20)
-    assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantEndReason.LOST), StreamGranted(newer))
+    assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantOutcome.LOST), StreamGranted(newer))
     assert play.receive(GRANT).updates == ()
-    assert play.receive(Revoke(ME, TERM, 5, 70)).updates == (StreamRemoved(5, 60, GrantEndReason.LOST),)
+    assert play.receive(Revoke(ME, TERM, 5, 70)).updates == (StreamRemoved(5, 60, GrantOutcome.LOST),)
     assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, 70)]
 
 
@@ -461,7 +461,7 @@ def test_a_stream_that_ended_of_itself_needs_no_stop() -> None:
 STREAM_MESSAGES: list[ToBorrower] = [
     replace(GRANT, stream_id=6),
     Revoke(ME, TERM, 5, 50),
-    Revoked(ME, TERM, 5, 50, GrantEndReason.LOST),
+    Revoked(ME, TERM, 5, 50, GrantOutcome.LOST),
     ProgressSaved(ME, TERM, 5, 50, 99),
     PingResponse(ME, TERM, 5.0, GOOD_S),
 ]
@@ -655,8 +655,8 @@ def test_a_silent_new_leader_is_asked_about_a_stream() -> None:
     play.receive(LeaderConnectResponse("a/2", 200, GROUP), 1.2)
     play.do(Tick(), 2.2)
     assert play.said(UpdateProgress) == [UpdateProgress("a/2", 200, (StreamProgress(5, 50, 10),))]
-    play.receive(Revoked("a/2", 200, 5, 50, GrantEndReason.LOST), 2.3)
-    assert play.last.updates == (StreamRemoved(5, 50, GrantEndReason.LOST),)
+    play.receive(Revoked("a/2", 200, 5, 50, GrantOutcome.LOST), 2.3)
+    assert play.last.updates == (StreamRemoved(5, 50, GrantOutcome.LOST),)
 
 
 @pytest.mark.conforms("E5", "E10")

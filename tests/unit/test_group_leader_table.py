@@ -12,7 +12,7 @@ from sublet_leader.group.grant_transitions import TRANSITIONS, Action, Assignmen
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (
     Grant,
-    GrantEndReason,
+    GrantOutcome,
     LeaderConnectResponse,
     ProgressSaved,
     Revoke,
@@ -277,8 +277,8 @@ def test_what_cannot_happen_is_explained(status: GrantStatus, kind: AssignmentEv
 
 
 @pytest.mark.conforms("E8", "E11")
-@pytest.mark.parametrize(("last", "reason"), [(True, GrantEndReason.SAVED), (False, GrantEndReason.LOST)])
-def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantEndReason) -> None:
+@pytest.mark.parametrize(("last", "reason"), [(True, GrantOutcome.SAVED), (False, GrantOutcome.LOST)])
+def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantOutcome) -> None:
     bench = granted()
     bench.leave(bench.said(5, final=last))
     bench.settle()

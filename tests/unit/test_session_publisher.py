@@ -19,10 +19,10 @@ from sublet_protocol.pubsub.model import (
 )
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import (
-    ChannelSubscribedKeys,
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
+    KeysWithSubscribers,
     PollReply,
     SubscriberRefused,
     UnknownSubscriber,
@@ -338,8 +338,8 @@ def test_the_silent_go_and_the_quiet_stay() -> None:
         node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
-    assert node.subscribed_keys("news") == ChannelSubscribedKeys(frozenset({"k"}), has_all=False)
-    assert node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset(), has_all=False)
+    assert node.subscribed_keys("news") == KeysWithSubscribers(frozenset({"k"}), has_all=False)
+    assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset(), has_all=False)
     assert node.publish("news", "k", "x") == 1
 
 
@@ -439,20 +439,20 @@ def test_only_first_and_last_subscriber_are_reported() -> None:
         owner.do(name, Subscribe("price", "gold"))
     assert owner.received == [("price", "gold", True)]
     for name in ("b", "a", "c"):
-        assert owner.node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset({"gold"}), False)
+        assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"gold"}), False)
         owner.do(name, Unsubscribe("price", "gold"))
         owner.do(name, Unsubscribe("price", "gold"))
     assert owner.received == [("price", "gold", True), ("price", "gold", False)]
-    assert owner.node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset(), False)
+    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset(), False)
 
 
 def test_all_keys_and_other_channels_are_separate() -> None:
     owner = Owner()
     owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
-    assert owner.node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset({"tin"}), True)
-    assert owner.node.subscribed_keys("news") == ChannelSubscribedKeys(frozenset({"gold"}), False)
+    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), True)
+    assert owner.node.subscribed_keys("news") == KeysWithSubscribers(frozenset({"gold"}), False)
     owner.do("a", Unsubscribe("price", None))
-    assert owner.node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
     assert owner.received[-1] == ("price", None, False)
 
 
@@ -463,7 +463,7 @@ def test_the_interest_of_the_silent_ends_with_them() -> None:
     owner.do("alive", Subscribe("price", "tin"), now=10.0)
     assert owner.node.expire(16.0) == ("dead",)
     assert owner.received[-1] == ("price", "gold", False)
-    assert owner.node.subscribed_keys("price") == ChannelSubscribedKeys(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
 
 
 def test_what_interest_publishes_is_delivered() -> None:

@@ -22,7 +22,7 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    RoutedAssignmentUpdate,
+    SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
 )
@@ -355,4 +355,4 @@ class AgentLoop:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentLoop", "RoutedAssignmentUpdate"]
+__all__ = ["AgentLoop", "SessionAssignmentUpdate"]

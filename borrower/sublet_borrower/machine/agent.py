@@ -109,7 +109,7 @@ AgentEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedAssignmentUpdate:
+class SessionAssignmentUpdate:
     """An update for the session that owns the handle."""
 
     handle: int
@@ -132,7 +132,7 @@ class AgentOutcome:
     """
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
-    updates: tuple[RoutedAssignmentUpdate | SubscriptionClosed, ...] = ()
+    updates: tuple[SessionAssignmentUpdate | SubscriptionClosed, ...] = ()
     needs_discovery: bool = False
     wake_at: float | None = None
 
@@ -141,7 +141,7 @@ class AgentOutcome:
 class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
-    updates: list[RoutedAssignmentUpdate | SubscriptionClosed] = field(default_factory=list)
+    updates: list[SessionAssignmentUpdate | SubscriptionClosed] = field(default_factory=list)
     needs_discovery: bool = False
 
 
@@ -306,7 +306,7 @@ class Agent:
             if send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
-        self._out.updates.extend(RoutedAssignmentUpdate(handle, notify) for notify in outcome.updates)
+        self._out.updates.extend(SessionAssignmentUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:

@@ -20,10 +20,10 @@ import psycopg
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
-from sublet_leader.feed.fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
 from sublet_leader.feed.head_poller import FeedHeadPoller
+from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
+from sublet_leader.feed.member_fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
-from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (

@@ -28,10 +28,10 @@ from sublet_protocol.pubsub.model import (
     Unsubscribe,
 )
 from sublet_protocol.pubsub.node_side_replies import (
-    ChannelSubscribedKeys,
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
+    KeysWithSubscribers,
     PollReply,
     SubscriberRefused,
     UnknownSubscriber,
@@ -220,9 +220,9 @@ class NodeSideMachine:
         subscriber = self._subscribers.get(subscriber_id)
         return () if subscriber is None else tuple(subscriber.list_subjects())
 
-    def subscribed_keys(self, channel: str) -> ChannelSubscribedKeys:
+    def subscribed_keys(self, channel: str) -> KeysWithSubscribers:
         """Return the subscribed keys of a channel: only these are worth reading."""
-        return ChannelSubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+        return KeysWithSubscribers(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
         """Return whether this subscriber id is alive."""

@@ -53,7 +53,7 @@ class HoldPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelSubscribedKeys:
+class KeysWithSubscribers:
     """The keys of a channel that are subscribed by name, and whether all keys are."""
 
     keys: frozenset[str]

@@ -11,6 +11,6 @@ grant id in the same transaction, so a report under an old grant can never move 
 
 The implementation is split by topic: `sublet_storage.db.store_connection` (one connection, one transaction at a time),
 `coordinator.leadership`, `coordinator.group_lifecycle` (creating, finding and deleting groups),
-`coordinator.lending_statements` (the statements on lending rows), `coordinator.leader_transaction` (the leader's one
+`coordinator.lending_statements` (the statements on lending rows), `coordinator.leader_commits` (the leader's one
 write path) and `coordinator.stream_sync` (streams that were opened, and streams that ended).
 """

@@ -14,7 +14,7 @@ across lost connections and rollovers.
 A `Delivery` stands for a message until it is durable. The buffer is bounded: a publisher that outruns the database is
 made to wait, and nothing is ever dropped in silence.
 
-A write by many processes goes another way: each makes blocks (`batches.block_builder`) and stages them, and one
+A write by many processes goes another way: each makes blocks (`batches.sink_block_builder`) and stages them, and one
 transaction publishes all (`sink_staging`).
 """
 

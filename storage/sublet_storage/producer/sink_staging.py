@@ -23,8 +23,8 @@ import pyarrow as pa
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.sink_block_builder import SinkBlockBuilder
 from sublet_storage.spaces.space_queries import find_space
 
 COPIED_BYTES: Final = 4 * 1024 * 1024
@@ -90,7 +90,7 @@ def stage(
     """
     if space is not None:
         find_space(conn, space)
-    stager, gathering = _Stager(conn, write), BlockBuilder(RoutingTable.load(conn, space))
+    stager, gathering = _Stager(conn, write), SinkBlockBuilder(RoutingTable.load(conn, space))
     for batch in batches:
         stager.put(gathering.add(batch))
     stager.put(gathering.flush())

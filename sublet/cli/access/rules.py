@@ -13,7 +13,7 @@ from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right,
 from sublet_protocol.domain.topics import TopicFilter
 
 if TYPE_CHECKING:
-    from sublet_storage.groups.admin.access_rules import GrantedRule
+    from sublet_storage.groups.admin.access_rules import AccessRuleRecord
 
 Who = Annotated[
     str,
@@ -164,7 +164,7 @@ def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
     return 0 if granted_rule is not None else 1
 
 
-def _find(rules: list[GrantedRule], rule: AccessRule) -> AccessRule | None:
+def _find(rules: list[AccessRuleRecord], rule: AccessRule) -> AccessRule | None:
     group = None if rule.group == "*" else rule.group
     return AccessRules(each.rule for each in rules).find_rule(rule.principal, rule.right, rule.filter, group)
 
@@ -178,7 +178,7 @@ def _to_json(rule: AccessRule) -> dict[str, Any]:
     return {"principal": rule.principal, "right": rule.right, "filter": rule.filter.text, "group": group}
 
 
-def _granted_to_json(each: GrantedRule) -> dict[str, Any]:
+def _granted_to_json(each: AccessRuleRecord) -> dict[str, Any]:
     return {**_to_json(each.rule), "granted_by": each.granted_by, "granted_at": each.granted_at.isoformat()}
 
 

@@ -30,7 +30,7 @@ select principal, may, filter, group_name, granted_by, granted_at from access
 
 
 @dataclass(frozen=True, slots=True)
-class GrantedRule:
+class AccessRuleRecord:
     """A rule, with who granted it and when."""
 
     rule: AccessRule
@@ -65,11 +65,11 @@ class UnreadableRule:
 class StoredRules:
     """The rows of the table, those that are no rules apart."""
 
-    rules: list[GrantedRule]
+    rules: list[AccessRuleRecord]
     unreadable: list[UnreadableRule]
 
 
-def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[GrantedRule]:
+def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[AccessRuleRecord]:
     """Return all rules, or those of this principal and those of every principal. Rows that are no rules are named in
     the log."""
     stored = read_rules(conn, principal)
@@ -91,7 +91,7 @@ def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> S
             row = " ".join(each[:80] for each in (whose, right, filter, group))
             stored.unreadable.append(UnreadableRule(row, granted_by, str(error)))
         else:
-            stored.rules.append(GrantedRule(rule, granted_by, granted_at))
+            stored.rules.append(AccessRuleRecord(rule, granted_by, granted_at))
     return stored
 
 

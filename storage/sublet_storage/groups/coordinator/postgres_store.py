@@ -15,7 +15,7 @@ from sublet_storage.db.clock import Clock, read_database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_statements, session_name_owners
-from sublet_storage.groups.coordinator.leader_transaction import commit_batch, elect, make_busy_result
+from sublet_storage.groups.coordinator.leader_commits import commit_batch, elect, make_busy_result
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,

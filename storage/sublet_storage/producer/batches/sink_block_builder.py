@@ -21,7 +21,7 @@ WAITING_BYTES: Final = 32 * 1024 * 1024
 """Maximum size of the messages that wait for their stream's block to be full."""
 
 
-class BlockBuilder:
+class SinkBlockBuilder:
     """A builder that takes batches of `BLOCK_SCHEMA` and returns blocks; those of a stream have its messages in their
     order."""
 

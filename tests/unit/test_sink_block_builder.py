@@ -10,9 +10,8 @@ import pytest
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.producer.batches import block_builder
-from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.sink_block_builder import BLOCK_BYTES, BLOCK_MESSAGES, SinkBlockBuilder
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
 from tests.integration.log_kit import batch
 
@@ -36,7 +35,7 @@ def messages(first: int, count: int, size: int = 8) -> pa.RecordBatch:
 
 def gathered(streams: int, sizes: list[int], each: int) -> tuple[list[BlockAppend], list[BlockAppend]]:
     """Blocks that came as they were full, and those of the end; nothing is lost, and streams keep the order."""
-    found = BlockBuilder(routes(streams))
+    found = SinkBlockBuilder(routes(streams))
     full: list[BlockAppend] = []
     for number, size in enumerate(sizes):
         full += found.add(messages(number * each, each, size))
@@ -69,6 +68,6 @@ def test_large_messages_make_small_blocks() -> None:
 
 
 def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_builder, "WAITING_BYTES", 100_000)
+    monkeypatch.setattr(sink_block_builder, "WAITING_BYTES", 100_000)
     _, rest = gathered(256, [1000] * 20, 50)
     assert sum(len(block.block.payload) for block in rest) < 150_000

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from sublet_leader.feed.read import READ_BYTES, encode, split_table
+from sublet_leader.feed.history_and_follow import READ_BYTES, encode, split_table
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
