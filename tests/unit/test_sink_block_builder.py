@@ -10,6 +10,7 @@ import pytest
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.arrow_batch_decoder import decode_block
+from sublet_storage.producer.batches import sink_block_builder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.batches.sink_block_builder import BLOCK_BYTES, BLOCK_MESSAGES, SinkBlockBuilder
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
