@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection

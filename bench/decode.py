@@ -19,7 +19,7 @@ from bench import _report as report
 from bench._report import Beside
 from sublet_storage.log import column_encoding
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.log.block import MIN_COMPRESSED, encode
+from sublet_storage.log.block_encoder import MIN_COMPRESSED, encode
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
 VALUE_BYTES = 100

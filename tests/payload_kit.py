@@ -15,7 +15,7 @@ import psycopg
 from pyarrow import fs
 
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.object_stores import MARKER, WRITABLE
 from sublet_storage.spaces.routing import Space

@@ -19,7 +19,7 @@ import grpc.aio
 
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
-from sublet_leader.jobs.access_refresh import AccessReader
+from sublet_leader.jobs.access_refresh import AccessRefreshThread
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
@@ -27,8 +27,8 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.caller_authorizer import CallerAuthorizer
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
+    AgentLongPollChanged,
     AgentMessageReceived,
-    AgentPollChanged,
     GroupFoundOrCreated,
     LeaderLookupRequested,
     NodeDesiredStateRead,
@@ -53,7 +53,7 @@ from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
-from sublet_protocol.messages.agent_key import parse_agent_id
+from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
@@ -124,7 +124,9 @@ class NodeServer:
 
             self._http = NodeHttpService(http, database_url)
         self._gate = AccessGate()
-        self._access = AccessReader(database_url, self._on_access_changed, boottime_clock) if is_auth_required else None
+        self._access = (
+            AccessRefreshThread(database_url, self._on_access_changed, boottime_clock) if is_auth_required else None
+        )
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
@@ -396,7 +398,7 @@ class NodeServer:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
 
     def _on_poll(self, agent: str, is_held: bool) -> None:
-        self._handle(AgentPollChanged(agent, is_held))
+        self._handle(AgentLongPollChanged(agent, is_held))
 
     def _on_expired(self, subscriber_ids: object) -> None:
         expired_ids = set(subscriber_ids)  # type: ignore[call-overload]

@@ -35,7 +35,7 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     StartingPosition,
 )
-from sublet_storage.log.block import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.routing import Space

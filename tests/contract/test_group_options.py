@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.desired_state import OverrideSessionWeight, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
@@ -267,14 +267,14 @@ def test_commands_are_stored_and_recorded_once(world: World) -> None:
     assert paused is not None
     assert (paused.desired_state.pause_reason, paused.revision) == ("the sink is repaired", 1)
     assert world.store.apply_command(SHARE, PauseGroup("again")) == paused
-    assert world.store.apply_command(SHARE, SetSessionWeight("s", 2.5)) == world.store.find_live_group(SHARE)
+    assert world.store.apply_command(SHARE, OverrideSessionWeight("s", 2.5)) == world.store.find_live_group(SHARE)
     found = world.store.find_group(group.group_id)
     assert found is not None
     assert found.desired_state == GroupDesiredState("the sink is repaired", (("s", 2.5),))
     assert world.write(group, term).desired_state is None
     assert world.write(group, term, renew=True).desired_state == found.desired_state
     world.store.apply_command(SHARE, ResumeGroup())
-    world.store.apply_command(SHARE, SetSessionWeight("s", None))
+    world.store.apply_command(SHARE, OverrideSessionWeight("s", None))
     assert world.write(group, term, renew=True).desired_state == GroupDesiredState()
     lines = [line for line in world.store.history(group.group_id) if line.event == "command"]
     assert [line.reason for line in lines] == [

@@ -26,7 +26,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
-from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.retention import apply_retention

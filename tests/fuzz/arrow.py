@@ -23,7 +23,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log import arrow_batch_header as header
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.log.block import add_position_columns, encode, filter_by_topic, pack
+from sublet_storage.log.block_encoder import add_position_columns, encode, filter_by_topic, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 

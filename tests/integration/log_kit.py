@@ -16,7 +16,7 @@ import pyarrow as pa
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
-from sublet_storage.log.block import PackedBlock, pack
+from sublet_storage.log.block_encoder import PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.space_changes import create_space, reshard

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import UndeclaredQueue
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost

@@ -14,7 +14,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.complete_epoch_filter import ExcludedEpochs
 from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart

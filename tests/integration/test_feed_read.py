@@ -25,7 +25,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader

@@ -15,7 +15,7 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
-from sublet_protocol.messages.agent_key import derive_agent_id
+from sublet_protocol.messages.agent_secret import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb

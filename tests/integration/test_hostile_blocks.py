@@ -19,7 +19,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     decode_block,
     validate_block,
 )
-from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
+from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream

@@ -12,7 +12,7 @@ import pytest
 
 from sublet import Feed
 from sublet_leader.jobs import access_refresh
-from sublet_leader.jobs.access_refresh import AccessReader
+from sublet_leader.jobs.access_refresh import AccessRefreshThread
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
@@ -59,15 +59,17 @@ def test_a_token_counts_at_once(
 
 
 @pytest.fixture
-def reader(database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[AccessReader]:
+def reader(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[AccessRefreshThread]:
     """One that reads when it is asked only."""
     monkeypatch.setattr(access_refresh, "READ_INTERVAL_S", 1e6)
-    reader = AccessReader(database, lambda: None, time.monotonic)
+    reader = AccessRefreshThread(database, lambda: None, time.monotonic)
     yield reader
     reader.stop()
 
 
-def test_an_unknown_token_is_looked_up_once(reader: AccessReader, conn: psycopg.Connection[Any]) -> None:
+def test_an_unknown_token_is_looked_up_once(reader: AccessRefreshThread, conn: psycopg.Connection[Any]) -> None:
     asked = 0
 
     def read_anew() -> Any:
@@ -90,7 +92,7 @@ def test_an_unknown_token_is_looked_up_once(reader: AccessReader, conn: psycopg.
     assert gate.identify(fresh, "", "").principal == "user:a"
 
 
-def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any], reader: AccessReader) -> None:
+def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any], reader: AccessRefreshThread) -> None:
     """What could not be read is not unknown."""
     gate = AccessGate(reader.open(), reader.read_anew)
     header = f"Bearer {token_of(conn, 'user:a')}"
@@ -103,7 +105,7 @@ def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any
         asyncio.run(gate.read_unknown(header))
 
 
-def test_so_many_callers_wait_for_a_reading(reader: AccessReader) -> None:
+def test_so_many_callers_wait_for_a_reading(reader: AccessRefreshThread) -> None:
     reader.open()
     waiting = [reader.read_anew() for _ in range(access_refresh.MAX_WAITING)]
     assert None not in waiting
@@ -113,7 +115,9 @@ def test_so_many_callers_wait_for_a_reading(reader: AccessReader) -> None:
     assert reader.read_anew() is not None
 
 
-def test_rules_are_read_anew_over_another_connection(reader: AccessReader, conn: psycopg.Connection[Any]) -> None:
+def test_rules_are_read_anew_over_another_connection(
+    reader: AccessRefreshThread, conn: psycopg.Connection[Any]
+) -> None:
     """After a failover the last change may be another one with the same number."""
     cache = reader.open()
     assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is not None
@@ -132,7 +136,7 @@ def test_rules_are_read_anew_over_another_connection(reader: AccessReader, conn:
 
 @pytest.mark.conforms("X4")
 def test_notifications_that_wait_are_one_reading(
-    reader: AccessReader, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    reader: AccessRefreshThread, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is left with psycopg, which keeps what nobody takes."""
     reader.open()

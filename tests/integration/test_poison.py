@@ -24,7 +24,7 @@ from sublet_storage.groups.coordinator.history_queries import read_history
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.log.block import _serialize_compressed, encode, pack
+from sublet_storage.log.block_encoder import _serialize_compressed, encode, pack
 from sublet_storage.log.column_encoding import strip_columns
 from sublet_storage.log.fetch import fetch
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader

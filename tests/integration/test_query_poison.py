@@ -19,7 +19,7 @@ from sublet_storage.groups.coordinator.history_queries import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.log_kit import Connection, batch

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.messages.agent_key import derive_agent_id
+from sublet_protocol.messages.agent_secret import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc

@@ -23,7 +23,7 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection

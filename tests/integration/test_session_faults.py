@@ -181,7 +181,7 @@ def test_the_refused_are_notified_too() -> None:
 
 KILLED_AGENT = """
     import asyncio
-    from sublet_protocol.messages.agent_key import AgentSecret
+    from sublet_protocol.messages.agent_secret import AgentSecret
     from sublet_protocol.pubsub.node_connection import NodeConnection
     from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 

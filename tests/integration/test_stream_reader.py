@@ -26,9 +26,9 @@ from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
+    InDoubtRangeReassigned,
     InvalidSetting,
     PositionGone,
-    RangeLost,
     SubscriptionEnded,
     TimelineChanged,
     Unavailable,
@@ -236,7 +236,7 @@ def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Con
     assert "unreserve" in events(conn)
     runs.append(back := Run(ours, database, inDoubtTimeout=SHORT, onRangeLost=policy))
     if policy == "fail":
-        with pytest.raises(RangeLost, match="had begun messages that others may have got meanwhile"):
+        with pytest.raises(InDoubtRangeReassigned, match="had begun messages that others may have got meanwhile"):
             back.step()
     else:
         back.step()

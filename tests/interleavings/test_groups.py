@@ -17,7 +17,7 @@ from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, SetSessionWeight
+from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
@@ -233,7 +233,7 @@ def test_a_frontier_is_read_when_a_commit_is_over(stage: Stage, database: str) -
 
 
 def test_of_two_commands_neither_is_lost(orders: Interleavings, stage: Stage) -> None:
-    commands: dict[str, GroupCommand] = {"pause": PauseGroup("maintenance"), "weigh": SetSessionWeight("s", 2.0)}
+    commands: dict[str, GroupCommand] = {"pause": PauseGroup("maintenance"), "weigh": OverrideSessionWeight("s", 2.0)}
 
     def apply(conn: Connection, name: str) -> None:
         with conn.transaction():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import BlockEpochRange, add_position_columns
+from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 

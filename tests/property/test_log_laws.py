@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.log.block import COMPRESSIONS, add_position_columns, encode, filter_by_topic
+from sublet_storage.log.block_encoder import COMPRESSIONS, add_position_columns, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.pending_block import count_slice_bytes
 from sublet_storage.producer.batches.routing_table import RoutingTable

@@ -18,7 +18,7 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenSubscription,
+    OpenGroupSubscription,
     SessionProgressReported,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
@@ -236,7 +236,7 @@ def test_an_agent_survives_whatever_it_receives(data: st.DataObject) -> None:
         match draw(st.integers(0, 9)):
             case 0:
                 handles += 1
-                outcome = agent.decide(OpenSubscription(handles, draw(SUBSCRIPTIONS)), now)
+                outcome = agent.decide(OpenGroupSubscription(handles, draw(SUBSCRIPTIONS)), now)
             case 1:
                 outcome = agent.decide(CloseSubscription(draw(st.integers(0, 3))), now)
             case 2:

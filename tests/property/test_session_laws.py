@@ -22,10 +22,10 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
-    ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscription,
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
@@ -183,7 +183,12 @@ def calm(world: World) -> None:
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
 def test_nothing_is_lost_or_repeated_silently(seed: int, loss: float, restarts: float) -> None:
     world = World(seed, loss, restarts)
-    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), ExpectDirectMessages(True)):
+    for event in (
+        Subscribe("log", "k"),
+        Subscribe("log", None),
+        Subscribe("state", None),
+        PollWithoutSubscription(True),
+    ):
         world.decide(event)
     for _ in range(300):
         world.step()

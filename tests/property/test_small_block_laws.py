@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, decode_block
-from sublet_storage.log.block import PackedBlock, add_position_columns, pack
+from sublet_storage.log.block_encoder import PackedBlock, add_position_columns, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages

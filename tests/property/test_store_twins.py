@@ -28,7 +28,7 @@ from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -74,8 +74,8 @@ ORDERS: list[GroupCommand] = [
     PauseGroup(),
     ResumeGroup(),
     ResumeGroup(),
-    SetSessionWeight("s", 2.0),
-    SetSessionWeight("s", None),
+    OverrideSessionWeight("s", 2.0),
+    OverrideSessionWeight("s", None),
 ]
 small = st.integers(0, 63)
 starts = st.one_of(

@@ -10,7 +10,7 @@ from sublet_borrower.machine.agent import (
     AgentEvent,
     CloseSubscription,
     NodesDiscovered,
-    OpenSubscription,
+    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -124,7 +124,7 @@ class AgentProcess(Process):
     def subscribe(self) -> None:
         """The next subscription."""
         self.subscriptions += 1
-        self.handle(OpenSubscription(self.subscriptions, str(SUBSCRIPTION), starting_position="earliest"))
+        self.handle(OpenGroupSubscription(self.subscriptions, str(SUBSCRIPTION), starting_position="earliest"))
 
     def unsubscribe(self, handle: int) -> None:
         """End a subscription."""

@@ -12,7 +12,7 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenSubscription,
+    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -88,7 +88,7 @@ class SimulatedAgent(Process):
         query = self.checkpoint
         self.sessions[handle] = self._session(handle) if query is None else Query(self, handle, query)
         start = str(self.simulation.groups.start_of(subscription))
-        self._happens(OpenSubscription(handle, str(subscription), self.weight, self.session, start, epoch))
+        self._happens(OpenGroupSubscription(handle, str(subscription), self.weight, self.session, start, epoch))
 
     def _session(self, handle: int) -> Session:
         return (WritingSession if self.simulation.users.is_used_by(self) else Session)(self, handle)

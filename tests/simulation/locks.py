@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.agent import AgentLockUnavailable
-from sublet_leader.node.events import AgentPollChanged
+from sublet_leader.node.events import AgentLongPollChanged
 from sublet_storage.db.liveness_lock import (
     LockAcquired,
     LockEvent,
@@ -336,7 +336,7 @@ class LockFaultInjector:
             self._report_poll(node, agent, late_s + self._of_agents.uniform(0.001, 0.01), is_held=False)
 
     def _report_poll(self, node: SimulatedNode, agent: SimulatedAgent, delay_s: float, *, is_held: bool) -> None:
-        self._world.after(delay_s, lambda: node.learn_of_poll(AgentPollChanged(agent.name, is_held)))
+        self._world.after(delay_s, lambda: node.learn_of_poll(AgentLongPollChanged(agent.name, is_held)))
 
     def _break_polls(self, agent: SimulatedAgent, for_s: float) -> None:
         """Nodes hold no poll of a living agent; some of them for ever."""

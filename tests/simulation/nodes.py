@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node.events import (
+    AgentLongPollChanged,
     AgentMessageReceived,
-    AgentPollChanged,
     GroupLeaderEvent,
     NodeDesiredStateRead,
     NodeEvent,
@@ -94,7 +94,7 @@ class SimulatedNode(Process):
         """Deliver a notification that a group's desired state has changed."""
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
-    def learn_of_poll(self, changed: AgentPollChanged) -> None:
+    def learn_of_poll(self, changed: AgentLongPollChanged) -> None:
         """Report that an agent's poll is missing, or back."""
         if self.alive:
             self._in_this_life(lambda: self.handle(changed))

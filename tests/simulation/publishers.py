@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -18,7 +18,7 @@ from sublet.spark import Guard
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space
 from tests.integration.log_kit import batch as batch_of

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from sublet_protocol.messages.agent_key import (
+from sublet_protocol.messages.agent_secret import (
     KEY_BYTES,
     AgentSecret,
     derive_agent_id,

@@ -12,7 +12,7 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenSubscription,
+    OpenGroupSubscription,
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
@@ -275,7 +275,7 @@ def holding() -> LockPlay:
     """Its lock was seen at 1.0; it has stream 5 under grant 50, and a ping answered then."""
     play = LockPlay()
     play.do(LockAcquired(KEY), 0.5)
-    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
     play.connect(1, 1.0)
     play.grant(1, 5)
     play.see_lock(1.0)
@@ -285,7 +285,7 @@ def holding() -> LockPlay:
 def test_the_first_subscription_waits_for_the_lock() -> None:
     """And declares it; meanwhile nodes are looked up."""
     play = LockPlay()
-    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
     assert (play.wanted(), play.last.needs_discovery) == ([], True)
     play.do(LockAcquired(KEY))
     assert [message.lock_valid_s for _, message in play.wanted()] == [BORROWER.lock_valid_s]
@@ -294,7 +294,7 @@ def test_the_first_subscription_waits_for_the_lock() -> None:
 def test_without_a_lock_nothing_is_declared() -> None:
     """Its calls go by its pings alone."""
     play = LockPlay()
-    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
     play.do(AgentLockUnavailable(), 1.0)
     assert [message.lock_valid_s for _, message in play.wanted()] == [0.0]
     play.connect(1)
@@ -304,7 +304,7 @@ def test_without_a_lock_nothing_is_declared() -> None:
 
 def test_a_subscription_that_waits_can_be_closed() -> None:
     play = LockPlay()
-    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
     play.do(CloseSubscription(1))
     assert play.last.updates == (SubscriptionClosed(1, BorrowerEndReason.DONE, "left before it began"),)
     play.do(LockAcquired(KEY))

@@ -21,7 +21,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     decode_block,
     decode_stream,
 )
-from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
 
 pytestmark = pytest.mark.conforms("X7")

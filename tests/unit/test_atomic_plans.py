@@ -7,7 +7,7 @@ import pytest
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_storage.log.block import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
 

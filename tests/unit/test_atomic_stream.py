@@ -12,7 +12,7 @@ from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, E
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
-from sublet_storage.log.block import BlockEpochRange, add_position_columns
+from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary

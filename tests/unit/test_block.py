@@ -11,7 +11,7 @@ import pytest
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_block
-from sublet_storage.log.block import (
+from sublet_storage.log.block_encoder import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
     add_position_columns,

@@ -24,7 +24,7 @@ from sublet.cli.base.text_conversion import (
 from sublet.cli.groups.names import unescape
 from sublet.cli.messages.input_records import NdjsonParser
 from sublet_protocol.domain.errors import UsageError
-from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 
 
 def test_a_stored_header_without_a_name_is_shown() -> None:

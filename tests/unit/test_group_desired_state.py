@@ -14,9 +14,9 @@ from sublet_storage.groups.model.desired_state import (
     NO_DESIRED_STATE,
     GroupCommand,
     GroupDesiredState,
+    OverrideSessionWeight,
     PauseGroup,
     ResumeGroup,
-    SetSessionWeight,
 )
 from tests.unit.leader_bench import BORROWER, HEAD, SUBSCRIPTION, Bench, granted
 
@@ -42,7 +42,7 @@ def test_the_weight_of_a_session_is_changed() -> None:
     bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
     bench.confirm()
     assert Counter(bench.holders().values()) == {BORROWER: 3, OTHER: 3}
-    ordered(bench, SetSessionWeight("first", 5.0))
+    ordered(bench, OverrideSessionWeight("first", 5.0))
     for _ in range(4):
         bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER, OTHER)
         for revoke in bench.received(Revoke):
@@ -102,16 +102,20 @@ def test_the_next_leader_of_a_paused_group_keeps_to_it() -> None:
 def test_commands_are_distinct_where_they_differ() -> None:
     orders = NO_DESIRED_STATE.apply(PauseGroup("why"))
     assert orders.apply(PauseGroup("another")) == orders, "it is paused already"
-    assert orders.apply(SetSessionWeight("s", 2)).apply(SetSessionWeight("s", None)) == orders
+    assert orders.apply(OverrideSessionWeight("s", 2)).apply(OverrideSessionWeight("s", None)) == orders
     assert orders.apply(ResumeGroup()) == NO_DESIRED_STATE
-    for each in (NO_DESIRED_STATE, orders, orders.apply(SetSessionWeight("s", 2.5)).apply(SetSessionWeight("a", 1))):
+    for each in (
+        NO_DESIRED_STATE,
+        orders,
+        orders.apply(OverrideSessionWeight("s", 2.5)).apply(OverrideSessionWeight("a", 1)),
+    ):
         assert GroupDesiredState.from_json(each.to_json()) == each
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 0.0009, 10_001, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(UsageError, match=r"a number from 0\.001 to 10000"):
-        SetSessionWeight("s", weight)
+        OverrideSessionWeight("s", weight)
 
 
 @pytest.mark.conforms("X4")
@@ -119,9 +123,12 @@ def test_a_group_has_so_many_weights() -> None:
     """One more is refused; those that are there can be changed, and ended."""
     full = GroupDesiredState(weights=tuple(sorted((f"s{number}", 2.0) for number in range(MAX_WEIGHTS))))
     with pytest.raises(UsageError, match="has weights for 1000 sessions, which is the limit"):
-        full.apply(SetSessionWeight("one more", 1))
-    assert dict(full.apply(SetSessionWeight("s0", 1)).weights)["s0"] == 1
-    assert len(full.apply(SetSessionWeight("s0", None)).apply(SetSessionWeight("one more", 1)).weights) == MAX_WEIGHTS
+        full.apply(OverrideSessionWeight("one more", 1))
+    assert dict(full.apply(OverrideSessionWeight("s0", 1)).weights)["s0"] == 1
+    assert (
+        len(full.apply(OverrideSessionWeight("s0", None)).apply(OverrideSessionWeight("one more", 1)).weights)
+        == MAX_WEIGHTS
+    )
     assert full.apply(PauseGroup("")).weights == full.weights
 
 
@@ -130,9 +137,9 @@ def test_a_text_that_cannot_be_shown_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="at most 255 characters"):
         PauseGroup(text)
     with pytest.raises(UsageError, match="at most 255 characters"):
-        SetSessionWeight(text, 1)
+        OverrideSessionWeight(text, 1)
     with pytest.raises(UsageError, match="without a name"):
-        SetSessionWeight("", 1)
+        OverrideSessionWeight("", 1)
 
 
 def test_a_reason_as_of_a_reset_is_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.grant_actions import GrantActions
-from sublet_leader.group.grant_transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
+from sublet_leader.group.grant_transitions import TRANSITIONS, Action, GrantEventKind, GrantStatus
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (
     Grant,
@@ -24,8 +24,8 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
-S, K = GrantStatus, AssignmentEventKind
-Pair = tuple[GrantStatus, AssignmentEventKind]
+S, K = GrantStatus, GrantEventKind
+Pair = tuple[GrantStatus, GrantEventKind]
 Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
 """(how to get to the status, what happens then, what the borrower is told)"""
 
@@ -224,7 +224,7 @@ def test_every_pair_of_the_table_has_a_story() -> None:
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), STORIES, ids=lambda part: part.name.lower())
 def test_each_pair_leads_where_the_table_does(
-    status: GrantStatus, kind: AssignmentEventKind, monkeypatch: pytest.MonkeyPatch
+    status: GrantStatus, kind: GrantEventKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, happening, reported = STORIES[status, kind]
     bench = before()
@@ -233,7 +233,7 @@ def test_each_pair_leads_where_the_table_does(
     happen = AssignmentManager.apply_event
 
     def watch(
-        self: AssignmentManager, assignment: StreamAssignment, what: AssignmentEventKind, now: float, position: int = 0
+        self: AssignmentManager, assignment: StreamAssignment, what: GrantEventKind, now: float, position: int = 0
     ) -> None:
         was = assignment.status
         happen(self, assignment, what, now, position)
@@ -266,7 +266,7 @@ def test_whatever_a_borrower_may_say_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_is_explained(status: GrantStatus, kind: AssignmentEventKind) -> None:
+def test_what_cannot_happen_is_explained(status: GrantStatus, kind: GrantEventKind) -> None:
     bench = Bench()
     streams, members = bench.leader.streams, bench.leader.members
     assignments = AssignmentManager(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)

@@ -30,7 +30,7 @@ BORROWERS = (
     "db.connect",
     "log.append",
     "log.fetch",
-    "log.block",
+    "log.block_encoder",
     "node_directory",
     "spaces.routing",
     "producer",

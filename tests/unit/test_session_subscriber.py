@@ -19,10 +19,10 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
-    ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -155,8 +155,8 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(ExpectDirectMessages(True))] == [CallPoll]
-    assert harness.do(ExpectDirectMessages(False)) == [CancelPollCall()]
+    assert [type(one) for one in harness.do(PollWithoutSubscription(True))] == [CallPoll]
+    assert harness.do(PollWithoutSubscription(False)) == [CancelPollCall()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
 

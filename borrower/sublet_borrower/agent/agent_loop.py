@@ -21,7 +21,7 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenSubscription,
+    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -120,7 +120,7 @@ class AgentLoop:
         self._handles += 1
         handle = self._handles
         self._queues[handle] = events
-        self._post(OpenSubscription(handle, subscription, weight, session, start, session_epoch))
+        self._post(OpenGroupSubscription(handle, subscription, weight, session, start, session_epoch))
         return handle
 
     def unsubscribe(self, handle: int) -> None:

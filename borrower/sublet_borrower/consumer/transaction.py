@@ -37,7 +37,7 @@ RESOLVE_INTERVAL_S = 1.0
 """How often a session that waits queries the outcome of a transaction that is in doubt."""
 
 
-class BatchInTransaction(Protocol):
+class TransactionalBatch(Protocol):
     """The part of a batch that a transaction uses."""
 
     @property
@@ -67,8 +67,8 @@ class _Doubt:
     committed, once that is known.
     """
 
-    batches: Sequence[BatchInTransaction]
-    furthest: Sequence[BatchInTransaction]
+    batches: Sequence[TransactionalBatch]
+    furthest: Sequence[TransactionalBatch]
     attempt: PostgresTransactionId
     was_committed: bool | None = None
 
@@ -136,7 +136,7 @@ class ProgressTransactions:
             yield connection
 
     @contextlib.contextmanager
-    def begin(self, batches: Sequence[BatchInTransaction]) -> Iterator[Connection]:
+    def begin(self, batches: Sequence[TransactionalBatch]) -> Iterator[Connection]:
         """Open a transaction that ends with the progress of these batches, which are then settled; an exception inside
         rolls it back. No transaction may be in doubt.
 
@@ -211,7 +211,7 @@ class ProgressTransactions:
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
 
-    def forget_refusal(self, batch: BatchInTransaction) -> None:
+    def forget_refusal(self, batch: TransactionalBatch) -> None:
         """Note that its user does the batch again: to acknowledge it after that is not refused."""
         self._not_committed.discard(_get_key(batch))
 
@@ -258,7 +258,7 @@ class ProgressTransactions:
             own_search_path=False,
         )
 
-    def _is_of_doubt(self, batch: BatchInTransaction) -> bool:
+    def _is_of_doubt(self, batch: TransactionalBatch) -> bool:
         """Return whether the transaction in doubt has all of that batch, or of that part of one."""
         return self._doubt is not None and any(
             _get_key(other) == _get_key(batch) and other.next_offset >= batch.next_offset
@@ -299,7 +299,7 @@ class ProgressTransactions:
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
             ) from error
 
-    def _is_all_durable(self, connection: Connection, furthest: Sequence[BatchInTransaction]) -> bool:
+    def _is_all_durable(self, connection: Connection, furthest: Sequence[TransactionalBatch]) -> bool:
         """Return whether the progress of all of them is durable, by those of which it can be known: they were committed
         together, so that one answer holds for all. Raise `UnknownOutcome` where it can be known of none.
         """
@@ -312,7 +312,7 @@ class ProgressTransactions:
             "outcome is unknown. Look at the tables; what was not committed is its new holder's."
         )
 
-    def _is_durable(self, connection: Connection, batch: BatchInTransaction) -> bool | None:
+    def _is_durable(self, connection: Connection, batch: TransactionalBatch) -> bool | None:
         """Return whether its progress is durable; None where its grant is over and what came of it is not stored."""
         group_id, frontier = self._group_id(), batch.consumed_frontier
         grant = (batch.stream_id, batch.grant_id, batch.grant_key)
@@ -332,11 +332,11 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
         )
 
 
-def _get_key(batch: BatchInTransaction) -> tuple[int, int, int]:
+def _get_key(batch: TransactionalBatch) -> tuple[int, int, int]:
     return batch.stream_id, batch.grant_id, batch.ticket
 
 
-def _find_furthest(batches: Sequence[BatchInTransaction]) -> list[BatchInTransaction]:
+def _find_furthest(batches: Sequence[TransactionalBatch]) -> list[TransactionalBatch]:
     """Return the last batch under each grant, in the order of streams, in which their rows are locked."""
     ordered = sorted(batches, key=lambda batch: (batch.ticket, batch.next_offset))
     ends = {(batch.stream_id, batch.grant_id): batch for batch in ordered}

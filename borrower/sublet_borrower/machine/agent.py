@@ -46,7 +46,7 @@ SUSPECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSubscription:
+class OpenGroupSubscription:
     """The command to begin a subscription under a handle not used before."""
 
     handle: int
@@ -96,7 +96,7 @@ class AgentLockUnavailable:
 
 
 AgentEvent = (
-    OpenSubscription
+    OpenGroupSubscription
     | CloseSubscription
     | NodeMessageReceived
     | NodeLost
@@ -168,7 +168,7 @@ class Agent:
         """Apply one event, and return the outcome."""
         self._out = _OutcomeBuilder()
         match event:
-            case OpenSubscription():
+            case OpenGroupSubscription():
                 e = event
                 request = SubscriptionRequest(e.subscription, e.weight, e.session, e.starting_position, e.session_epoch)
                 self._open(event.handle, request, now)

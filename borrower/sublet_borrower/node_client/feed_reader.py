@@ -23,7 +23,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, decode_page, encode_read
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_stream
-from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
 from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_storage.util.fork_guard import OwnerProcess
 
 ADVICE = (

@@ -25,7 +25,7 @@ class GrantStatus(Enum):
     ABSENT = "absent"  # there is no assignment
 
 
-class AssignmentEventKind(Enum):
+class GrantEventKind(Enum):
     """The events of an assignment."""
 
     GRANT_WRITTEN = "grant written"
@@ -62,12 +62,12 @@ class Action(Enum):
 Transition = tuple[GrantStatus, Action]
 
 
-def _make_row(**steps: Transition) -> dict[AssignmentEventKind, Transition]:
+def _make_row(**steps: Transition) -> dict[GrantEventKind, Transition]:
     """Return the transitions out of one status."""
-    return {AssignmentEventKind[name]: step for name, step in steps.items()}
+    return {GrantEventKind[name]: step for name, step in steps.items()}
 
 
-TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
+TRANSITIONS: dict[GrantStatus, dict[GrantEventKind, Transition]] = {
     GrantStatus.GRANTING: _make_row(
         GRANT_WRITTEN=(GrantStatus.GRANTING, Action.SEND_GRANT),
         GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),

@@ -19,7 +19,7 @@ from sublet_leader.group.events import (
     WritesCommitted,
     WritesNotCommitted,
 )
-from sublet_leader.group.grant_transitions import AssignmentEventKind
+from sublet_leader.group.grant_transitions import GrantEventKind
 from sublet_leader.group.group_timers import GroupTimers
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.session_fencing import SessionFencing
@@ -177,7 +177,7 @@ class GroupLeader:
             case RevokeFinished():
                 if self._verify_member(agent, message.borrower_id, message.term, now):
                     assignment = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
-                    self._assignments.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
+                    self._assignments.apply_event(assignment, GrantEventKind.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
@@ -253,7 +253,7 @@ class GroupLeader:
             return
         if entry is None or entry.lending.grant_id != grant.grant_id or not entry.is_held_by(member.agent):
             assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
-            self._assignments.apply_event(assignment, AssignmentEventKind.PROGRESS, now)
+            self._assignments.apply_event(assignment, GrantEventKind.PROGRESS, now)
             return
         self._assignments.reclaim(entry, member, grant, now)
         if self.desired_state.pause_reason is not None:
@@ -281,7 +281,7 @@ class GroupLeader:
             elif (progress.poison or progress.beyond_head) and not assignment.is_final_queued:
                 assignment.poison, assignment.is_beyond_head = progress.poison, progress.beyond_head
                 assignment.reason = progress.read_error
-        kind = AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.PROGRESS
+        kind = GrantEventKind.FINAL if progress.final else GrantEventKind.PROGRESS
         assignment.delivered_end, assignment.consumed, assignment.in_doubt = (
             progress.delivered_end,
             progress.consumed,
@@ -419,7 +419,7 @@ class GroupLeader:
             and entry.in_flight is None
         ):
             self._assignments.apply_event(
-                assignment, AssignmentEventKind.LOST, now
+                assignment, GrantEventKind.LOST, now
             )  # the stream sync blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)

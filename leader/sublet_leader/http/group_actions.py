@@ -23,7 +23,7 @@ from sublet_storage.groups.admin import admin, reset_transaction
 from sublet_storage.groups.admin import live_reset as live_reset
 from sublet_storage.groups.admin.node_desired_state import LedGroupRef, request_step_down
 from sublet_storage.groups.coordinator import group_lifecycle
-from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 from sublet_storage.groups.status.json_views import options_to_json
 from sublet_storage.groups.status.overview import describe_group
@@ -97,7 +97,7 @@ class GroupActionsApi:
         if "weight" not in body:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
         weight = None if body["weight"] is None else body_fields.read_number(body, "weight")
-        return self._send_command(body, SetSessionWeight(body_fields.read_text(body, "session"), weight))
+        return self._send_command(body, OverrideSessionWeight(body_fields.read_text(body, "session"), weight))
 
     def reset(self, body: JsonBody) -> Response:
         """Reset a group as `sublet groups reset` does: {"subscription", "to", "streams", "dry_run", "force"}."""

@@ -33,7 +33,7 @@ MAX_WAITING = 1_000
 """Maximum number of such callers that wait at a time."""
 
 
-class AccessReader(StoppableThread):
+class AccessRefreshThread(StoppableThread):
     """Reads the rules and tokens. `on_change` is called, on a thread of its own, after a change."""
 
     def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:

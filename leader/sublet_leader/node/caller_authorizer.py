@@ -13,7 +13,7 @@ from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate, Caller
-from sublet_protocol.messages.agent_key import parse_agent_id
+from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel

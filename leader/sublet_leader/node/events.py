@@ -135,7 +135,7 @@ class AgentMessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentPollChanged:
+class AgentLongPollChanged:
     """No poll of that agent is held: its last one was broken, or no next one has come; or, `is_held`, it polls
     again."""
 
@@ -299,7 +299,7 @@ DatabaseAnswer = (
 NodeEvent = (
     NodeStarted
     | AgentMessageReceived
-    | AgentPollChanged
+    | AgentLongPollChanged
     | LeaderLookupRequested
     | GroupLeaderEvent
     | StreamsChanged

@@ -29,7 +29,7 @@ class _GroupEntry:
     sent_on: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
-class GroupRouter:
+class GroupRegistry:
     """Tracks groups in memory only: everything in it can be requested again, so it may be dropped at any time.
     `query_counts`: the node's bound on concurrent queries."""
 

@@ -19,8 +19,8 @@ from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
 from sublet_leader.node.caller_quota import CallerQuota
 from sublet_leader.node.events import (
+    AgentLongPollChanged,
     AgentMessageReceived,
-    AgentPollChanged,
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
@@ -50,13 +50,13 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.forged_session_checker import ForgedSessionChecker
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
-from sublet_leader.node.group_registry import GroupRouter
+from sublet_leader.node.group_registry import GroupRegistry
 from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.pending_writes import PendingWrites, take_batch
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.agent_key import is_borrower_of
+from sublet_protocol.messages.agent_secret import is_borrower_of
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -90,7 +90,7 @@ class Node:
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
         self.query_counts = CallerQuota(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
-        self.registry = GroupRouter(self.query_counts)
+        self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._dead_agents = el.DeadAgentDetector(settings)
@@ -116,7 +116,7 @@ class Node:
             case AgentMessageReceived():
                 self._dead_agents.note_message(event.agent, event.message, now)
                 self._receive(event, now)
-            case AgentPollChanged():
+            case AgentLongPollChanged():
                 self._dead_agents.note_poll(event.agent, event.is_held, now)
             case LeaderLookupRequested():
                 self._on_leader_query(event)

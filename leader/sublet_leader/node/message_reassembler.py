@@ -7,7 +7,7 @@ from typing import Any
 
 from sublet_leader.node.caller_quota import CallerQuota
 from sublet_leader.node.events import AgentMessageReceived
-from sublet_protocol.messages.agent_key import is_borrower_of
+from sublet_protocol.messages.agent_secret import is_borrower_of
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,

@@ -237,7 +237,7 @@ class PositionGone(SubletError):
         )
 
 
-class RangeLost(SubletError):
+class InDoubtRangeReassigned(SubletError):
     """A query's begun messages that other members have got meanwhile; `ranges`: (stream, from, to)."""
 
     def __init__(self, session: str, ranges: Sequence[tuple[int, int, int]]) -> None:

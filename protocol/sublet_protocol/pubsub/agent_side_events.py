@@ -34,7 +34,7 @@ class ConnectionLostReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectDirectMessages:
+class PollWithoutSubscription:
     """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
     is_expected: bool
@@ -91,7 +91,7 @@ class ConnectionRejected:
 
 Event = (
     Command
-    | ExpectDirectMessages
+    | PollWithoutSubscription
     | CommandsReplied
     | PollReplied
     | CommandsUnanswered

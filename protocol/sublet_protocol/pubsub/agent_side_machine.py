@@ -33,10 +33,10 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
-    ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -193,7 +193,7 @@ class AgentSideMachine:
                 self._enqueue(event, now)
             case MessageToNode():
                 self._enqueue(event, now)
-            case ExpectDirectMessages(is_listening):
+            case PollWithoutSubscription(is_listening):
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._subscriber.id and self.status is not ConnectionStatus.IDLE:

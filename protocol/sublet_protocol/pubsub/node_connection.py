@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.client_access_token import call_metadata, is_replaced
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
@@ -36,9 +36,9 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
-    ExpectDirectMessages,
     Instruction,
     PollUnanswered,
+    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -172,7 +172,7 @@ class NodeConnection:
         """Queue a message to the node, and hold a poll for its answers from now on."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
-        self._decide(ExpectDirectMessages(True))
+        self._decide(PollWithoutSubscription(True))
         self._decide(command)
 
     def subscribe(

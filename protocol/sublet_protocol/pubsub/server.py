@@ -30,7 +30,7 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
 )
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
-from sublet_protocol.messages.agent_key import parse_agent_id
+from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage

@@ -18,7 +18,7 @@ from sublet_protocol.domain.limits import (
     SLICE_ITEMS,
 )
 from sublet_protocol.messages import borrower_leader_codec as codec
-from sublet_protocol.messages.agent_key import AgentSecret, is_key_of
+from sublet_protocol.messages.agent_secret import AgentSecret, is_key_of
 from sublet_protocol.messages.borrower_leader import (
     PROTOCOL_VERSION,
     Disconnect,

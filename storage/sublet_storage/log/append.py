@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import ProducerFenced, Unavailable, UnknownOutcome
-from sublet_storage.log.block import BlockEpochRange, PackedBlock
+from sublet_storage.log.block_encoder import BlockEpochRange, PackedBlock
 
 _APPEND = """
 select outcome, end_offset from append_block(

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import SchemaMismatch
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, MIN_ARROW_VALUES, REFUSED_IN_TOPICS
-from sublet_storage.log.block import DELIVERED_SCHEMA, make_integers
+from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, make_integers
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
     decode_flags,

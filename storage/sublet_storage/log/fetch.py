@@ -38,7 +38,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     restore,
     validate_block,
 )
-from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
+from sublet_storage.log.block_encoder import add_position_columns, drop_before, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.complete_epoch_filter import ExcludedEpochs, drop_excluded
 from sublet_storage.log.deleted_streams import find_deleted_streams

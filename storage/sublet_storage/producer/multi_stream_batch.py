@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, Usa
 from sublet_protocol.domain.limits import MAX_STEP
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
 from sublet_storage.producer.delivery import AppendedSpan
 from sublet_storage.spaces.routing import Space, StreamInfo

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import (
     as_bytes,

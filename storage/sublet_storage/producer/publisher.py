@@ -19,7 +19,7 @@ from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_MESSAGES
-from sublet_storage.log.block import compute_epoch_bounds
+from sublet_storage.log.block_encoder import compute_epoch_bounds
 from sublet_storage.log.epoch_leases import LEASE_S, MAX_LEASE_S, MIN_LEASE_S
 from sublet_storage.producer.arguments import (
     MAX_BYTES,

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
-from sublet_storage.log.block import MAX_PACKED_BYTES, pack
+from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.fast_small_block_packer import Header, Message
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.pending_block import (

@@ -30,7 +30,7 @@ from psycopg.types.numeric import Int8
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.block import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.log.partition_reads import read_blocks
 
 MAX_PAGE_SUMMARIES: Final = 2048

@@ -23,7 +23,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.log.block import MAX_PACKED_BYTES, pack
+from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.spaces.rollover import partition_table
 
 _Time = TypeVar("_Time", datetime, int)

@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import Conflict, InvalidSetting, PayloadUnava
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log import epoch_leases
-from sublet_storage.log.block import COMPRESSIONS
+from sublet_storage.log.block_encoder import COMPRESSIONS
 from sublet_storage.objects import location
 from sublet_storage.objects.location import parse_location, parse_stored_location
 from sublet_storage.objects.object_stores import get_store

@@ -12,9 +12,9 @@ from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_storage.groups.model.desired_state import (
     GroupCommand,
+    OverrideSessionWeight,
     PauseGroup,
     ResumeGroup,
-    SetSessionWeight,
     format_pause,
 )
 
@@ -67,7 +67,7 @@ def weight(
     from sublet_storage.groups.status.overview import describe_group
 
     share = None if weight == "own" else text_conversion.parse_number("weight", weight)
-    _send_command(cli, subscription, SetSessionWeight(session, share))
+    _send_command(cli, subscription, OverrideSessionWeight(session, share))
     if cli.json:
         return
     with cli.open_connection() as connection:

@@ -14,7 +14,7 @@ from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFr
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
-from sublet_storage.log.block import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from sublet_storage.spaces.routing import GenerationTopicFilters, Space, has_moved_topics, ranges_overlap, split_ring
 

@@ -16,7 +16,7 @@ from typing import Self
 
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
-from sublet_protocol.messages.agent_key import AgentSecret
+from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings

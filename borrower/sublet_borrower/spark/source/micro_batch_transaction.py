@@ -31,7 +31,7 @@ from sublet_borrower.planner.grant_key_files import PlannerGrantKeys, read_grant
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, check_url, driver_url
-from sublet_borrower.spark.source import checkpoint_files
+from sublet_borrower.spark.source import spark_checkpoint_reader
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, MicroBatchFenced, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
@@ -130,8 +130,8 @@ class Guard:
 
     def _read_ranges(self, batch_id: int) -> list[SourceRanges]:
         """Return what the batch has of each source of this kind that the query has."""
-        checkpoint_files.check_checkpoint(self._checkpoint)
-        offsets = checkpoint_files.read_offsets(self._checkpoint, int(batch_id))
+        spark_checkpoint_reader.check_checkpoint(self._checkpoint)
+        offsets = spark_checkpoint_reader.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
             check_offset_version(offset)
         known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
@@ -141,7 +141,7 @@ class Guard:
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without new messages has the same there as for the batch before.
-        previous_offsets = checkpoint_files.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        previous_offsets = spark_checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [
             offset for offset, previous in zip_longest(offsets, previous_offsets[: len(offsets)]) if offset != previous
         ]

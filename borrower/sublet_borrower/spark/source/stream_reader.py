@@ -43,7 +43,7 @@ from sublet_borrower.spark.source.offsets import (
     encode_offset,
 )
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
-from sublet_protocol.domain.errors import RangeLost
+from sublet_protocol.domain.errors import InDoubtRangeReassigned
 from sublet_protocol.domain.grant_keys import timeline_number
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._begun = {startable.planned: startable for startable in startable_ranges}
         self._put_off(startable_ranges)
         if lost:
-            problem = RangeLost(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
+            problem = InDoubtRangeReassigned(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)

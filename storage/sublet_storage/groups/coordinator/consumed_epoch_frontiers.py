@@ -114,7 +114,7 @@ select space_id, producer_id, least, upper_frontier from capability
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceFrontier:
+class SpaceCompletedEpochs:
     """The lower frontier of a space when it was read. `is_dropped`: the space was dropped, and not just now."""
 
     name: str
@@ -124,12 +124,12 @@ class SpaceFrontier:
 
 def read_space_frontiers(
     connection: Connection, groups: Collection[int], oldest: int, now_us: int | None
-) -> dict[int, SpaceFrontier]:
+) -> dict[int, SpaceCompletedEpochs]:
     """Return {space_id: what is completed} of the spaces that these groups have to do with, also of those that were
     dropped. `oldest`: of generations up to this one they all have the rows that they are to have."""
     parameters = {"groups": list(groups), "oldest": oldest, "now_us": now_us}
     return {
-        space_id: SpaceFrontier(name, lower_frontier_from_text(lower), is_past)
+        space_id: SpaceCompletedEpochs(name, lower_frontier_from_text(lower), is_past)
         for space_id, name, lower, is_past in connection.execute(_SPACES, parameters).fetchall()
     }
 
@@ -173,7 +173,10 @@ def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> No
 
 
 def advance_frontiers(
-    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], buffer: LendingWriteBatch
+    connection: Connection,
+    terms: Mapping[int, int],
+    spaces: Mapping[int, SpaceCompletedEpochs],
+    buffer: LendingWriteBatch,
 ) -> dict[int, tuple[GroupFrontier, ...]]:
     """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and record
     it in their history; return all their frontiers. Those of a space that is past, and consumed, are deleted."""

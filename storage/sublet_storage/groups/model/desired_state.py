@@ -53,7 +53,7 @@ class ResumeGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class SetSessionWeight:
+class OverrideSessionWeight:
     """Sets the weight of sessions of that name, whatever they request; None: as they request. Raises `UsageError` for
     an invalid weight."""
 
@@ -73,7 +73,7 @@ class SetSessionWeight:
         return f"weight of session {self.session!r}: {share}"
 
 
-GroupCommand = PauseGroup | ResumeGroup | SetSessionWeight
+GroupCommand = PauseGroup | ResumeGroup | OverrideSessionWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class GroupDesiredState:
                 return replace(self, pause_reason=reason) if for_a_while else self
             case ResumeGroup(only):
                 return replace(self, pause_reason=None) if only in (None, self.pause_reason) else self
-            case SetSessionWeight(session, weight):
+            case OverrideSessionWeight(session, weight):
                 others = {name: each for name, each in self.weights if name != session}
                 weights = others if weight is None else {**others, session: float(weight)}
                 if len(weights) > max(MAX_WEIGHTS, len(self.weights)):
@@ -107,7 +107,7 @@ class GroupDesiredState:
 
     def format(self) -> str:
         """Return the state as text for people."""
-        weights = [str(SetSessionWeight(session, weight)) for session, weight in self.weights]
+        weights = [str(OverrideSessionWeight(session, weight)) for session, weight in self.weights]
         return "; ".join(
             [str(ResumeGroup()) if self.pause_reason is None else format_pause(self.pause_reason), *weights]
         )

@@ -1,8 +1,8 @@
 """Packs a block of few messages from Python's values, which is faster than with Arrow.
 
 Arrow's functions have a constant cost, which is largest after some idle milliseconds. The result equals that of
-`sublet_storage.log.block.pack`. The header of a record batch of one schema differs in numbers alone: it is made by
-Arrow once, and the numbers are written over.
+`sublet_storage.log.block_encoder.pack`. The header of a record batch of one schema differs in numbers alone: it is made
+by Arrow once, and the numbers are written over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.arrow_batch_decoder import START
-from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
+from sublet_storage.log.block_encoder import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
 from sublet_storage.log.column_encoding import (
     MIN_EPOCH_RUN,
     encode_codec,

@@ -9,7 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
+from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES

@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.block import pack
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import SharedDelivery
