@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
+from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import SavedProgress
 from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 
 
 def test_of_what_is_pushed_the_newest_remains() -> None:
@@ -34,3 +36,13 @@ def test_what_is_pushed_wakes_whoever_waits() -> None:
     inbox = SessionEventQueue()
     inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), 3))
     assert inbox.take(60.0) == (HeadPushed(HeadSubscriptionId(7, 50, 1), 3),)
+
+
+def test_a_former_subscription_hides_no_end() -> None:
+    """The one before may still be handing over when its successor, which has nothing yet, is over."""
+    events = SessionEventQueue()
+    ends = [SubscriptionClosed(handle, BorrowerEndReason.DONE, "") for handle in (1, 2)]
+    events.put(ends[1])
+    events.put(ends[0])
+    assert events.end == ends[1]
+    assert events.take() == (ends[1], ends[0])

@@ -25,7 +25,8 @@ class SessionEventQueue:
         self._on_update = on_update
         self._queued: deque[AssignmentUpdate | SubscriptionClosed] = deque()
         self.end: SubscriptionClosed | None = None
-        """The last event, once it has arrived; also after an exception out of the `take` that returned it."""
+        """The last event of the newest subscription that has ended; also after an exception out of the `take` that
+        returned it. Those before it may end later."""
         self._pushed: dict[int, HeadPushed] = {}
         self._condition = threading.Condition()
         self._is_woken = False
@@ -43,7 +44,7 @@ class SessionEventQueue:
                 if last_push is None or last_push.subscription != event.subscription or last_push.head < event.head:
                     self._pushed[event.subscription.stream_id] = event
             else:
-                if isinstance(event, SubscriptionClosed):
+                if isinstance(event, SubscriptionClosed) and (self.end is None or event.handle >= self.end.handle):
                     self.end = event
                 self._queued.append(event)
             self._condition.notify_all()
