@@ -16,13 +16,13 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.routing import MAX_SHARDS
 from sublet_storage.spaces.space_changes import create_space, reshard
 
 LEASE_S = 3600.0
-NODE = NodeRef("bench", "bench#1", "127.0.0.1:1")
+NODE = NodeIncarnation("bench", "bench#1", "127.0.0.1:1")
 STATEMENT_TIMEOUT_S = 60.0
 BESIDE = {"count": "select count(*) of its rows", "update": "UPDATE of as many rows", "advance": "publisher.advance"}
 RENEWALS = {"idle": "all consumed to the end", "behind": "all behind, each elsewhere"}

@@ -19,12 +19,12 @@ from sublet_storage.groups.model.records import (
     LendingChange,
     LendingOutcome,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.spaces.space_changes import reshard
 
 LEASE_S = 3600.0
 HEAD = 1_000_000_000
-NODE = NodeRef("bench", "bench#1", "127.0.0.1:1")
+NODE = NodeIncarnation("bench", "bench#1", "127.0.0.1:1")
 FIRST_LEADERSHIP = 1_000_000
 """First id of leaderships that are only renewed and belong to no group."""
 

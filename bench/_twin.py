@@ -20,7 +20,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import Lending
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -74,7 +74,7 @@ class Twin:
         for stream_id in streams.streams:
             streams.append(stream_id, HEAD)
         self._store: MemoryGroupStore | None = MemoryGroupStore(streams, lambda: EPOCH_US + round(self.now * 1e6))
-        self._ref = NodeRef("n", "n#1", "n:1")
+        self._ref = NodeIncarnation("n", "n#1", "n:1")
         self.node = Node(self._ref, SETTINGS)
         self.grants: dict[tuple[str, int], Grant] = {}
         """Grants by (borrower, stream)."""

@@ -27,8 +27,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, StartingPosition
-from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.log_kit import put, stream_of
@@ -194,7 +194,7 @@ def _copy(conn: psycopg.Connection[Any], times: int) -> None:
 
 
 def _settle(store: PostgresGroupStore, conn: psycopg.Connection[Any], group_id: int) -> None:
-    bench = NodeRef("bench", "bench#1", "127.0.0.1:1")
+    bench = NodeIncarnation("bench", "bench#1", "127.0.0.1:1")
     term = store.claim(group_id, bench, 60).term
     store.commit([GroupWrites(group_id, term, (), True)])
     store.release(bench, {group_id: term})
@@ -202,7 +202,7 @@ def _settle(store: PostgresGroupStore, conn: psycopg.Connection[Any], group_id: 
     conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
     conn.execute("update stream set seen_offset = head, is_compact = true where state = 'closed'")
     collapse, unseen = (
-        PastGenerationCleaner(step=1000),
+        EmptyGenerationCleaner(step=1000),
         "select from generation where state = 'closed' and is_past is null",
     )
     idle = 0

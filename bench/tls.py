@@ -23,7 +23,7 @@ from bench import _report as report
 from bench._report import Claim, Series
 from bench.peers.processes import Running, module
 from sublet import Feed
-from sublet_borrower.node_client.node_calls import NodeCalls
+from sublet_borrower.node_client.node_calls import FailoverNodeClient
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.member_reads import encode_heads_request
@@ -58,7 +58,7 @@ class Side:
 
     def __init__(self, address: str, values: list[pa.Array]) -> None:
         self.address, self._values = address, values
-        self._calls = NodeCalls([address])
+        self._calls = FailoverNodeClient([address])
         self._topic = "tls" if address.startswith("tls:") else "plain"
 
     def publish(self) -> None:

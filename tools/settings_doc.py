@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.source_options import StreamOptions, to_camel_case
+from sublet_borrower.spark.common.source_options import StreamingQueryOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_leader.observe.metrics_settings import MetricsSettings
@@ -290,13 +290,15 @@ def page() -> str:
     leader = _LEADER + times(LeaderSettings) + rules(LeaderSettings)
     borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
     notify = _NOTIFY + times(NotifySettings) + _DIRECT_LISTENERS + rules(NotifySettings)
-    spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchQueryOptions) + _SINK + options(WriteOptions)
+    spark = (
+        _SOURCE + options(StreamingQueryOptions) + _HISTORY + options(BatchQueryOptions) + _SINK + options(WriteOptions)
+    )
     bounds = _HTTP + times(MetricsSettings)
     called = arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
     return _INTRO + general + leader + borrower + bounds + notify + called + spark
 
 
-def options(kind: type[StreamOptions | BatchQueryOptions | WriteOptions]) -> str:
+def options(kind: type[StreamingQueryOptions | BatchQueryOptions | WriteOptions]) -> str:
     """Return the table rows of a format's options."""
     reported = sentences(kind)
     return "".join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
-from sublet_storage.db.liveness_lock import LockTimes
+from sublet_storage.db.liveness_lock import LivenessLockSettings
 
 _RULES = (
     CrossSettingRule(
@@ -64,7 +64,7 @@ class BorrowerSettings(SettingsBase):
     """How long a session may take between two requests for a batch; after that it gives its streams up."""
 
     @property
-    def lock_times(self) -> LockTimes:
+    def lock_times(self) -> LivenessLockSettings:
         """Return the times of the connection that holds the consumer's lock."""
         interval_s, timeout_s = self.lock_confirm_interval_s, LOCK_TIMEOUT_S
-        return LockTimes(interval_s, interval_s, 4 * interval_s, timeout_s, timeout_s, 2 * timeout_s)
+        return LivenessLockSettings(interval_s, interval_s, 4 * interval_s, timeout_s, timeout_s, 2 * timeout_s)

@@ -30,7 +30,6 @@ from sublet_leader.node.events import (
     AgentLongPollChanged,
     AgentMessageReceived,
     GroupFoundOrCreated,
-    LeaderLookupRequested,
     NodeDesiredStateRead,
     NodeEvent,
     NodeSnapshot,
@@ -38,6 +37,7 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
+    WatcherLeaderQueryReceived,
 )
 from sublet_leader.node.group_event_publisher import GroupEventPublisher, parse_leader_query, to_microseconds
 from sublet_leader.node.machine import Node
@@ -66,7 +66,7 @@ from sublet_storage.db.liveness_lock import LivenessLockKeeper
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.publisher import shared_publisher
@@ -287,7 +287,7 @@ class NodeServer:
         except Exception as error:  # noqa: BLE001 whatever has ended it
             self._break(error)
 
-    def _bind(self, server: grpc.aio.Server) -> NodeRef:
+    def _bind(self, server: grpc.aio.Server) -> NodeIncarnation:
         try:
             port = self._add_port(server) if self._listen.is_free() else 0
         except RuntimeError:
@@ -298,7 +298,7 @@ class NodeServer:
                 "and a port of its own: `sublet leader --name n2 --listen 127.0.0.1:7412`"
             )
         scheme = "" if self._tls is None else TLS_SCHEME
-        return NodeRef(self._name, self._incarnation, f"{scheme}{ListenAddress(self._listen.host, port)}")
+        return NodeIncarnation(self._name, self._incarnation, f"{scheme}{ListenAddress(self._listen.host, port)}")
 
     def _add_port(self, server: grpc.aio.Server) -> int:
         if self._tls is None:
@@ -383,7 +383,7 @@ class NodeServer:
         if not self._callers.check_message(subscriber_id, message):
             return
         if isinstance(message, GroupEventPayload):
-            self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
+            self._handle(WatcherLeaderQueryReceived(subscriber_id, parse_leader_query(message)))
             return
         agent = parse_agent_id(subscriber_id)
         self._subscribers[agent] = subscriber_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
-from sublet_storage.db.liveness_lock import LockTimes
+from sublet_storage.db.liveness_lock import LivenessLockSettings
 
 _SLACK = 1 + 1e-9
 """Scaling may change an exact equality in the last bit."""
@@ -205,9 +205,9 @@ class LeaderSettings(SettingsBase):
         return (self.statement_timeout_s + self.lease_margin_s) / 2
 
     @property
-    def lock_times(self) -> LockTimes:
+    def lock_times(self) -> LivenessLockSettings:
         """Return the times of the connection that holds this node's lock."""
-        return LockTimes(
+        return LivenessLockSettings(
             self.lock_check_interval_s,
             self.lock_recheck_delay_s,
             self.lock_grace_s,

@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import Conflict, NodeNameTaken, NotFound
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRef:
+class NodeIncarnation:
     """One incarnation of a node: a name can come back, an incarnation cannot."""
 
     name: str
@@ -31,7 +31,7 @@ class NodeEntry:
     """A registered node; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach it.
     `is_draining`: it is to lead nothing any more."""
 
-    node: NodeRef
+    node: NodeIncarnation
     http_address: str | None
     protocol_version: int
     started_at: datetime
@@ -75,7 +75,7 @@ select distinct notify_endpoint from node
 
 def register(
     conn: psycopg.Connection[Any],
-    node: NodeRef,
+    node: NodeIncarnation,
     lease_s: float,
     protocol_version: int,
     http_address: str | None = None,
@@ -102,19 +102,19 @@ def register(
                 raise NodeNameTaken(node.name, entry.node.address, entry.remaining_s)
 
 
-def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
+def renew(conn: psycopg.Connection[Any], node: NodeIncarnation, lease_s: float) -> bool:
     """Extend the lease; return False if the name is another incarnation's by now, or was removed: register again."""
     return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
 
 
-def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+def deregister(conn: psycopg.Connection[Any], node: NodeIncarnation) -> None:
     """Delete this incarnation's registration; another one's of the same name stays."""
     conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
 
 
-def list_live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
+def list_live_nodes(conn: psycopg.Connection[Any]) -> list[NodeIncarnation]:
     """Return the nodes to go to, by name: their leases live, and they are not draining."""
-    return [NodeRef(*row) for row in conn.execute(_LIVE)]
+    return [NodeIncarnation(*row) for row in conn.execute(_LIVE)]
 
 
 def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
@@ -124,7 +124,7 @@ def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
 
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
     """Return the entire directory by name, with the nodes that have stopped renewing and were not collected yet."""
-    return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
+    return [NodeEntry(NodeIncarnation(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
 
 
 def find_live(conn: psycopg.Connection[Any], name: str) -> NodeEntry:

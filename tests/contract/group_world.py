@@ -36,15 +36,15 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.log.block_encoder import BlockEpochRange
-from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.routing import Space
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
 SHARE = Subscription.parse("$share/billing/orders/#")
-ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
-TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
+ONE = NodeIncarnation("one", "incarnation-1", "127.0.0.1:1")
+TWO = NodeIncarnation("two", "incarnation-2", "127.0.0.1:2")
 LEASE_S = 10.0
 TABLES = (
     "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier, "
@@ -147,7 +147,7 @@ class World:
         """The group SHARE with these options."""
         return self.store.declare_group(SHARE, GroupOptions(**options))
 
-    def lead(self, group: Group, node: NodeRef = ONE) -> int:
+    def lead(self, group: Group, node: NodeIncarnation = ONE) -> int:
         """Claim the group; the term."""
         claim = self.store.claim(group.group_id, node, LEASE_S)
         assert claim.node == node
@@ -237,7 +237,7 @@ class PostgresWorld(World):
         return next_session_epoch(self.connection, SHARE, session)
 
     def delete_past(self) -> list[int]:
-        deleted = PastGenerationCleaner(step=1000)(self.connection)
+        deleted = EmptyGenerationCleaner(step=1000)(self.connection)
         for generation_id in deleted:
             self.streams.delete_generation(generation_id)
         return deleted

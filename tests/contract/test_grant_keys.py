@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionNameLocked
+from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionRowLocked
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
@@ -228,7 +228,7 @@ def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
         with connect(postgres.url) as connection:
             try:
                 session_name_owners.bind(connection, SHARE, "etl", f"user:{number}")
-            except (PermissionDenied, SessionNameLocked):
+            except (PermissionDenied, SessionRowLocked):
                 return False
         return True
 
@@ -243,12 +243,12 @@ def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psyc
         next_session_epoch(postgres.connection, SHARE, name)
     stranger.autocommit = False
     last = next_session_epoch(stranger, SHARE, "etl")
-    with pytest.raises(SessionNameLocked, match=r"session 'etl' of .*: an open transaction keeps the name locked"):
+    with pytest.raises(SessionRowLocked, match=r"session 'etl' of .*: an open transaction keeps the name locked"):
         postgres.store.bind_session(SHARE, "etl", "user:a")
     postgres.store.bind_session(SHARE, "other", "user:a")
     with connect(postgres.url, statement_timeout_s=30.0) as conn:
         for principal in ("user:a", None):
-            with pytest.raises(SessionNameLocked):
+            with pytest.raises(SessionRowLocked):
                 session_name_owners.next_session_epoch(conn, SHARE, "etl", principal)
         assert conn.execute("show lock_timeout").fetchone() == ("0",)
         stranger.commit()

@@ -21,7 +21,7 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import (
     APPLIED,
     BLOCKED,
@@ -220,7 +220,7 @@ def test_history_records_who_leads_from_when_on(world: World) -> None:
     terms.append(world.lead(group, TWO))
     assert world.store.claim(group.group_id, ONE, LEASE_S).node == TWO
     world.store.release(TWO, {group.group_id: terms[1]})
-    terms.append(world.lead(group, NodeRef("two", "its next life", "127.0.0.1:2")))
+    terms.append(world.lead(group, NodeIncarnation("two", "its next life", "127.0.0.1:2")))
     reasons = ["node one leads; first leader", "node two leads; before: one", "node two leads; before: two"]
     assert takeovers(world, group.group_id) == list(zip(reasons, terms, strict=True))
     line = world.store.history(group.group_id)[0]

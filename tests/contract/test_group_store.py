@@ -26,7 +26,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import (
     APPLIED,
     BLOCKED,
@@ -190,11 +190,11 @@ def test_names_and_filters_never_collide(world: World) -> None:
 
 @pytest.mark.conforms("E12")
 def test_of_fifty_claiming_at_once_one_leads(world: World) -> None:
-    nodes = [NodeRef(f"n{i}", f"i{i}", f"127.0.0.1:{i}") for i in range(50)]
+    nodes = [NodeIncarnation(f"n{i}", f"i{i}", f"127.0.0.1:{i}") for i in range(50)]
     for term in range(2):
         start = Barrier(len(nodes))
 
-        def claim(node: NodeRef, start: Barrier = start) -> Leadership:
+        def claim(node: NodeIncarnation, start: Barrier = start) -> Leadership:
             store = world.store
             if isinstance(world, PostgresWorld):
                 store = PostgresGroupStore(world.url, world.clock, lock_timeout_s=60, statement_timeout_s=60)

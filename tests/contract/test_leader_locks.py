@@ -8,18 +8,18 @@ from queue import SimpleQueue
 
 import pytest
 
-from sublet_leader.election import LockAcquired, LockLost, PeerLocksChecked
+from sublet_leader.election import LivenessLockAcquired, LivenessLockLost, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.db.liveness_lock import LivenessLockKeeper, acquire_lock, find_free_locks
 from sublet_storage.groups.model.records import LeaderLivenessLock
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
 from tests.kit import eventually
 
 FIRST, SECOND = LeaderLivenessLock.of(ONE.incarnation), LeaderLivenessLock.of(TWO.incarnation)
-THREE = NodeRef("three", "incarnation-3", "127.0.0.1:3")
+THREE = NodeIncarnation("three", "incarnation-3", "127.0.0.1:3")
 WAIT_S = 30.0
 
 
@@ -99,12 +99,12 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
-    events: SimpleQueue[LockAcquired | LockLost | PeerLocksChecked] = SimpleQueue()
+    events: SimpleQueue[LivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
     times = replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
     keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:
-        assert events.get(timeout=WAIT_S) == LockAcquired(FIRST.key)
+        assert events.get(timeout=WAIT_S) == LivenessLockAcquired(FIRST.key)
         rivals.append(SECOND.key)
         keeper.ring()
         check = events.get(timeout=WAIT_S)

@@ -21,7 +21,7 @@ from sublet_protocol.domain.topics import check_topic
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox_mover
@@ -35,7 +35,7 @@ from tests.postgres_proxy import PostgresProxy
 
 Connection = psycopg.Connection[Any]
 
-HERE = NodeRef("n1", "n1-1", "localhost:1")
+HERE = NodeIncarnation("n1", "n1-1", "localhost:1")
 FIRST = datetime.min.replace(tzinfo=UTC)
 LAST = datetime.max.replace(tzinfo=UTC)
 BLOCK_CODEC = "select codec & 3, count from block"

@@ -16,14 +16,14 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GrantStream, GroupOptions, GroupWrites, Lending, LendingChange
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.groups.status.diagnosis_facts import StallReason
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.producer import Publisher
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
 GROUP = "$share/billing/orders/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
-NODE = NodeRef("n1", "a life of n1", "127.0.0.1:1")
+NODE = NodeIncarnation("n1", "a life of n1", "127.0.0.1:1")
 
 
 class World:

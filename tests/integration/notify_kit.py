@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.connect import connect
-from sublet_storage.node_directory import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
@@ -39,7 +39,7 @@ SETTINGS = NotifySettings(
 )
 """Quick, but for the reads that nobody asked for."""
 
-NODE = NodeRef("listening", "one", "127.0.0.1:1")
+NODE = NodeIncarnation("listening", "one", "127.0.0.1:1")
 
 
 class Received:
@@ -88,7 +88,7 @@ def wait_until_caught_up(subscriber: NotificationSubscriber, timeout_s: float = 
 
 @contextmanager
 def listening(
-    url: str, driver: str = "postgres", node: NodeRef = NODE, through: str | None = None, **how: Any
+    url: str, driver: str = "postgres", node: NodeIncarnation = NODE, through: str | None = None, **how: Any
 ) -> Iterator[Received]:
     """Ears that are in the directory, and have caught up. `through`: another way for them to the same database."""
     received = Received(through or url, driver, **how)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.source_columns import all_columns
-from sublet_borrower.spark.common.source_options import StreamOptions, stream_options
+from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
@@ -43,7 +43,7 @@ class Checkpoint:
         return sorted(value for rows in self.sink.values() for _, _, value in rows)
 
 
-class Fast(StreamOptions):
+class Fast(StreamingQueryOptions):
     __slots__ = ()
 
     def settings(self) -> BorrowerSettings:
@@ -57,7 +57,7 @@ class Run:
         given = {"url": url, "subscription": "$share/g/#", "sessionName": "etl", "startingPosition": "earliest"}
         given.update({name: str(value) for name, value in options.items()})
         found = stream_options(given)
-        fast = Fast(**{name: getattr(found, name) for name in StreamOptions.__slots__})
+        fast = Fast(**{name: getattr(found, name) for name in StreamingQueryOptions.__slots__})
         self.checkpoint, self.reader = checkpoint, SubletStreamReader(fast, all_columns())
         self._limit: ReadLimit = self.reader.getDefaultReadLimit()
         self._begun = False

@@ -11,19 +11,28 @@ import pytest
 
 from sublet import Session
 from sublet_borrower.node_client.feed_client import Feed
-from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchedNodeUnavailable
+from sublet_borrower.node_client.group_event_watcher import (
+    FindLeaderResponse,
+    GroupEventsUnavailable,
+    GroupEventWatcher,
+)
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.member_reads import FetchRequest, PageGone, decode_fetch_reply, encode_fetch_request
+from sublet_protocol.messages.member_reads import (
+    FetchPositionGone,
+    FetchRequest,
+    decode_fetch_reply,
+    encode_fetch_request,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.groups.coordinator.session_name_owners import release
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
@@ -208,13 +217,13 @@ def test_a_deleted_stream_is_gone_for_its_reader(
     rollover(conn, "default")
     conn.execute("update space set retention_s = 1")
     conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
-    cleaner = PastGenerationCleaner(rest_s=0)
+    cleaner = EmptyGenerationCleaner(rest_s=0)
     eventually(lambda: (apply_retention(conn), cleaner(conn), conn.execute(read).rowcount == 0)[-1], WAIT_S)
     ((other,),) = conn.execute("select min(stream_id) from stream").fetchall()
     with stub(address) as feed:
         asked = [FetchRequest(each, 0, TopicFilter("orders/#"), generation, 1, 1) for each in (stream, other)]
         calls = [feed.Read.future(encode_fetch_request(each), metadata=bearer(tokens["spark"])) for each in asked]
-        assert decode_fetch_reply(calls[0].result(WAIT_S)) == PageGone(None)
+        assert decode_fetch_reply(calls[0].result(WAIT_S)) == FetchPositionGone(None)
         assert calls[1].code() is grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -246,6 +255,6 @@ def test_a_watcher_that_loses_its_right_sees_no_more(
 
     with GroupEventWatcher(GROUP) as watch:
         watch.set_nodes([address])
-        eventually(lambda: next_kind(watch) is LeaderInfo, WAIT_S)
+        eventually(lambda: next_kind(watch) is FindLeaderResponse, WAIT_S)
         revoke(conn, WATCH)
-        eventually(lambda: next_kind(watch) is WatchedNodeUnavailable, WAIT_S)
+        eventually(lambda: next_kind(watch) is GroupEventsUnavailable, WAIT_S)

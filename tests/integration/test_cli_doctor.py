@@ -15,19 +15,19 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
-from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
+from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.groups.admin.node_desired_state import set_draining
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
 from tests.kit import eventually
 
 GROUP = Subscription.parse("$share/g/#")
-N1, N2 = (NodeRef(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
+N1, N2 = (NodeIncarnation(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def store(database: str) -> Iterator[PostgresGroupStore]:
     store.close()
 
 
-def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> DoctorFinding:
+def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> DoctorCheckResult:
     now_s = time.time() if now_s is None else now_s
     (finding,) = [each for each in run_checks(conn, now_s, PROTOCOL_VERSION) if each.check == check]
     return finding
@@ -57,7 +57,7 @@ def check_finding(conn: psycopg.Connection[Any], check: str, state: Severity, de
     assert hint in (finding.hint or "")
 
 
-def is_well(finding: DoctorFinding) -> bool:
+def is_well(finding: DoctorCheckResult) -> bool:
     return finding.state is Severity.OK and finding.hint is None
 
 
@@ -89,7 +89,7 @@ def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) 
     set_draining(conn, N1, False)
     assert is_well(found(conn, "nodes"))
     set_draining(conn, N1, True)
-    register(conn, NodeRef("n3", "a life of n3", "127.0.0.1:1"), 60, PROTOCOL_VERSION)
+    register(conn, NodeIncarnation("n3", "a life of n3", "127.0.0.1:1"), 60, PROTOCOL_VERSION)
     assert (is_well(found(conn, "nodes")), found(conn, "nodes").detail) == (True, "2: n2, n3; drained: n1")
     register(conn, N1, 0, PROTOCOL_VERSION)
     assert found(conn, "nodes").detail == "2: n2, n3", "it is gone"
@@ -247,7 +247,13 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         reported = shell.run("nodes", "list").out
         assert "gone" in reported
         assert " poll " in reported
-        register(conn, NodeRef("n2", "a life of n2", "127.0.0.1:2"), 60, PROTOCOL_VERSION, notify_endpoint="postgres:")
+        register(
+            conn,
+            NodeIncarnation("n2", "a life of n2", "127.0.0.1:2"),
+            60,
+            PROTOCOL_VERSION,
+            notify_endpoint="postgres:",
+        )
         reported = shell.run("nodes", "list").out
         assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 

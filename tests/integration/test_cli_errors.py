@@ -20,7 +20,7 @@ from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
 from tests.kit import eventually
 from tests.readme import environment
@@ -222,7 +222,7 @@ def test_a_second_node_of_a_name_waits_for_the_lease(shell: Shell, database: str
 
 def test_another_protocol_version_is_refused(shell: Shell, database: str) -> None:
     with connect(database) as conn:
-        register(conn, NodeRef("n9", "i", "127.0.0.1:1"), 60, PROTOCOL_VERSION + 1)
+        register(conn, NodeIncarnation("n9", "i", "127.0.0.1:1"), 60, PROTOCOL_VERSION + 1)
     versions = (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")
     refused(shell.run("consume", "$share/g/#"), CONFLICT, *versions)
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.groups.coordinator.history_queries import GroupAtTime, has_owner, read_group_at
+from sublet_storage.groups.coordinator.history_queries import HistoricalGroupState, has_owner, read_group_at
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     HistoryRecord,
@@ -17,11 +17,11 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, World, a_world, open_streams
 
-OTHER = NodeRef("n2", "a life of n2", "127.0.0.1:2")
+OTHER = NodeIncarnation("n2", "a life of n2", "127.0.0.1:2")
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
         yield world
 
 
-def owners(then: GroupAtTime) -> dict[int, str | None]:
+def owners(then: HistoricalGroupState) -> dict[int, str | None]:
     return {line.stream_id: (line.session or line.agent) if has_owner(line) else None for line in then.streams}
 
 
-def led(then: GroupAtTime) -> str | None:
+def led(then: HistoricalGroupState) -> str | None:
     return None if then.leader is None else then.leader.reason
 
 

@@ -10,14 +10,14 @@ import pytest
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
-from sublet_storage.node_directory import NodeRef, list_live_nodes, register, renew
+from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, register, renew
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
 from tests.kit import eventually
 
 pytestmark = pytest.mark.conforms("A6")
 GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
-N1, N2 = (NodeRef(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
+N1, N2 = (NodeIncarnation(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
 
 
 def leaders(shell: Shell) -> dict[str, str]:
@@ -112,7 +112,7 @@ def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> 
     assert renew(conn, N1, 60)
     register(conn, N1, 60, PROTOCOL_VERSION)
     assert node_desired_state.read_desired_state(conn, N1).is_draining, "the same life, after its line was lost"
-    again = NodeRef("n1", "another life of n1", "127.0.0.1:1")
+    again = NodeIncarnation("n1", "another life of n1", "127.0.0.1:1")
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, again, 60, PROTOCOL_VERSION)
     assert not node_desired_state.read_desired_state(conn, again).is_draining

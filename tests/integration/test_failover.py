@@ -53,7 +53,7 @@ from sublet_storage.log.append import (
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
@@ -342,7 +342,7 @@ def test_a_publisher_outlives_its_deleted_streams(pair: Pair) -> None:
     with Publisher(pair.url, space="default", delivery_timeout_s=WAIT_S) as publisher, connect(pair.url) as conn:
         former = open_streams(conn)[0].stream_id
         rollover(conn, "default")
-        clean = PastGenerationCleaner(rest_s=0)
+        clean = EmptyGenerationCleaner(rest_s=0)
 
         def is_deleted() -> bool:
             apply_retention(conn)

@@ -29,7 +29,7 @@ from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
@@ -198,7 +198,7 @@ def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.C
     rollover(conn, "b")
     put(conn, stream_of(conn, "b"), b"1", topic="b/x")
     conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
-    collapse = PastGenerationCleaner(rest_s=0)
+    collapse = EmptyGenerationCleaner(rest_s=0)
     while conn.execute("select from stream where stream_id = %s", (lost,)).rowcount:
         apply_retention(conn)
         collapse(conn)

@@ -34,7 +34,7 @@ from sublet_storage.db import reconnecting_connection
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
@@ -223,7 +223,7 @@ def frozen_in_a_step(database: str, conn: psycopg.Connection[Any], application: 
 @pytest.fixture
 def term(conn: psycopg.Connection[Any]) -> int:
     """Of the maintenance, for long."""
-    return leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 3600, None).term
+    return leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 3600, None).term
 
 
 @pytest.mark.conforms("A8", "E16")

@@ -26,7 +26,7 @@ from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
@@ -208,7 +208,7 @@ def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, co
     left = "select from lending join stream using (stream_id) where head > 0 and status <> 'finished'"
     eventually(lambda: not conn.execute(left).rowcount, 60.0, lambda: str(lending(conn)))
     conn.execute("update generation set closed_at = closed_at - interval '2 days'")
-    collapse = PastGenerationCleaner(rest_s=0)
+    collapse = EmptyGenerationCleaner(rest_s=0)
     while conn.execute("select from stream where head > 0").rowcount:
         apply_retention(conn)
         collapse(conn)

@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, WAIT_S, Stage
@@ -193,7 +193,13 @@ def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chr
 
 
 def test_nodes_are_shown_with_their_driver(stage: Stage, chrome: Chrome) -> None:
-    register(stage.scene.connection, NodeRef("other", "a life", "127.0.0.1:1"), 600, 1, notify_endpoint="pigeons:coop")
+    register(
+        stage.scene.connection,
+        NodeIncarnation("other", "a life", "127.0.0.1:1"),
+        600,
+        1,
+        notify_endpoint="pigeons:coop",
+    )
     chrome.get(f"http://{served(stage).address}/#/nodes")
     shown(chrome, "other", "pigeons")
 

@@ -16,7 +16,7 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
-from sublet_storage.node_directory import NodeRef, list_live_nodes, list_nodes
+from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, list_nodes
 from sublet_storage.notify.changes import NODE
 from tests.integration.notify_kit import SETTINGS, listening
 from tests.kit import eventually
@@ -38,7 +38,7 @@ def expiry(conn: psycopg.Connection[Any], name: str) -> float:
 
 def listed(url: str, name: str, **how: Any) -> NodeRegistration:
     """A listing that has begun."""
-    listing = NodeRegistration(url, NodeRef(name, f"{name}-1", "127.0.0.1:1"), LEASE_S, **how)
+    listing = NodeRegistration(url, NodeIncarnation(name, f"{name}-1", "127.0.0.1:1"), LEASE_S, **how)
     listing.register(lambda text: None)
     return listing
 

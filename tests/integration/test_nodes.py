@@ -12,7 +12,7 @@ import pytest
 from sublet_protocol.domain.errors import NodeNameTaken
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import (
-    NodeRef,
+    NodeIncarnation,
     delete_expired,
     deregister,
     list_live_nodes,
@@ -23,16 +23,16 @@ from sublet_storage.node_directory import (
     renew,
 )
 
-OLD = NodeRef("a", "old", "127.0.0.1:1")
-NEW = NodeRef("a", "new", "127.0.0.1:2")
+OLD = NodeIncarnation("a", "old", "127.0.0.1:1")
+NEW = NodeIncarnation("a", "new", "127.0.0.1:2")
 
 
-def expire(conn: psycopg.Connection[Any], node: NodeRef) -> None:
+def expire(conn: psycopg.Connection[Any], node: NodeIncarnation) -> None:
     conn.execute("update node set expires_at = clock_timestamp() where incarnation = %s", (node.incarnation,))
 
 
 def test_a_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> None:
-    other = NodeRef("b", "other", "127.0.0.1:3")
+    other = NodeIncarnation("b", "other", "127.0.0.1:3")
     register(conn, other, 10, 1)
     register(conn, OLD, 10, 1, http_address="127.0.0.1:8080")
     assert list_live_nodes(conn) == [OLD, other]
@@ -54,7 +54,7 @@ def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
 def test_a_node_may_register_a_new_address(conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 1, 1)
     started = list_nodes(conn)[0].started_at
-    moved = NodeRef(OLD.name, OLD.incarnation, "127.0.0.1:9")
+    moved = NodeIncarnation(OLD.name, OLD.incarnation, "127.0.0.1:9")
     register(conn, moved, 10, 1)
     (entry,) = list_nodes(conn)
     assert entry.node == moved
@@ -87,7 +87,7 @@ def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
     def attempt(number: int) -> bool:
         with connect(database) as conn:
             try:
-                register(conn, NodeRef("a", str(number), "127.0.0.1:1"), 10, 1)
+                register(conn, NodeIncarnation("a", str(number), "127.0.0.1:1"), 10, 1)
             except NodeNameTaken:
                 return False
             return True
@@ -99,7 +99,7 @@ def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
 @pytest.mark.conforms("D8")
 def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connection[Any]) -> None:
     register(conn, OLD, 10, 1)
-    dead = NodeRef("b", "dead", "127.0.0.1:3")
+    dead = NodeIncarnation("b", "dead", "127.0.0.1:3")
     register(conn, dead, 10, 1)
     expire(conn, OLD)
     expire(conn, dead)
@@ -118,7 +118,7 @@ def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connec
 @pytest.mark.conforms("D8")
 def test_each_notify_endpoint_is_notified_once(conn: psycopg.Connection[Any]) -> None:
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
-        register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
+        register(conn, NodeIncarnation(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")
     assert [entry.notify_driver for entry in list_nodes(conn) if entry.node == OLD] == ["zmq"]
     expire(conn, OLD)
@@ -132,7 +132,7 @@ def test_programs_are_never_shown_an_endpoint(
 ) -> None:
     """It ends in the key that lets in whoever has it."""
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:7?key=5ec2e7")
-    register(conn, NodeRef("silent", "i", "127.0.0.1:1"), 10, 1)
+    register(conn, NodeIncarnation("silent", "i", "127.0.0.1:1"), 10, 1)
     shown = [node_to_json(entry, {OLD.incarnation: 2}) for entry in list_nodes(conn)]
     assert "5ec2e7" not in json.dumps(shown)
     assert {each["name"]: (each["notify_driver"], each["leads"]) for each in shown} == {

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sublet_storage.node_directory import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify import publisher as publisher_module
 from sublet_storage.notify.changes import KINDS, ObjectChange, space_change, stream_change
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities
@@ -42,7 +42,7 @@ def test_a_node_that_comes_later_is_found_and_greeted(database: str, notifier: N
     with listening(database, "zmq") as one:
         notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: one.of("stream", "5"))
-        with listening(database, "zmq", NodeRef("other", "x", "h:1")) as two:
+        with listening(database, "zmq", NodeIncarnation("other", "x", "h:1")) as two:
 
             def reported() -> list[ObjectChange]:
                 notifier.publish([stream_change(5, int(time.monotonic() * 1000), False)])
@@ -155,14 +155,14 @@ def test_a_bad_driver_is_reported_and_harms_no_other(
         bad.perhaps("loading")
         return bad.made
 
-    register(conn, NodeRef("odd", "x", "h:1"), 60, 1, notify_endpoint="bad:somewhere")
+    register(conn, NodeIncarnation("odd", "x", "h:1"), 60, 1, notify_endpoint="bad:somewhere")
     notifier = NotificationPublisher(database, settings=SETTINGS, load=found)
     with listening(database) as received:
         for head in range(1, 4):
             notifier.publish([stream_change(5, head, False)])
             eventually(lambda head=head: received.of("stream", "5")[-1:] == [stream_change(5, head, False)])  # type: ignore[misc]
-        deregister(conn, NodeRef("odd", "x", "h:1"))
-        with listening(database, node=NodeRef("new", "x", "h:2")) as late:
+        deregister(conn, NodeIncarnation("odd", "x", "h:1"))
+        with listening(database, node=NodeIncarnation("new", "x", "h:2")) as late:
 
             def reported() -> list[ObjectChange]:
                 notifier.publish([stream_change(6, int(time.monotonic() * 1000), False)])

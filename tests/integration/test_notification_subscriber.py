@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_QUEUED_NOTIFICATION_BYTES
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.notify.catch_up_reads import (
     make_snapshot_reader,
     read_epochs,
@@ -78,7 +78,7 @@ def test_a_snapshot_of_groups_and_nodes(conn: Connection) -> None:
     )
     conn.execute("update node set expires_at = clock_timestamp()")
     assert read_nodes(conn) == []
-    register(conn, NodeRef(NODE.name, "two", "127.0.0.1:2"), 60, 1)
+    register(conn, NodeIncarnation(NODE.name, "two", "127.0.0.1:2"), 60, 1)
     assert read_nodes(conn)[0].version > node.version
 
 
@@ -86,7 +86,7 @@ def test_a_snapshot_of_groups_and_nodes(conn: Connection) -> None:
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
 def test_what_is_sent_is_received_by_every_node(database: str, driver: str, notifier: NotificationPublisher) -> None:
     space = space_change("eu", 3, data={"filter": "eu/\0\xff/#" * 20})
-    with listening(database, driver) as one, listening(database, driver, NodeRef("other", "x", "h:1")) as two:
+    with listening(database, driver) as one, listening(database, driver, NodeIncarnation("other", "x", "h:1")) as two:
         notifier.publish([stream_change(5, 1, False), space])
         for received in (one, two):
             eventually(lambda received=received: received.of("space", "eu"))  # type: ignore[misc]

@@ -45,13 +45,13 @@ from sublet_storage.groups.status.lag_queries import (
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import epoch_leases
 from sublet_storage.log import fetch as message_log
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
@@ -62,7 +62,7 @@ from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
-NODE = NodeRef("n1", "i1", "127.0.0.1:1")
+NODE = NodeIncarnation("n1", "i1", "127.0.0.1:1")
 ALL = TopicFilter("#")
 UNSEEN = "select from generation where state = 'closed' and is_past is null"
 
@@ -74,7 +74,7 @@ class House:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
         reshard(conn, "default", 1)
         self.group = self.store.declare_group(GROUP, GroupOptions(StartingPosition.EARLIEST))
-        self.collapse = PastGenerationCleaner(rest_s=0)
+        self.collapse = EmptyGenerationCleaner(rest_s=0)
 
     def keep(self) -> set[int]:
         """Maintenance until there is nothing to do; the generations that are left."""
@@ -514,7 +514,7 @@ def idle_cost(house: House) -> int:
         with connect(house.url) as conn:
             roll_over_due(conn)
             apply_retention(conn)
-            PastGenerationCleaner(rest_s=0)(conn)
+            EmptyGenerationCleaner(rest_s=0)(conn)
             list_newly_fragmented(conn)
             IdleProducerCleaner()(conn)
         with connect(house.url) as conn:

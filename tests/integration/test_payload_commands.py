@@ -15,7 +15,7 @@ from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.doctor import location_checks
-from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
+from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.groups.coordinator.history_queries import delete_old_history, read_history
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
@@ -23,7 +23,7 @@ from sublet_storage.groups.status import diagnosis_queries, json_views
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.groups.status.overview_model import StreamView
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.objects.object_stores import LocalBackend
 from sublet_storage.spaces import tiering
 from sublet_storage.spaces.space_changes import alter_space, rollover
@@ -59,7 +59,7 @@ def line_of(conn: Connection, stream: int) -> StreamView:
     return line
 
 
-def reading(conn: Connection) -> DoctorFinding:
+def reading(conn: Connection) -> DoctorCheckResult:
     (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "reading"]
     return finding
 
@@ -252,7 +252,7 @@ def test_an_outage_of_a_place_and_its_end_are_logged(
     a_space(conn, world)
     a_closed_stream(conn, BLOCKS)
     store = PostgresGroupStore(database)
-    term = store.claim(MAINTENANCE, NodeRef("n1", "a life", "127.0.0.1:1"), 60).term
+    term = store.claim(MAINTENANCE, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60).term
     store.close()
     passes = 0
 

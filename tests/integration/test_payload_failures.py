@@ -27,12 +27,12 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, register_producer
 from sublet_storage.log.fetch import fetch
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
 from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
 from sublet_storage.objects.parallel_calls import run_parallel
-from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailReader
+from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import payload_restore, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
@@ -508,7 +508,7 @@ def test_while_a_place_hangs_maintenance_goes_on(
     fill(conn, stream_of(conn, "default"), 1)
     alter_space(conn, "default", rollover_s=60)
     conn.execute("update generation set opened_at = opened_at - interval '1 h' where state = 'open'")
-    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
 
     def term_of() -> int:
         tried.set()
@@ -545,7 +545,7 @@ def test_while_a_place_hangs_others_are_served(
     rollover(conn, "us")
     hang(world)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.3)
-    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
     keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
     keeper.start()
     try:
@@ -586,7 +586,7 @@ def test_tails_show_the_rest_while_a_place_is_away(
     for _ in range(2):
         assert streams_shown(tail.pages()) == [well, well]
         assert streams_shown(
-            each.table for each in reading.read_available(conn) if isinstance(each, EpochMessages)
+            each.table for each in reading.read_available(conn) if isinstance(each, EpochTailMessages)
         ) == [well, well]
         fill(conn, well, 1)
 

@@ -18,7 +18,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
 from sublet_storage.db.connect import connect, resolve_schema_name
-from sublet_storage.node_directory import NodeRef, deregister, register
+from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify.changes import ChangeNotification, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.listener_slots import (
@@ -89,7 +89,7 @@ def holders(conn: Connection) -> list[int]:
 
 @pytest.mark.conforms("D1", "D11")
 def test_the_places_to_listen_are_limited(database: str, conn: Connection) -> None:
-    register(conn, NodeRef("other", "x", "h:1"), 600, 1, notify_endpoint="poll:")
+    register(conn, NodeIncarnation("other", "x", "h:1"), 600, 1, notify_endpoint="poll:")
     with connect(database) as one:
         assert not acquire_listener_slot(one)
     register(conn, NODE, 600, 1, notify_endpoint="postgres:")

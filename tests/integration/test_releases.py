@@ -15,7 +15,7 @@ from sublet_storage.bootstrap import migrate as migrations
 from sublet_storage.bootstrap.migrate import current_version, downgrade, migrate
 from sublet_storage.db import connect as module
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
-from sublet_storage.node_directory import NodeRef, register
+from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import a_shell
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
@@ -173,13 +173,13 @@ def test_an_empty_database_can_get_an_older_version(empty_database: str) -> None
 @pytest.mark.usefixtures("knows_more")
 def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
     with connect(database) as conn:
-        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
         with pytest.raises(SchemaMismatch, match=f"version {LATER}: .*present {SCHEMA_VERSION}.*n1. Stop all nodes"):
             migrate(database)
         assert migrate(database, to=NEXT) == NEXT
         conn.execute("delete from node")
         assert migrate(database) == LATER
-        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
         with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
             downgrade(database, to=SCHEMA_VERSION)
         assert current_version(database) == LATER
@@ -195,7 +195,7 @@ def test_a_node_begun_while_a_migration_waits_is_seen(database: str) -> None:
         reader.execute("select count(*) from sublet.stream")
         migrating = pool.submit(migrate, database)
         eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
-        register(conn, NodeRef("n1", "a life", "127.0.0.1:1"), 60, 1)
+        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
         reader.rollback()
         with pytest.raises(SchemaMismatch, match="at work: n1"):
             migrating.result(WAIT_S)

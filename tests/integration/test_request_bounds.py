@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from grpc_health.v1 import health_pb2
 
-from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import (
     MAX_BATCHES_OF_PRINCIPAL,
@@ -61,7 +61,7 @@ def node(address: str) -> Iterator[grpc.Channel]:
 @pytest.fixture
 def driver() -> Iterator[str]:
     """The address of a Spark driver's endpoint."""
-    endpoint = DriverEndpoint("127.0.0.1", "127.0.0.1", lambda: None)
+    endpoint = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None)
     yield endpoint.address
     endpoint.close()
 

@@ -24,7 +24,7 @@ from sublet_storage.db.roles import (
     read_existing_roles,
     read_rights,
 )
-from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
+from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.log.append import ProducerIdentity
 from sublet_storage.log.epoch_leases import hold
 from sublet_storage.spaces.space_changes import create_space, drop_space
@@ -198,7 +198,7 @@ def test_roles_cannot_be_made_by_just_anybody(world: RoleWorld) -> None:
 # --- doctor -----------------------------------------------------------------------------------------------------------
 
 
-def rights(url: str) -> DoctorFinding:
+def rights(url: str) -> DoctorCheckResult:
     with connect(url) as conn:
         return next(found for found in run_checks(conn, 0, 1) if found.check == "rights")
 

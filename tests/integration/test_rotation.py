@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from sublet import Feed, Session
-from sublet_borrower.node_client.node_calls import NodeCalls
+from sublet_borrower.node_client.node_calls import FailoverNodeClient
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.topics import TopicFilter
@@ -172,14 +172,14 @@ def test_rotation_drops_no_call(
 ) -> None:
     """One client publishes, one session consumes, and newcomers make a connection for each call."""
     failed: list[str] = []
-    explain = NodeCalls._explain
+    explain = FailoverNodeClient._explain
 
-    def noting(calls: NodeCalls, address: str, sent: Any, error: Any) -> Exception:
+    def noting(calls: FailoverNodeClient, address: str, sent: Any, error: Any) -> Exception:
         if "Locally cancelled" not in str(error):  # by a newcomer that leaves
             failed.append(str(error))  # also where it is tried again
         return explain(calls, address, sent, error)
 
-    monkeypatch.setattr(NodeCalls, "_explain", noting)
+    monkeypatch.setattr(FailoverNodeClient, "_explain", noting)
     users = Users()
     with (
         Feed([node.address]) as feed,

@@ -16,7 +16,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionLost,
     ConnectionLostReason,
     ConnectionStatus,
-    PollWithoutSubscription,
+    ExpectUnsolicitedMessages,
 )
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -100,7 +100,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
         try:
             async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
                 reported = Subscriptions(agent)
-                agent.node._decide(PollWithoutSubscription(True))
+                agent.node._decide(ExpectUnsolicitedMessages(True))
                 await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
                 reported.add(Channel.GROUP, None)
@@ -130,7 +130,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
                     assert reported.seen["group/all"] == [event(2)]
                     assert all(reported.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
                     assert set(reported.failures.values()) == {1}
-                    agent.node._decide(PollWithoutSubscription(False))
+                    agent.node._decide(ExpectUnsolicitedMessages(False))
                     await agent.node.close()
         finally:
             victim.kill()

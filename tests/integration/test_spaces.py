@@ -12,7 +12,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import rollover as rollovers
@@ -222,7 +222,7 @@ def test_a_failing_step_of_maintenance_stops_no_other(
     conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
     conn.execute("insert into token values ('t', sha256('t'), 'user:a', 'us', now(), now() - interval '2 d')")
     old = streams(conn, "default")
-    term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
+    term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
     keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05)
     keeper.start()
     try:

@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.sink_staging import RETENTION_S, delete_abandoned_blocks
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.log_kit import Connection
@@ -117,7 +117,7 @@ def test_what_was_staged_passes_deleted_streams(database: str, conn: Connection)
     query = Query(database)
     early = query.task(0, 0, [numbered(0, 2000)])
     reshard(conn, "default", 2)
-    delete_past = PastGenerationCleaner(rest_s=0)
+    delete_past = EmptyGenerationCleaner(rest_s=0)
     while conn.execute("select from stream where state = 'closed'").rowcount:
         delete_past(conn)
         apply_retention(conn)

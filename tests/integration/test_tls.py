@@ -16,7 +16,7 @@ from sublet import Feed, Publisher, Session
 from sublet_protocol.domain.errors import InvalidSetting, SubscriptionEnded, TlsFailed
 from sublet_protocol.tls import channel
 from sublet_storage.db.connect import connect
-from sublet_storage.node_directory import NodeRef, list_live_nodes, register
+from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, register
 from tests.integration.cli_kit import Running, Shell, refused
 from tests.integration.tls_kit import HOST, Certificates, shown
 from tests.kit import eventually
@@ -211,7 +211,7 @@ def test_an_insecure_node_is_warned_of(shell: Shell, database: str) -> None:
     node.says("serves on")
     assert "others reach without TLS: n1 (0.0.0.0:" in shell.run("doctor").out
     with connect(database) as connection:
-        register(connection, NodeRef("n2", "n2-1", "tls://10.0.0.5:7411"), 60.0, 1)
+        register(connection, NodeIncarnation("n2", "n2-1", "tls://10.0.0.5:7411"), 60.0, 1)
         assert "n2 (tls" not in shell.run("doctor").out
 
 

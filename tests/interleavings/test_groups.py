@@ -33,14 +33,14 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
 from tests.contract.group_world import grant_of
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
-NODE, WHO = NodeRef("n1", "n1-1", "127.0.0.1:1"), ProducerIdentity("p", 1)
+NODE, WHO = NodeIncarnation("n1", "n1-1", "127.0.0.1:1"), ProducerIdentity("p", 1)
 ATOMIC, SHARED = Subscription.parse("$share/atomic/eu/#"), Subscription.parse("$share/plain/eu/#")
 
 

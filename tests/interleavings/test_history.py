@@ -13,11 +13,11 @@ from sublet_storage.groups.coordinator.history_queries import GroupHistoryPage, 
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.interleavings.harness import Connection, Interleavings, Run
 
 GROUP = Subscription.parse("$share/g/eu/#")
-NODE = NodeRef("n1", "n1-1", "127.0.0.1:1")
+NODE = NodeIncarnation("n1", "n1-1", "127.0.0.1:1")
 ALL = 1000
 
 

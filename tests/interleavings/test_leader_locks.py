@@ -10,10 +10,10 @@ import pytest
 from sublet_storage.groups.coordinator.leadership import claim, renew
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
-ONE, TWO, THREE = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("n1", "n2", "n3"))
+ONE, TWO, THREE = (NodeIncarnation(name, f"{name}-1", f"{name}:1") for name in ("n1", "n2", "n3"))
 LEASE_S = 3600.0
 
 
@@ -24,7 +24,7 @@ class Stage:
         with closing(PostgresGroupStore(url)) as store:
             self.term = store.claim(1, ONE, LEASE_S / 2, _lock(ONE).key).term
 
-    def claim(self, node: NodeRef, conn: Connection) -> Leadership:
+    def claim(self, node: NodeIncarnation, conn: Connection) -> Leadership:
         """That leader's lock was found free."""
         with conn.transaction():
             return claim(conn, 1, node, LEASE_S, None, _lock(node).key, _lock(ONE))
@@ -67,5 +67,5 @@ def test_a_renewal_before_a_claim_by_lock_counts(orders: Interleavings, stage: S
     assert orders.explore(works, judge) > 1
 
 
-def _lock(node: NodeRef) -> LeaderLivenessLock:
+def _lock(node: NodeIncarnation) -> LeaderLivenessLock:
     return LeaderLivenessLock.of(node.incarnation)

@@ -13,14 +13,14 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import ForceRelease, Group, GroupWriteResult, GroupWrites, StartingPosition
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.spaces import space_changes
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from tests.integration.log_kit import block, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run
 
-NODE = NodeRef("n1", "n1-1", "127.0.0.1:1")
+NODE = NodeIncarnation("n1", "n1-1", "127.0.0.1:1")
 LATE, AHEAD, COPY = (Subscription.parse(f"$share/{name}/eu/#") for name in ("late", "ahead", "copy"))
 EARLIEST = GroupOptions(StartingPosition.EARLIEST)
 PAST = "select from generation where state <> 'open' and not coalesce(is_past, false)"
@@ -66,7 +66,7 @@ class Stage:
 
 
 def delete(conn: Connection) -> list[int]:
-    return PastGenerationCleaner(rest_s=0)(conn)
+    return EmptyGenerationCleaner(rest_s=0)(conn)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.log.append import AppendOutcome, BlockAppend, append
 from sublet_storage.spaces import retention, space_changes
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import read_generation_filters
 from tests.integration.log_kit import block, put, stream_of
@@ -124,5 +124,5 @@ def test_a_look_for_ended_generations_waits_for_none(orders: Interleavings) -> N
         assert not run.errors
         assert [step.statement for step in run.steps if step.who == "look" and step.waits] == []
 
-    look = PastGenerationCleaner(rest_s=0)
+    look = EmptyGenerationCleaner(rest_s=0)
     assert orders.explore({"retention": retention.mark_expired_gone, "look": look}, judge) > 1

@@ -17,7 +17,7 @@ from typing import Any
 
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 from sublet_borrower.spark.job.exception_transport import unpack
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, run_attempt
 from sublet_borrower.streams.batch import Batch
@@ -58,7 +58,7 @@ class Function:
 def main(url: str, subscription: str, file: str, work: str, seconds: str) -> None:
     """Until it is told to end."""
     function = Function(file, work, float(seconds))
-    control = DriverEndpoint("127.0.0.1", "127.0.0.1", lambda: None)
+    control = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None)
     task = TaskSpec(
         subscription,
         function,

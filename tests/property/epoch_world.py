@@ -1,5 +1,5 @@
-"""Histories of publishers in epochs, and readers that join them at any point: the world that `EpochFilter` is judged
-in.
+"""Histories of publishers in epochs, and readers that join them at any point: the world that `CompleteEpochFilter` is
+judged in.
 
 A world is drawn choice by choice, from dice or from hypothesis. After each step it remembers what one statement would
 show: the head and the greatest epochs of every stream, the lower frontier of every space. A reader joins after some
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
-from sublet_storage.log.complete_epoch_filter import EpochFilter, StartingEpochs
+from sublet_storage.log.complete_epoch_filter import CompleteEpochFilter, EpochStartingPosition
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""
@@ -118,15 +118,15 @@ class Reader:
 
     world: World
     joined: int
-    begin: StartingEpochs
-    selection: EpochFilter = field(init=False)
+    begin: EpochStartingPosition
+    selection: CompleteEpochFilter = field(init=False)
     given: list[list[int]] = field(default_factory=lambda: [[] for _ in SPACES])
     _position: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         view = self.world.views[self.joined]
-        self.selection = EpochFilter.starting_at(self.begin, view.lowers, view.begun)
-        self._position = list(view.heads) if self.begin is StartingEpochs.LATEST else [0] * len(SPACES)
+        self.selection = CompleteEpochFilter.starting_at(self.begin, view.lowers, view.begun)
+        self._position = list(view.heads) if self.begin is EpochStartingPosition.LATEST else [0] * len(SPACES)
 
     def read_all(self) -> Reader:
         """Look now and then until the history ends."""
@@ -179,13 +179,13 @@ class Reader:
 
     def _due(self, epoch: Epoch) -> bool:
         """By the definitions, from the messages that were there and the frontiers when it joined."""
-        if self.begin is StartingEpochs.EARLIEST:
+        if self.begin is EpochStartingPosition.EARLIEST:
             return True
         view = self.world.views[self.joined]
         least = [each for lower in view.lowers.values() if lower is not None for each in lower.least]
         if not any(is_at_or_before(each, epoch) for each in least):
             return False
-        if self.begin is StartingEpochs.ACTIVE:
+        if self.begin is EpochStartingPosition.ACTIVE:
             return True
         there = {e for log, head in zip(self.world.logs, view.heads, strict=True) for e in log[:head]}
         return not any(is_at_or_before(epoch, e) for e in there if any(is_at_or_before(each, e) for each in least))

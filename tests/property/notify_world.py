@@ -8,14 +8,14 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_protocol.tick import Tick
-from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.catch_up_scheduler import StartCatchUp
 from sublet_storage.notify.changes import CatchUpSnapshot, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
-    CloseRequested,
     NotificationPublisherMachine,
     NotificationSendersOpened,
+    PublisherCloseRequested,
 )
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
@@ -122,7 +122,7 @@ class Speaker:
         self._lives += 1
 
     def leave(self) -> None:
-        self.do(CloseRequested())
+        self.do(PublisherCloseRequested())
         self.die()
 
 
@@ -136,7 +136,7 @@ class Node:
         self.connection = 0
         self.is_connected = False
         self.news: list[ObjectChange] = []
-        self.caught_up_at: list[tuple[float, CatchUp]] = []
+        self.caught_up_at: list[tuple[float, StartCatchUp]] = []
         self.reads_fail = 0.0
         self.do(SubscriberStarted())
         self.connect()
@@ -170,7 +170,7 @@ class Node:
         if outcome.wake_at is not None:
             self._world.at(outcome.wake_at, lambda: self.do(Tick()))
 
-    def _begin(self, catch_up: CatchUp) -> None:
+    def _begin(self, catch_up: StartCatchUp) -> None:
         self.caught_up_at.append((self._world.now, catch_up))
         begun = self.cache.begin_snapshot()
         at = self._world.now + self._world.random.uniform(0, READ_S)

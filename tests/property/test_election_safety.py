@@ -29,7 +29,7 @@ from sublet_leader.election import (
 )
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tick import Tick
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -44,7 +44,7 @@ LATE_TICK_S = 0.001
 class Node:
     """A machine with its own idea of time: `offset_s` plus `rate` of its seconds for each real one."""
 
-    ref: NodeRef
+    ref: NodeIncarnation
     offset_s: float
     rate: float
     machine: Election
@@ -75,7 +75,7 @@ class World:
         self._numbers = itertools.count()
 
     def _node(self, name: str) -> Node:
-        ref = NodeRef(name, f"{name}-life", f"{name}:1")
+        ref = NodeIncarnation(name, f"{name}-life", f"{name}:1")
         offset_s, rate = self.random.choice((-600.0, 0.0, 600.0)), self.random.choice((0.95, 1.0, 1.05))
         return Node(ref, offset_s, rate, Election(SETTINGS, ref.incarnation))
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.complete_epoch_filter import EpochFilter, StartingEpochs
+from sublet_storage.log.complete_epoch_filter import CompleteEpochFilter, EpochStartingPosition
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [
-    StartingEpochs.LATEST,
-    StartingEpochs.LATEST,
-    StartingEpochs.ACTIVE,
-    StartingEpochs.EARLIEST,
+    EpochStartingPosition.LATEST,
+    EpochStartingPosition.LATEST,
+    EpochStartingPosition.ACTIVE,
+    EpochStartingPosition.EARLIEST,
 ]
 JOINERS = int(os.environ.get("JOINERS", "6000"))
 """Of each order: so many points of random histories are joined. 52000 make a hundred thousand, in a minute."""
@@ -55,7 +55,7 @@ def _reported(number: int, reader: Reader) -> tuple[int, int]:
 @given(data=st.data())
 def test_the_smallest_history_of_a_torn_epoch_is_found(dimensions: int, data: st.DataObject) -> None:
     world = World(lambda n: data.draw(st.integers(0, n - 1)), dimensions)
-    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(StartingEpochs))
+    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(EpochStartingPosition))
     Reader(world, joined, begin).read_all().check()
 
 
@@ -70,15 +70,15 @@ def upper(*epochs: int) -> UpperFrontier:
     return UpperFrontier.from_epochs((epoch,) for epoch in epochs)
 
 
-def out(selection: EpochFilter, space: int = 1) -> list[int]:
+def out(selection: CompleteEpochFilter, space: int = 1) -> list[int]:
     left_out = selection.excluded_in(space)
     return [] if left_out is None else [n for n in range(10) if left_out.contains((n,))]
 
 
 @pytest.mark.conforms("S2", "S5")
 def test_the_frontier_is_of_all_spaces_and_streams() -> None:
-    selection = EpochFilter.starting_at(
-        StartingEpochs.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
+    selection = CompleteEpochFilter.starting_at(
+        EpochStartingPosition.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
     )
     assert selection.announced == lower(3)
     assert out(selection) == out(selection, 2) == [0, 1, 2, 3, 4, 5]
@@ -86,25 +86,27 @@ def test_the_frontier_is_of_all_spaces_and_streams() -> None:
 
 @pytest.mark.conforms("S3", "S6")
 def test_a_filter_stays_until_the_frontier_is_past() -> None:
-    selection = EpochFilter.starting_at(StartingEpochs.LATEST, {1: lower(3)}, [upper(5)])
+    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)])
     assert out(selection.advanced_to({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
     assert selection.advanced_to({1: lower(6)}).excluded_in(1) is None
 
 
 def test_completed_epochs_need_no_filter() -> None:
-    assert EpochFilter.starting_at(StartingEpochs.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
+    assert (
+        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
+    )
 
 
 @pytest.mark.conforms("S7")
 def test_completed_epochs_of_history_are_left_out() -> None:
-    selection = EpochFilter.starting_at(StartingEpochs.ACTIVE, {1: lower(3)}, [upper(5)])
+    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.ACTIVE, {1: lower(3)}, [upper(5)])
     assert out(selection) == [0, 1, 2]
     assert selection.advanced_to({1: lower(3)}).excluded_in(1) is None
 
 
-@pytest.mark.parametrize("begin", [StartingEpochs.ACTIVE, StartingEpochs.EARLIEST])
-def test_what_retention_has_taken_in_part_is_left_out(begin: StartingEpochs) -> None:
-    selection = EpochFilter.starting_at(begin, {1: lower(3)}, [upper(4), upper(6)], [upper(4)])
+@pytest.mark.parametrize("begin", [EpochStartingPosition.ACTIVE, EpochStartingPosition.EARLIEST])
+def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStartingPosition) -> None:
+    selection = CompleteEpochFilter.starting_at(begin, {1: lower(3)}, [upper(4), upper(6)], [upper(4)])
     assert out(selection) == [0, 1, 2, 3, 4]
     assert [n for n in range(8) if selection.may_need(1, upper(n))] == [5, 6, 7]
     assert selection.advanced_to({1: lower(5)}).excluded_in(1) is None
@@ -112,7 +114,7 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: StartingEpochs) -> 
 
 @pytest.mark.conforms("S4")
 def test_a_late_space_completes_nothing_twice() -> None:
-    selection = EpochFilter.starting_at(StartingEpochs.LATEST, {1: lower(6), 2: None}, [upper(5)])
+    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(6), 2: None}, [upper(5)])
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
     selection = selection.advanced_to({1: lower(7), 2: lower(4)})
     assert selection.announced == lower(6)
@@ -122,7 +124,7 @@ def test_a_late_space_completes_nothing_twice() -> None:
 
 
 def test_where_nothing_is_in_epochs_none_is_reported() -> None:
-    selection = EpochFilter.starting_at(StartingEpochs.LATEST, {1: None}, [upper()])
+    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: None}, [upper()])
     assert (selection.announced, selection.excluded_in(1)) == (None, None)
     assert selection.advanced_to({1: None}) == selection
     assert selection.advanced_to({}) == selection
@@ -130,8 +132,8 @@ def test_where_nothing_is_in_epochs_none_is_reported() -> None:
 
 def test_epochs_of_two_kinds_are_refused() -> None:
     with pytest.raises(InvalidEpoch, match=r"epochs of 1 and of 2 numbers .* Read each space by a filter of its own"):
-        EpochFilter.starting_at(StartingEpochs.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
+        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
     with pytest.raises(InvalidEpoch):
-        EpochFilter.starting_at(StartingEpochs.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
+        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
             {2: LowerFrontier(((1, 2),))}
         )

@@ -18,8 +18,8 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.messages.member_reads import (
     FetchedPage,
+    FetchPositionGone,
     FetchRequest,
-    PageGone,
     decode_fetch_reply,
     decode_fetch_request,
     decode_heads_reply,
@@ -56,8 +56,8 @@ def test_what_is_wanted_is_the_same_after_the_wire(wanted: FetchRequest) -> None
     assert decode_fetch_request(wired(encode_fetch_request(wanted))) == wanted
 
 
-@given(founds() | st.builds(PageGone, st.none() | OFFSETS))
-def test_what_is_found_is_the_same_after_the_wire(found: FetchedPage | PageGone) -> None:
+@given(founds() | st.builds(FetchPositionGone, st.none() | OFFSETS))
+def test_what_is_found_is_the_same_after_the_wire(found: FetchedPage | FetchPositionGone) -> None:
     assert decode_fetch_reply(wired(encode_fetch_reply(found))) == found
 
 

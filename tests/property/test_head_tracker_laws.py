@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from sublet_borrower.new_data.head_poll_scheduler import (
     HeadPollScheduler,
+    HeadPollSchedulerSettings,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTrackerSettings,
     StreamsCaughtUp,
 )
 from sublet_protocol.tick import Tick
 
-S = HeadTrackerSettings()
+S = HeadPollSchedulerSettings()
 STREAMS = (1, 2, 3)
 
 

@@ -17,7 +17,7 @@ from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,
     Space,
-    StreamInfo,
+    StreamCatalogRow,
     find_candidate_filters,
     find_space_for,
     hash_key,
@@ -73,9 +73,9 @@ def test_filtering_a_block_is_filtering_its_messages(
     assert found.column("offset").to_pylist() == [10 + i for i, topic in enumerate(topics) if filter.matches(topic)]
 
 
-def streams_of(spaces: list[Space]) -> list[StreamInfo]:
+def streams_of(spaces: list[Space]) -> list[StreamCatalogRow]:
     return [
-        StreamInfo(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0)
+        StreamCatalogRow(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0)
         for space in spaces
         for index, (low, high) in enumerate(split_ring(space.shards))
     ]
@@ -116,7 +116,9 @@ def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: s
 def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
     hashed = hash_key(key, topic)
     place = [
-        HashRing([StreamInfo(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_stream_id(hashed)
+        HashRing([StreamCatalogRow(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_stream_id(
+            hashed
+        )
         for shards in (before, after)
     ]
     assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from sublet_borrower.machine.agent import (
     Agent,
     CloseSubscription,
+    JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenGroupSubscription,
     SessionProgressReported,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
@@ -36,7 +36,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -153,7 +153,7 @@ class Ids:
             case 3:
                 return Revoke(who, term, stream_id, grant_id)
             case 4:
-                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantOutcome)))
+                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantEndOutcome)))
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:
@@ -236,7 +236,7 @@ def test_an_agent_survives_whatever_it_receives(data: st.DataObject) -> None:
         match draw(st.integers(0, 9)):
             case 0:
                 handles += 1
-                outcome = agent.decide(OpenGroupSubscription(handles, draw(SUBSCRIPTIONS)), now)
+                outcome = agent.decide(JoinGroup(handles, draw(SUBSCRIPTIONS)), now)
             case 1:
                 outcome = agent.decide(CloseSubscription(draw(st.integers(0, 3))), now)
             case 2:

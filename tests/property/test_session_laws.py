@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
-    CancelCommands,
+    CancelCommandsCall,
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
@@ -22,10 +22,10 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
+    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscription,
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
@@ -77,7 +77,7 @@ class World:
             case CallPoll():
                 assert "poll" not in self.calls, "two polls held"
                 self.calls["poll"] = instruction
-            case CancelCommands():
+            case CancelCommandsCall():
                 del self.calls["batch"]
             case CancelPollCall():
                 del self.calls["poll"]
@@ -187,7 +187,7 @@ def test_nothing_is_lost_or_repeated_silently(seed: int, loss: float, restarts: 
         Subscribe("log", "k"),
         Subscribe("log", None),
         Subscribe("state", None),
-        PollWithoutSubscription(True),
+        ExpectUnsolicitedMessages(True),
     ):
         world.decide(event)
     for _ in range(300):

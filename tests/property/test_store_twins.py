@@ -46,12 +46,12 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
-from sublet_storage.spaces.empty_generation_cleanup import PastGenerationCleaner
+from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from tests.contract.group_world import PostgresWorld, Ticker
 from tests.support.memory_store.groups import MemoryGroupStore
 
-NODES = [NodeRef(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
+NODES = [NodeIncarnation(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]
 AGENTS = ["a1", "a2"]
 WORDS = [
@@ -206,7 +206,7 @@ class Twins(RuleBasedStateMachine):
         if live:
             self.ask(lambda store: store.commit([GroupWrites(group, self.terms[group], (), True) for group in live]))
         deleted = self.twin.delete_all_past()
-        assert deleted == PastGenerationCleaner(step=1000)(self.world.connection)
+        assert deleted == EmptyGenerationCleaner(step=1000)(self.world.connection)
         stored = dict(self.world.connection.execute("select stream_id, parents from stream").fetchall())
         there = [stream for stream in self.world.streams.streams.values() if not stream.generation.deleted]
         assert stored == {stream.stream_id: list(stream.parents) for stream in there}
@@ -246,25 +246,25 @@ class Twins(RuleBasedStateMachine):
         self.seen = {key: facts for key, facts in self.seen.items() if key[0] != deleted}
 
     @rule(group=st.integers(1, 4), node=st.sampled_from(NODES))
-    def claim(self, group: int, node: NodeRef) -> None:
+    def claim(self, group: int, node: NodeIncarnation) -> None:
         term = self.ask(lambda store: store.claim(group, node, 10.0)).term
         assert term >= self.terms.get(group, 0)
         self.terms[group] = term
 
     @rule(group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans())
-    def claim_by_lock(self, group: int, node: NodeRef, rival: NodeRef, declares: bool) -> None:
+    def claim_by_lock(self, group: int, node: NodeIncarnation, rival: NodeIncarnation, declares: bool) -> None:
         """Nobody holds any."""
         own, other = LeaderLivenessLock.of(node.incarnation), LeaderLivenessLock.of(rival.incarnation)
         claimed = self.ask(lambda store: store.claim(group, node, 10.0, own.key if declares else None, other))
         self.terms[group] = claimed.term
 
     @rule(node=st.sampled_from(NODES), declares=st.booleans())
-    def renew_leases(self, node: NodeRef, declares: bool) -> None:
+    def renew_leases(self, node: NodeIncarnation, declares: bool) -> None:
         key = LeaderLivenessLock.of(node.incarnation).key if declares else None
         self.ask(lambda store: store.renew(node, self.terms, 10.0, key))
 
     @rule(node=st.sampled_from(NODES), off=st.sampled_from([0, 0, 1]))
-    def release(self, node: NodeRef, off: int) -> None:
+    def release(self, node: NodeIncarnation, off: int) -> None:
         self.ask(lambda store: store.release(node, {group: term - off for group, term in self.terms.items()}))
 
     # --- writes -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from sublet_borrower.machine.events import (
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -144,13 +144,13 @@ class Lines:
         if head["name"] == "ping":
             return Ping((borrower, *head["rest"].split()), 0.0)
         make = _MADE_OF_STREAMS.get(head["name"])
-        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *GrantOutcome):
+        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *GrantEndOutcome):
             raise BadLine(f"{text!r} cannot be said by hand: only ping, {', '.join(_MADE_OF_STREAMS)}")
         streams = tuple(
             StreamProgress(int(s), self._value(f"grant of stream {s}", int(grant)), int(position or 0), bool(final))
             for s, grant, position, final in _STREAM.findall(head["rest"])
         )
-        reason = next((r for r in GrantOutcome if head["rest"].endswith(f" {r}")), GrantOutcome.LOST)
+        reason = next((r for r in GrantEndOutcome if head["rest"].endswith(f" {r}")), GrantEndOutcome.LOST)
         if not streams and head["name"] != "disconnect":
             raise BadLine(f"{text!r} names no stream")
         return make(borrower, term, streams, reason)
@@ -164,7 +164,7 @@ class Lines:
         return seen[count - 1]
 
 
-_Make = Callable[[str, int, tuple[StreamProgress, ...], GrantOutcome], Message]
+_Make = Callable[[str, int, tuple[StreamProgress, ...], GrantEndOutcome], Message]
 _MADE_OF_STREAMS: dict[str, _Make] = {
     "update_progress": lambda borrower, term, streams, _: UpdateProgress(borrower, term, streams),
     "disconnect": lambda borrower, term, streams, _: Disconnect(borrower, term, streams),

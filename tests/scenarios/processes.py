@@ -9,8 +9,8 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     CloseSubscription,
+    JoinGroup,
     NodesDiscovered,
-    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -23,7 +23,7 @@ from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_leader.node.machine import Node
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.tick import Tick
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.scenarios.lines import BadLine
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class NodeProcess(Process):
     def __init__(self, stage: Stage, name: str, life: int) -> None:
         super().__init__(stage, name)
         self.life = life
-        self.machine = Node(NodeRef(name, f"{name}#{life}", name), stage.settings)
+        self.machine = Node(NodeIncarnation(name, f"{name}#{life}", name), stage.settings)
 
     def tick(self) -> None:
         self.handle(Tick())
@@ -124,7 +124,7 @@ class AgentProcess(Process):
     def subscribe(self) -> None:
         """The next subscription."""
         self.subscriptions += 1
-        self.handle(OpenGroupSubscription(self.subscriptions, str(SUBSCRIPTION), starting_position="earliest"))
+        self.handle(JoinGroup(self.subscriptions, str(SUBSCRIPTION), starting_position="earliest"))
 
     def unsubscribe(self, handle: int) -> None:
         """End a subscription."""

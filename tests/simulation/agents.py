@@ -10,9 +10,9 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     CloseSubscription,
+    JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -88,7 +88,7 @@ class SimulatedAgent(Process):
         query = self.checkpoint
         self.sessions[handle] = self._session(handle) if query is None else Query(self, handle, query)
         start = str(self.simulation.groups.start_of(subscription))
-        self._happens(OpenGroupSubscription(handle, str(subscription), self.weight, self.session, start, epoch))
+        self._happens(JoinGroup(handle, str(subscription), self.weight, self.session, start, epoch))
 
     def _session(self, handle: int) -> Session:
         return (WritingSession if self.simulation.users.is_used_by(self) else Session)(self, handle)

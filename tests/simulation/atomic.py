@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepPiece
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepMessages
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant
@@ -151,7 +151,7 @@ class AtomicReading:
         rows = pa.RecordBatch.from_pydict({"offset": list(range(start, end)), "epoch": epochs}, schema=_ROWS)
         return LogPage((rows,), start, end, end, is_closed=False)
 
-    def _call(self, work: AtomicWork, piece: EpochStepPiece) -> None:
+    def _call(self, work: AtomicWork, piece: EpochStepMessages) -> None:
         offsets = piece.table.column("offset").to_pylist()
         work.busy = True
         counts = self._simulation.checkers.deliveries.call_started(self._agent.name, work, offsets)
@@ -161,7 +161,7 @@ class AtomicReading:
             slow = self._whims.uniform(1.0, 6.0)
         self._later(slow, lambda: self._finish(work, piece, offsets, counts))
 
-    def _finish(self, work: AtomicWork, piece: EpochStepPiece, offsets: Sequence[int], counts: bool) -> None:
+    def _finish(self, work: AtomicWork, piece: EpochStepMessages, offsets: Sequence[int], counts: bool) -> None:
         if not self._agent.alive or (work.over and not work.busy):
             return
         work.busy = False

@@ -29,7 +29,7 @@ from sublet_storage.groups.model.records import (
     Leadership,
     LendingStatus,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore, _Life
@@ -86,7 +86,7 @@ class WatchedGroups(MemoryGroupStore):
     def claim(
         self,
         leadership_id: int,
-        node: NodeRef,
+        node: NodeIncarnation,
         lease_s: float,
         lock_key: int | None = None,
         rival: LeaderLivenessLock | None = None,
@@ -136,7 +136,7 @@ class WatchedGroups(MemoryGroupStore):
     def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
         return self.is_older(leadership_id) or super()._deposed(leadership_id, term, now)
 
-    def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
+    def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         return [i for i in super()._own(node, terms) if not self.is_older(i)]
 
     def _seize_all(self, group_id: int, term: int) -> None:
@@ -276,7 +276,7 @@ class Way:
         self._free_at = self._world.now
 
     def ask(
-        self, request: DatabaseRequest, ref: NodeRef, lease_s: float, answer: Callable[[NodeEvent], object]
+        self, request: DatabaseRequest, ref: NodeIncarnation, lease_s: float, answer: Callable[[NodeEvent], object]
     ) -> None:
         """Execute the request; `answer` is called with what the node receives, if it still runs."""
         world = self._world
@@ -341,7 +341,7 @@ class Way:
             return world.random.choice((Fate.REFUSED, Fate.LOST, Fate.SILENT))
         return Fate.ANSWERED
 
-    def _execute(self, request: DatabaseRequest, ref: NodeRef, lease_s: float, fate: Fate) -> NodeEvent:
+    def _execute(self, request: DatabaseRequest, ref: NodeIncarnation, lease_s: float, fate: Fate) -> NodeEvent:
         jitter_s = self._world.random.uniform(0, 0.3)
         if fate in (Fate.REFUSED, Fate.LOST):
             return failure_answer(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from sublet_borrower.machine.agent import AgentLockUnavailable
 from sublet_leader.node.events import AgentLongPollChanged
 from sublet_storage.db.liveness_lock import (
-    LockAcquired,
+    LivenessLockAcquired,
+    LivenessLockLost,
+    LivenessLockSettings,
     LockEvent,
-    LockLost,
-    LockTimes,
     PeerLocksChecked,
     compute_lock_key,
 )
@@ -90,7 +90,7 @@ class ProcessLock:
     """A process's thread with its connection, in each of its incarnations; it does nothing if a pooler is between."""
 
     def __init__(
-        self, process: SimulatedNode | SimulatedAgent, times: LockTimes, locks: AdvisoryLocks, random: Random
+        self, process: SimulatedNode | SimulatedAgent, times: LivenessLockSettings, locks: AdvisoryLocks, random: Random
     ) -> None:
         self._process, self._locks, self._random, self._world = process, locks, random, process.world
         self._times = times
@@ -151,7 +151,7 @@ class ProcessLock:
         was_held, self._is_held = self._is_held, False
         if was_held:
             self._lost_at = self._used_at
-            self._say(LockLost(self._used_at))
+            self._say(LivenessLockLost(self._used_at))
         self._after(self._random.uniform(0.003, 0.12) if was_held else self._pause_s(frozenset()), self._connect)
 
     def _connect(self) -> None:
@@ -178,7 +178,7 @@ class ProcessLock:
         self._used_at = self._process.now
         if not self._is_held and self._locks.acquire(session, self._key):
             self._is_held = True
-            self._say(LockAcquired(self._key))
+            self._say(LivenessLockAcquired(self._key))
         keys = self._keys()
         if not (keys or before or self._always_checks):
             self._after(self._pause_s(frozenset()), lambda: self._use(frozenset()))
@@ -259,7 +259,9 @@ class AgentLock(ProcessLock):
 
     _always_checks = True
 
-    def __init__(self, agent: SimulatedAgent, times: LockTimes, locks: AdvisoryLocks, random: Random) -> None:
+    def __init__(
+        self, agent: SimulatedAgent, times: LivenessLockSettings, locks: AdvisoryLocks, random: Random
+    ) -> None:
         self.is_used = random.random() < 0.85
         super().__init__(agent, times, locks if random.random() < 0.9 else AdvisoryLocks(set()), random)
         self._agent = agent

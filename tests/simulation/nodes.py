@@ -21,7 +21,7 @@ from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_protocol.tick import Tick
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.simulation.database import Way
 from tests.simulation.locks import NodeLock
 from tests.simulation.process import Process
@@ -45,7 +45,7 @@ class SimulatedNode(Process):
 
     def _new_machine(self) -> Node:
         self.lives += 1
-        return Node(NodeRef(self.name, f"{self.name}#{self.lives}", self.address), self.settings)
+        return Node(NodeIncarnation(self.name, f"{self.name}#{self.lives}", self.address), self.settings)
 
     def start(self) -> None:
         """Start a new incarnation; if the present one is ending, as soon as it has ended."""

@@ -30,7 +30,7 @@ from sublet_borrower.planner.planned_ranges import (
     RunnablePlannedRange,
     resolve_outcome,
 )
-from sublet_protocol.messages.borrower_leader import GrantOutcome
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
@@ -88,7 +88,7 @@ class Query(Session):
                 self._simulation.checkers.names.installed(work)
                 self._planning.apply_update(notify)
             case StreamRemoved(reason=reason) if notify.stream_id in self._streams:
-                self._simulation.checkers.removed(self._streams.pop(notify.stream_id), reason is GrantOutcome.LOST)
+                self._simulation.checkers.removed(self._streams.pop(notify.stream_id), reason is GrantEndOutcome.LOST)
                 self._planning.apply_update(notify)
             case RevokeStarted() | SavedProgress() if notify.stream_id in self._streams:
                 self._planning.apply_update(notify)

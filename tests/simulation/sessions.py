@@ -18,7 +18,7 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.simulation.atomic import AtomicReading, AtomicWork
 from tests.simulation.work import Work
 
@@ -60,7 +60,7 @@ class Session:
             case StreamRemoved(reason=reason):
                 work = self._work.pop(notify.stream_id)
                 work.over = True
-                self._simulation.checkers.removed(work, reason is GrantOutcome.LOST)
+                self._simulation.checkers.removed(work, reason is GrantEndOutcome.LOST)
             case GroupFrontiersAdvanced(epochs):
                 assert group_id is not None
                 self._simulation.checkers.epochs.announcements.received(group_id, epochs)

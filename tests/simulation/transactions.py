@@ -30,7 +30,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
@@ -265,7 +265,7 @@ class WritingSession(Session):
             case StreamRemoved(reason=reason) if notify.stream_id in self._granted:
                 work = self._granted.pop(notify.stream_id)
                 work.over = work.granted.is_ended = True
-                work.granted.is_lost = reason is GrantOutcome.LOST
+                work.granted.is_lost = reason is GrantEndOutcome.LOST
                 self._simulation.checkers.removed(work, work.granted.is_lost)
             case _:
                 super().reported(notify, group_id)

@@ -114,7 +114,9 @@ def test_function_that_exits_has_failed(stage: Stage, start: Start) -> None:
     running = start(Recorder(str(stage.records), exit_value=b"7"), tasks=2)
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     stage.publish(20)
-    with pytest.raises(UserFunctionFailed, match=r"UserCodeExited: the function asked .* SystemExit\(3\)") as failed:
+    with pytest.raises(
+        UserFunctionFailed, match=r"UserCodeCalledExit: the function asked .* SystemExit\(3\)"
+    ) as failed:
         running.result(WAIT_S)
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert sum(task.failures for task in running.status().tasks) > 0

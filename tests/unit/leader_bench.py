@@ -37,7 +37,7 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -64,7 +64,7 @@ class Bench:
             self.streams.append(stream_id, HEAD)
         self.group = self.store.declare_group(SUBSCRIPTION, options or GroupOptions(StartingPosition.EARLIEST))
         self._lives, self.term = 0, 0
-        self.ref = NodeRef("n", "n#0", "n:1")
+        self.ref = NodeIncarnation("n", "n#0", "n:1")
         self.lead()
 
     def lead(self, deposed_until: float = float("-inf")) -> None:
@@ -72,7 +72,7 @@ class Bench:
         if self._lives:
             self.store.release(self.ref, {self.group.group_id: self.term})
         self._lives += 1
-        self.ref = NodeRef("n", f"n#{self._lives}", "n:1")
+        self.ref = NodeIncarnation("n", f"n#{self._lives}", "n:1")
         self.term = self.store.claim(self.group.group_id, self.ref, 1e6).term
         rows = self.store.load(self.group.group_id, self.term)
         self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now, deposed_until)

@@ -10,14 +10,14 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentLockUnavailable,
     CloseSubscription,
+    JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenGroupSubscription,
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.election.dead_process_detectors import DeadAgentDetector
-from sublet_leader.group.events import AgentsGone
+from sublet_leader.group.events import AgentProcessesEnded
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
 )
-from sublet_storage.db.liveness_lock import LockAcquired, LockLost, PeerLocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, PeerLocksChecked, compute_lock_key
 from tests.unit.leader_bench import Bench
 from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
 
@@ -162,7 +162,7 @@ def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
 def test_streams_of_a_gone_agent_move_at_once() -> None:
     """What the agent was promised counts no more; the move is a forced one."""
     bench = declared()
-    bench.give(AgentsGone(frozenset({"a"})))
+    bench.give(AgentProcessesEnded(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "b/1"}
     [moved] = bench.forced()
@@ -175,7 +175,7 @@ def test_streams_of_a_gone_agent_move_at_once() -> None:
 def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
     """It has declared no lock, or goes on for longer than the grace lasts by any clock."""
     bench = declared(lock_valid_s)
-    bench.give(AgentsGone(frozenset({"a"})))
+    bench.give(AgentProcessesEnded(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "a/1"}
 
@@ -206,7 +206,7 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
     """Long before its reclaim grace ends, whatever the leader before has promised."""
     bench = taken_over()
     assert bench.leader.streams.absent_agents() == {"a"}
-    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "b/1"}
     assert [moved.reason for moved in bench.forced()] == ["evicted: its process has ended"]
@@ -226,7 +226,7 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
 )
 def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool, timeline: int | None) -> None:
     bench = taken_over(lock_valid_s, is_held=is_held)
-    bench.give(AgentsGone(frozenset({"a"}), timeline))
+    bench.give(AgentProcessesEnded(frozenset({"a"}), timeline))
     bench.pass_time(9.9, "b/1")
     assert bench.holders() == {1: "a/1"}
     bench.pass_time(20.0, "b/1")
@@ -236,7 +236,7 @@ def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool
 def test_a_member_of_another_timeline_is_not_gone() -> None:
     """The lock that was looked at is another server's."""
     bench = declared()
-    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     assert bench.leader.members.get("a/1") is not None
 
 
@@ -247,7 +247,7 @@ def test_what_is_reclaimed_is_not_taken() -> None:
     held = HeldGrant(1, bench.row(1).grant_id, 0)
     bench.join("a/2", predecessor="a/1", reclaim=(held,), borrower_number=2)
     assert bench.leader.streams.absent_agents() == frozenset()
-    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.settle()
     assert bench.holders() == {1: "a/2"}
     assert bench.row(1).lock_valid_s == 0.0
@@ -274,8 +274,8 @@ class LockPlay(Play):
 def holding() -> LockPlay:
     """Its lock was seen at 1.0; it has stream 5 under grant 50, and a ping answered then."""
     play = LockPlay()
-    play.do(LockAcquired(KEY), 0.5)
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(LivenessLockAcquired(KEY), 0.5)
+    play.do(JoinGroup(1, SUBSCRIPTION))
     play.connect(1, 1.0)
     play.grant(1, 5)
     play.see_lock(1.0)
@@ -285,16 +285,16 @@ def holding() -> LockPlay:
 def test_the_first_subscription_waits_for_the_lock() -> None:
     """And declares it; meanwhile nodes are looked up."""
     play = LockPlay()
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     assert (play.wanted(), play.last.needs_discovery) == ([], True)
-    play.do(LockAcquired(KEY))
+    play.do(LivenessLockAcquired(KEY))
     assert [message.lock_valid_s for _, message in play.wanted()] == [BORROWER.lock_valid_s]
 
 
 def test_without_a_lock_nothing_is_declared() -> None:
     """Its calls go by its pings alone."""
     play = LockPlay()
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     play.do(AgentLockUnavailable(), 1.0)
     assert [message.lock_valid_s for _, message in play.wanted()] == [0.0]
     play.connect(1)
@@ -304,10 +304,10 @@ def test_without_a_lock_nothing_is_declared() -> None:
 
 def test_a_subscription_that_waits_can_be_closed() -> None:
     play = LockPlay()
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     play.do(CloseSubscription(1))
     assert play.last.updates == (SubscriptionClosed(1, BorrowerEndReason.DONE, "left before it began"),)
-    play.do(LockAcquired(KEY))
+    play.do(LivenessLockAcquired(KEY))
     assert play.wanted() == []
 
 
@@ -324,12 +324,12 @@ def test_calls_begin_only_soon_after_a_lock_check() -> None:
 def test_who_has_lost_its_lock_needs_a_leaders_answer() -> None:
     """To a new borrower: pings of the former one count no more, though the lock is held again."""
     play = holding()
-    play.do(LockLost(1.1), 1.2)
+    play.do(LivenessLockLost(1.1), 1.2)
     [(_, undeclared)] = play.wanted()
     assert (undeclared.lock_valid_s, undeclared.predecessor, len(undeclared.reclaim)) == (0.0, "a/1", 1)
     assert play.may(1.69)
     assert not play.may(1.7)
-    play.do(LockAcquired(KEY), 1.75)
+    play.do(LivenessLockAcquired(KEY), 1.75)
     [(_, declared)] = play.wanted()
     assert (declared.lock_valid_s, declared.predecessor) == (BORROWER.lock_valid_s, "a/2")
     play.see_lock(1.8)

@@ -10,9 +10,9 @@ from sublet_borrower.machine.agent import (
     AgentEvent,
     AgentOutcome,
     CloseSubscription,
+    JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -23,7 +23,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -82,7 +82,7 @@ class Play:
 def subscribed(*handles: int) -> Play:
     play = Play()
     for handle in handles:
-        play.do(OpenGroupSubscription(handle, SUBSCRIPTION))
+        play.do(JoinGroup(handle, SUBSCRIPTION))
         play.connect(handle)
     return play
 
@@ -94,7 +94,7 @@ def preferred(nodes: tuple[str, ...], subscription: str, agent_id: str = "a") ->
     """The node that an agent asks first."""
     agent = Agent(agent_id, SETTINGS)
     agent.decide(NodesDiscovered(nodes), 0.0)
-    [(node, _)] = agent.decide(OpenGroupSubscription(1, subscription), 0.0).sends
+    [(node, _)] = agent.decide(JoinGroup(1, subscription), 0.0).sends
     return node
 
 
@@ -111,7 +111,7 @@ def test_every_agent_asks_the_same_node() -> None:
 def test_a_node_whose_connection_died_is_asked_last() -> None:
     """For a while."""
     play = Play()
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     [(first, _)] = play.wanted()
     play.do(NodeLost(first), 0.1)
     assert play.last.needs_discovery
@@ -124,7 +124,7 @@ def test_a_node_whose_connection_died_is_asked_last() -> None:
 
 def test_a_suspect_node_is_asked_if_there_is_no_other() -> None:
     play = Play(("n1:1",))
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     play.do(NodeLost("n1:1"), 0.1)
     play.do(Tick(), 1.0)
     assert [node for node, _ in play.wanted()] == ["n1:1"]
@@ -133,7 +133,7 @@ def test_a_suspect_node_is_asked_if_there_is_no_other() -> None:
 def test_a_node_that_was_not_known_is_asked_soon() -> None:
     """By one whose leader's node has died, and which could ask no other."""
     play = Play(("n1:1",))
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     play.connect(1)
     play.do(NodeLost("n1:1"), at=0.1)
     assert [node for node, _ in play.wanted()] == ["n1:1"]
@@ -160,7 +160,7 @@ def test_a_leader_that_may_be_dead_is_not_waited_for() -> None:
 
 def test_without_nodes_it_asks_for_them_and_goes_on() -> None:
     play = Play(())
-    play.do(OpenGroupSubscription(1, SUBSCRIPTION))
+    play.do(JoinGroup(1, SUBSCRIPTION))
     assert (play.last.sends, play.last.needs_discovery) == ((), True)
     play.do(NodesDiscovered(("n1:1",)), 0.4)
     play.do(Tick(), play.last.wake_at)
@@ -181,7 +181,7 @@ def test_pings_to_one_node_are_one_command() -> None:
 
 def test_it_is_woken_for_the_borrower_due_first() -> None:
     play = subscribed(1)
-    play.do(OpenGroupSubscription(2, "$share/h/#"), 0.3)
+    play.do(JoinGroup(2, "$share/h/#"), 0.3)
     assert play.last.wake_at == 1.0
     play.do(Tick(), 1.0)
     assert play.last.wake_at == pytest.approx(1.3)
@@ -195,7 +195,7 @@ def test_ten_rounds_of_subscribing_within_50_ms() -> None:
     play = Play()
     closed, asked = [], set()
     for handle in range(1, 11):
-        play.do(OpenGroupSubscription(handle, SUBSCRIPTION), handle * 0.005)
+        play.do(JoinGroup(handle, SUBSCRIPTION), handle * 0.005)
         asked |= {m.borrower_id for _, m in play.wanted()}
         play.do(CloseSubscription(handle))
         closed += [t.handle for t in play.last.updates if isinstance(t, SubscriptionClosed)]
@@ -277,5 +277,5 @@ def test_a_newer_grant_is_sent_to_its_own_session() -> None:
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)
     removed, granted = (each for each in play.last.updates if isinstance(each, SessionAssignmentUpdate))
-    assert removed == SessionAssignmentUpdate(2, StreamRemoved(5, 50, GrantOutcome.LOST))
+    assert removed == SessionAssignmentUpdate(2, StreamRemoved(5, 50, GrantEndOutcome.LOST))
     assert (granted.handle, type(granted.update)) == (2, StreamGranted)

@@ -19,7 +19,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
 
 FROM = 10
@@ -211,7 +211,7 @@ def test_a_new_grant_ends_the_old() -> None:
     play = Play()
     first = play.give(5)
     play.handler.apply_update(RevokeStarted(7, 2))
-    play.handler.apply_update(StreamRemoved(7, 2, GrantOutcome.LOST))
+    play.handler.apply_update(StreamRemoved(7, 2, GrantEndOutcome.LOST))
     assert (play.granted.is_stopping, play.granted.is_ended) == (False, False)
     old = play.granted
     play.granted = play.lend(2)
@@ -223,7 +223,7 @@ def test_a_new_grant_ends_the_old() -> None:
 
 def test_a_stream_handed_over_is_not_lost() -> None:
     play = Play()
-    play.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.SAVED))
+    play.handler.apply_update(StreamRemoved(7, 1, GrantEndOutcome.SAVED))
     assert (play.granted.is_ended, play.granted.is_lost) == (True, False)
     assert play.handler.positions() == {}
 

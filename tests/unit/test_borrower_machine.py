@@ -26,8 +26,8 @@ from sublet_borrower.machine.events import (
 from sublet_borrower.machine.transitions import (
     ACTIONS,
     ALLOWED_TRANSITIONS,
-    Action,
     BorrowedStreamStatus,
+    BorrowerAction,
     BorrowerEventKind,
     BorrowerStatus,
 )
@@ -37,7 +37,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -149,7 +149,7 @@ EVENTS: dict[BorrowerEventKind, Event] = {
     BorrowerEventKind.PING_RESPONSE: LeaderMessageReceived(NODE, PingResponse(ME, TERM, 0.0, GOOD_S)),
     BorrowerEventKind.GRANT: LeaderMessageReceived(NODE, replace(GRANT, stream_id=6)),
     BorrowerEventKind.REVOKE: LeaderMessageReceived(NODE, Revoke(ME, TERM, 5, 50)),
-    BorrowerEventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, GrantOutcome.SAVED)),
+    BorrowerEventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, GrantEndOutcome.SAVED)),
     BorrowerEventKind.PROGRESS_SAVED: LeaderMessageReceived(NODE, ProgressSaved(ME, TERM, 5, 50, 11)),
     BorrowerEventKind.INVALIDATE: LeaderMessageReceived(NODE, Invalidate(ME, TERM, BorrowerEndReason.RETRY)),
     BorrowerEventKind.NODE_LOST: NodeLost(NODE),
@@ -178,8 +178,8 @@ def test_statuses_never_go_back_and_all_are_reached() -> None:
 
 
 def test_every_action_is_used_and_is_a_method() -> None:
-    assert {action for row in ACTIONS.values() for action in row.values()} == set(Action)
-    assert all(callable(getattr(Borrower, action.value)) for action in Action)
+    assert {action for row in ACTIONS.values() for action in row.values()} == set(BorrowerAction)
+    assert all(callable(getattr(Borrower, action.value)) for action in BorrowerAction)
 
 
 @pytest.mark.conforms("E3", "E6")
@@ -189,7 +189,7 @@ def test_each_pair_is_ignored_or_moves_as_allowed(status: BorrowerStatus, kind: 
     assert play.machine.status is status
     streams = [(s.stream_id, s.grant_id, s.position, s.status) for s in play.machine.streams]
     outcome = play.do(EVENTS[kind])
-    if ACTIONS[status][kind] is Action.IGNORE:
+    if ACTIONS[status][kind] is BorrowerAction.IGNORE:
         assert (outcome.sends, outcome.updates, outcome.ended, play.machine.status) == ((), (), None, status)
         assert [(s.stream_id, s.grant_id, s.position, s.status) for s in play.machine.streams] == streams
     else:
@@ -221,7 +221,7 @@ def test_one_that_leaves_refuses_new_work() -> None:
         BorrowerEventKind.CONNECT_RESPONSE,
         BorrowerEventKind.UNSUBSCRIBE,
     }
-    assert {k for k, a in ACTIONS[BorrowerStatus.UNSUBSCRIBING].items() if a is Action.IGNORE} == refused
+    assert {k for k, a in ACTIONS[BorrowerStatus.UNSUBSCRIBING].items() if a is BorrowerAction.IGNORE} == refused
 
 
 # --- connecting (ASK_AGAIN, CONNECT, LOOK_ELSEWHERE, LEAVE_UNCONNECTED, NOTE_PROGRESS) -------------------------
@@ -409,8 +409,8 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
 
 
 @pytest.mark.conforms("E7")
-@pytest.mark.parametrize("reason", list(GrantOutcome))
-def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantOutcome) -> None:
+@pytest.mark.parametrize("reason", list(GrantEndOutcome))
+def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantEndOutcome) -> None:
     """With the reason, and each time it is told."""
     play = connected(GRANT)
     expected: list[tuple[object, ...]] = [(StreamRemoved(5, 50, reason),), ()]
@@ -432,7 +432,7 @@ def test_a_revoke_overtakes_its_grant() -> None:
 @pytest.mark.conforms("E10")
 def test_a_grant_that_is_over_does_not_come_back() -> None:
     play = connected(GRANT)
-    play.receive(Revoked(ME, TERM, 5, 50, GrantOutcome.SAVED))
+    play.receive(Revoked(ME, TERM, 5, 50, GrantEndOutcome.SAVED))
     for grant_id in (50, 49):
         assert play.receive(replace(GRANT, grant_id=grant_id)).updates == ()
         assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, grant_id)]
@@ -443,9 +443,9 @@ def test_a_grant_that_is_over_does_not_come_back() -> None:
 def test_news_of_a_newer_grant_ends_the_one_held() -> None:
     play = connected(GRANT)
     newer = replace(GRANT, grant_id=60, position=20)
-    assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantOutcome.LOST), StreamGranted(newer))
+    assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantEndOutcome.LOST), StreamGranted(newer))
     assert play.receive(GRANT).updates == ()
-    assert play.receive(Revoke(ME, TERM, 5, 70)).updates == (StreamRemoved(5, 60, GrantOutcome.LOST),)
+    assert play.receive(Revoke(ME, TERM, 5, 70)).updates == (StreamRemoved(5, 60, GrantEndOutcome.LOST),)
     assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, 70)]
 
 
@@ -461,7 +461,7 @@ def test_a_stream_that_ended_of_itself_needs_no_stop() -> None:
 STREAM_MESSAGES: list[ToBorrower] = [
     replace(GRANT, stream_id=6),
     Revoke(ME, TERM, 5, 50),
-    Revoked(ME, TERM, 5, 50, GrantOutcome.LOST),
+    Revoked(ME, TERM, 5, 50, GrantEndOutcome.LOST),
     ProgressSaved(ME, TERM, 5, 50, 99),
     PingResponse(ME, TERM, 5.0, GOOD_S),
 ]
@@ -655,8 +655,8 @@ def test_a_silent_new_leader_is_asked_about_a_stream() -> None:
     play.receive(LeaderConnectResponse("a/2", 200, GROUP), 1.2)
     play.do(Tick(), 2.2)
     assert play.said(UpdateProgress) == [UpdateProgress("a/2", 200, (StreamProgress(5, 50, 10),))]
-    play.receive(Revoked("a/2", 200, 5, 50, GrantOutcome.LOST), 2.3)
-    assert play.last.updates == (StreamRemoved(5, 50, GrantOutcome.LOST),)
+    play.receive(Revoked("a/2", 200, 5, 50, GrantEndOutcome.LOST), 2.3)
+    assert play.last.updates == (StreamRemoved(5, 50, GrantEndOutcome.LOST),)
 
 
 @pytest.mark.conforms("E5", "E10")

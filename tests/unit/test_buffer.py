@@ -16,11 +16,11 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
-from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, PendingMessageBuilder
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, PendingMessageBatch
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
-from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
+from sublet_storage.spaces.routing import Space, StreamCatalogRow, split_ring
 from tests.interrupted_calls import run_interrupted
 
 ONE_MESSAGE = BufferLimits(
@@ -37,7 +37,7 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> SendBuffer:
 
 def a_buffer(limits: BufferLimits) -> SendBuffer:
     ((low, high),) = split_ring(1)
-    streams = [StreamInfo(1, 1, 1, low, high, 0)]
+    streams = [StreamCatalogRow(1, 1, 1, low, high, 0)]
     return SendBuffer(RoutingTable([Space(1, "default", TopicFilter("#"), 1)], streams, None), limits)
 
 
@@ -194,7 +194,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     monkeypatch.setattr(module, "MAX_ROUTED_ROWS", 3)
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)
-    streams = [StreamInfo(1, 1, 1, low, middle, 0), StreamInfo(2, 1, 1, after, high, 0)]
+    streams = [StreamCatalogRow(1, 1, 1, low, middle, 0), StreamCatalogRow(2, 1, 1, after, high, 0)]
     routes = RoutingTable([Space(1, "default", TopicFilter("#"), 2)], streams, None)
     fits = room(SendBuffer(routes, ROOMY))
     for place in itertools.count(1):
@@ -256,7 +256,7 @@ def test_a_batch_is_as_old_as_its_last_part(monkeypatch: pytest.MonkeyPatch, fai
     buffer = a_buffer(ONE_MESSAGE)
     ages: list[float] = []
 
-    def sent_for_a_minute(parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
+    def sent_for_a_minute(parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
         enqueue(parts)
         ages.append(parts[0][1].ticket.entered_at)
         clock[0] += 60.0

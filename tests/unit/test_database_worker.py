@@ -28,7 +28,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, StartingPosition
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.util.log_throttle import LogThrottle
 
 GROUP = Subscription.parse("$share/g/#")
@@ -44,7 +44,7 @@ class Away:
         monkeypatch.setattr(database_worker, "LogThrottle", lambda: LogThrottle(10.0, lambda: self.now))
         self.answers: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self.store = PostgresGroupStore(NOBODY)
-        self.worker = DatabaseWorker(self.store, NodeRef("n", "i", "a:1"), LeaderSettings(), self.answers.put)
+        self.worker = DatabaseWorker(self.store, NodeIncarnation("n", "i", "a:1"), LeaderSettings(), self.answers.put)
 
     def ask(self, *requests: DatabaseRequest) -> list[NodeEvent]:
         """What comes of them."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryRetryPolicy, SharedDelivery
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, SharedDelivery
 
 
 class Turn:
@@ -56,7 +56,7 @@ def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPat
     """What is over is not tried where others failed while it waited, unless something was answered since."""
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    timeout = DeliveryRetryPolicy(20.0)
+    timeout = DeliveryTimeout(20.0)
     clock[0] = 115.0
     assert timeout.make_backoff(100.0).left_s == 5.0
     clock[0] = 125.0

@@ -22,10 +22,10 @@ from sublet_leader.election import (
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import Leadership
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
-ME = NodeRef("me", "me-1", "here:1")
-OTHER = NodeRef("other", "other-1", "there:1")
+ME = NodeIncarnation("me", "me-1", "here:1")
+OTHER = NodeIncarnation("other", "other-1", "there:1")
 
 
 def election() -> Election:

@@ -8,9 +8,9 @@ import pytest
 
 from sublet_leader.election import (
     TRANSITIONS,
-    Action,
     ClaimCompleted,
     Election,
+    ElectionAction,
     ElectionEventKind,
     ElectionStatus,
     Event,
@@ -24,10 +24,10 @@ from sublet_leader.election import (
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 PAIRS = [(status, kind) for status, row in TRANSITIONS.items() for kind in row]
-ME, OTHER = NodeRef("me", "me-1", "here:1"), NodeRef("other", "other-1", "there:1")
+ME, OTHER = NodeIncarnation("me", "me-1", "here:1"), NodeIncarnation("other", "other-1", "there:1")
 OURS = ClaimCompleted(1, 0.0, Leadership(1, ME, 100, 10.0))
 RIVAL = LeaderLivenessLock.of(OTHER.incarnation)
 THEIRS = ClaimCompleted(1, 0.0, Leadership(1, OTHER, 100, 10.0, RIVAL.key))
@@ -100,7 +100,7 @@ def test_each_pair_leads_where_the_table_does(status: ElectionStatus, kind: Elec
     after, action = TRANSITIONS[status][kind]
     assert machine.status(1) is after
     assert (1 in machine.leaderships()) == (after is ElectionStatus.LEADING)
-    if action is Action.IGNORE:
+    if action is ElectionAction.IGNORE:
         assert (outcome.claims, outcome.renew, outcome.release, outcome.notices) == ((), {}, {}, ())
 
 
@@ -120,8 +120,8 @@ def test_every_status_is_reached_from_absent_and_back() -> None:
 
 
 def test_every_action_is_used_and_is_a_method() -> None:
-    assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(Action)
-    assert all(callable(getattr(Election, action.value)) for action in Action)
+    assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(ElectionAction)
+    assert all(callable(getattr(Election, action.value)) for action in ElectionAction)
 
 
 def test_leading_begins_only_with_a_claim_in_time() -> None:
@@ -135,7 +135,7 @@ def test_whatever_ends_leading_releases_the_term() -> None:
     """Before the next claim."""
     for kind, (after, action) in TRANSITIONS[ElectionStatus.LEADING].items():
         assert after in (ElectionStatus.LEADING, *RELEASING), kind
-        assert after is ElectionStatus.LEADING or action in (Action.RELEASE, Action.STEP_DOWN), kind
+        assert after is ElectionStatus.LEADING or action in (ElectionAction.RELEASE, ElectionAction.STEP_DOWN), kind
     for status in RELEASING:
         for kind, (after, _) in TRANSITIONS[status].items():
             assert kind is ElectionEventKind.RELEASED or after in RELEASING, (status, kind)

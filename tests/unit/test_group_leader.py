@@ -13,7 +13,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -46,7 +46,7 @@ def ends(bench: Bench) -> list[BorrowerEndReason]:
     return [message.reason for message in bench.received(Invalidate)]
 
 
-def losses(bench: Bench) -> list[GrantOutcome]:
+def losses(bench: Bench) -> list[GrantEndOutcome]:
     """Why streams were said to be gone, since the last look."""
     return [message.reason for message in bench.received(Revoked)]
 
@@ -175,7 +175,7 @@ def test_a_finished_stream_is_never_granted_again() -> None:
     bench.streams.rollover(1)
     bench.progress(HEAD)
     bench.settle()
-    assert losses(bench) == [GrantOutcome.FINISHED]
+    assert losses(bench) == [GrantEndOutcome.FINISHED]
     bench.lead()
     bench.joined(OTHER)
     assert set(bench.holders()) == {2}
@@ -190,7 +190,7 @@ def test_a_stream_closed_after_its_end_was_reported() -> None:
     bench.streams.rollover(1)
     bench.pass_time(bench.settings.stream_sync_interval_s + 0.01, BORROWER)
     assert bench.row(1).status is LendingStatus.FINISHED
-    assert losses(bench) == [GrantOutcome.FINISHED]
+    assert losses(bench) == [GrantEndOutcome.FINISHED]
 
 
 def test_a_closed_stream_being_read_is_not_written() -> None:
@@ -218,7 +218,7 @@ def test_a_stream_whose_messages_are_gone(
     bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=on_data_loss))
     expire(bench)
     assert bench.row(1).status is status
-    assert [(r.stream_id, r.reason) for r in bench.received(Revoked)] == [(1, GrantOutcome.LOST)]
+    assert [(r.stream_id, r.reason) for r in bench.received(Revoked)] == [(1, GrantEndOutcome.LOST)]
     assert bench.holders() == holders
 
 
@@ -568,7 +568,7 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
     bench.join(OTHER, reclaim=(bench.held(1, 50), HeldGrant(99, 1, 1)))
     bench.join("a/2", predecessor=BORROWER, reclaim=(HeldGrant(2, bench.grant_id(2) - 1, 50),))
     bench.settle()
-    lost = {(m.borrower_id, m.stream_id) for m in bench.received(Revoked) if m.reason is GrantOutcome.LOST}
+    lost = {(m.borrower_id, m.stream_id) for m in bench.received(Revoked) if m.reason is GrantEndOutcome.LOST}
     assert lost == {(OTHER, 1), (OTHER, 99), ("a/2", 2)}
     assert [bench.row(s).position for s in (1, 2)] == [0, 0]
 
@@ -645,7 +645,7 @@ def test_messages_of_an_old_grant_write_nothing() -> None:
     old = bench.grant_id() - 1
     for last in (False, True):
         bench.receive(UpdateProgress(BORROWER, bench.term, (StreamProgress(1, old, 50, last),)))
-        assert losses(bench) == [GrantOutcome.LOST]
+        assert losses(bench) == [GrantEndOutcome.LOST]
         assert bench.entries == []
     bench.finished(grant_id=old)
     assert bench.entries == []
@@ -680,7 +680,7 @@ def test_nobody_learns_of_a_loss_before_it_is_written() -> None:
     assert losses(bench) == []
     bench.settle()
     bench.receive(UpdateProgress("a/2", bench.term, (word,)))
-    assert losses(bench) == [GrantOutcome.LOST]
+    assert losses(bench) == [GrantEndOutcome.LOST]
 
 
 @pytest.mark.conforms("E11")
@@ -693,7 +693,7 @@ def test_a_forced_revoke_is_sent_when_it_is_written() -> None:
         bench.tick(1.0)
         assert losses(bench) == []
     bench.settle()
-    assert losses(bench) == [GrantOutcome.LOST]
+    assert losses(bench) == [GrantEndOutcome.LOST]
 
 
 @pytest.mark.conforms("E10")

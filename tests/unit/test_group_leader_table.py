@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.assignment_manager import AssignmentManager
-from sublet_leader.group.grant_actions import GrantActions
-from sublet_leader.group.grant_transitions import TRANSITIONS, Action, GrantEventKind, GrantStatus
+from sublet_leader.group.grant_actions import GrantActionHandlers
+from sublet_leader.group.grant_transitions import TRANSITIONS, GrantAction, GrantStatus, GrantTransitionEvent
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     LeaderConnectResponse,
     ProgressSaved,
     Revoke,
@@ -24,8 +24,8 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
-S, K = GrantStatus, GrantEventKind
-Pair = tuple[GrantStatus, GrantEventKind]
+S, K = GrantStatus, GrantTransitionEvent
+Pair = tuple[GrantStatus, GrantTransitionEvent]
 Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
 """(how to get to the status, what happens then, what the borrower is told)"""
 
@@ -224,7 +224,7 @@ def test_every_pair_of_the_table_has_a_story() -> None:
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), STORIES, ids=lambda part: part.name.lower())
 def test_each_pair_leads_where_the_table_does(
-    status: GrantStatus, kind: GrantEventKind, monkeypatch: pytest.MonkeyPatch
+    status: GrantStatus, kind: GrantTransitionEvent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, happening, reported = STORIES[status, kind]
     bench = before()
@@ -233,7 +233,7 @@ def test_each_pair_leads_where_the_table_does(
     happen = AssignmentManager.apply_event
 
     def watch(
-        self: AssignmentManager, assignment: StreamAssignment, what: GrantEventKind, now: float, position: int = 0
+        self: AssignmentManager, assignment: StreamAssignment, what: GrantTransitionEvent, now: float, position: int = 0
     ) -> None:
         was = assignment.status
         happen(self, assignment, what, now, position)
@@ -254,8 +254,8 @@ def test_statuses_go_only_forward_and_all_are_reached() -> None:
 
 
 def test_every_action_is_used_and_is_a_method() -> None:
-    assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(Action)
-    assert all(callable(getattr(GrantActions, action.value)) for action in Action)
+    assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(GrantAction)
+    assert all(callable(getattr(GrantActionHandlers, action.value)) for action in GrantAction)
 
 
 @pytest.mark.conforms("E7")
@@ -266,7 +266,7 @@ def test_whatever_a_borrower_may_say_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_is_explained(status: GrantStatus, kind: GrantEventKind) -> None:
+def test_what_cannot_happen_is_explained(status: GrantStatus, kind: GrantTransitionEvent) -> None:
     bench = Bench()
     streams, members = bench.leader.streams, bench.leader.members
     assignments = AssignmentManager(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)
@@ -277,8 +277,8 @@ def test_what_cannot_happen_is_explained(status: GrantStatus, kind: GrantEventKi
 
 
 @pytest.mark.conforms("E8", "E11")
-@pytest.mark.parametrize(("last", "reason"), [(True, GrantOutcome.SAVED), (False, GrantOutcome.LOST)])
-def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantOutcome) -> None:
+@pytest.mark.parametrize(("last", "reason"), [(True, GrantEndOutcome.SAVED), (False, GrantEndOutcome.LOST)])
+def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantEndOutcome) -> None:
     bench = granted()
     bench.leave(bench.said(5, final=last))
     bench.settle()

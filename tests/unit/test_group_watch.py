@@ -12,16 +12,16 @@ from sublet_leader.group.watch_events import GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
     CommitWrites,
     LeaderLookupCompleted,
-    LeaderLookupRequested,
     LookUpLeader,
     ShutdownRequested,
+    WatcherLeaderQueryReceived,
     WritesCommitFailed,
 )
 from sublet_leader.node.group_event_publisher import (
     MAX_MEMBERS,
     MAX_QUERIES,
     GroupEventPublisher,
-    LeaderQueryReply,
+    WatcherLeaderQueryReply,
     parse_leader_query,
     to_group_event,
 )
@@ -112,13 +112,13 @@ def test_each_leader_reports_when_it_begins_and_ends() -> None:
 def test_one_look_answers_all_who_ask_who_leads() -> None:
     play = Play()
     for subscriber in ("w.1", "w.2", "w.1"):
-        play.do(LeaderLookupRequested(subscriber, WANTED))
+        play.do(WatcherLeaderQueryReceived(subscriber, WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
     nobody = play.answer().leader_locations
     assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
     assert play.store.find_live_group(WANTED) is None, "asking has created nothing"
     play.granted()
-    play.do(LeaderLookupRequested("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
     (answer,) = play.answer().leader_locations
     assert answer.group == play.store.find_live_group(WANTED)
     assert answer.leadership is not None
@@ -130,7 +130,7 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
     play = Play()
     play.granted()
     play.now += SETTINGS.lease_duration_s
-    play.do(LeaderLookupRequested("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
     (request,) = play.waiting(LookUpLeader)
     (answer,) = play.do(play.execute(request)).leader_locations
     assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
@@ -138,18 +138,18 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
 
 def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
-    play.do(LeaderLookupRequested("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
     request = play.requests.pop()
     assert isinstance(request, LookUpLeader)
     assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
-    play.do(LeaderLookupRequested("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
 
 
 def test_not_more_is_looked_up_than_the_limit() -> None:
     play = Play()
     for number in range(MAX_QUERIES + 5):
-        play.do(LeaderLookupRequested("w.1", Subscription.parse(f"$share/g{number}/#")))
+        play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(f"$share/g{number}/#")))
     assert len(play.waiting(LookUpLeader)) == MAX_QUERIES
 
 
@@ -235,10 +235,12 @@ def test_only_what_is_watched_is_published() -> None:
 def test_who_leads_reports_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
-    reported = json.loads(watched.leader_event(LeaderQueryReply("w.1", SUBSCRIPTION, None, None, known)).payload)
+    reported = json.loads(watched.leader_event(WatcherLeaderQueryReply("w.1", SUBSCRIPTION, None, None, known)).payload)
     assert reported["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
     assert len(reported["members"]) == MAX_MEMBERS
-    assert "members" not in json.loads(watched.leader_event(LeaderQueryReply("w.1", SUBSCRIPTION, None, None)).payload)
+    assert "members" not in json.loads(
+        watched.leader_event(WatcherLeaderQueryReply("w.1", SUBSCRIPTION, None, None)).payload
+    )
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])

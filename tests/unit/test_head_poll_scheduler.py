@@ -7,18 +7,18 @@ from itertools import pairwise
 import pytest
 
 from sublet_borrower.new_data.head_poll_scheduler import (
-    HeadPollOutcome,
     HeadPollScheduler,
+    HeadPollSchedulerEvent,
+    HeadPollSchedulerOutcome,
+    HeadPollSchedulerSettings,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTrackerEvent,
-    HeadTrackerSettings,
     StreamsCaughtUp,
 )
 from sublet_protocol.tick import Tick
 
-S = HeadTrackerSettings()
+S = HeadPollSchedulerSettings()
 FIRST, AGAIN = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
 SELDOM = pytest.approx(S.poll_max_with_push_s)
 """How long a silence lasts in the end where push works."""
@@ -30,9 +30,9 @@ class Play:
     def __init__(self) -> None:
         self.machine = HeadPollScheduler(S)
         self.now = 0.0
-        self.last = HeadPollOutcome()
+        self.last = HeadPollSchedulerOutcome()
 
-    def do(self, event: HeadTrackerEvent, at: float | None = None) -> HeadPollOutcome:
+    def do(self, event: HeadPollSchedulerEvent, at: float | None = None) -> HeadPollSchedulerOutcome:
         """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
@@ -42,7 +42,7 @@ class Play:
         """Somebody tells where the stream ends; what is news of it."""
         return dict(self.do(HeadPushed(follow, head), at).new_heads)
 
-    def read_to(self, head: int) -> HeadPollOutcome:
+    def read_to(self, head: int) -> HeadPollSchedulerOutcome:
         """The stream is read to its end there."""
         return self.do(StreamsCaughtUp({7: (50, head)}))
 
@@ -51,12 +51,12 @@ class Play:
         """The streams whose heads it asks for, or that it reads without."""
         return (*self.last.poll, *self.last.read)
 
-    def wait(self) -> HeadPollOutcome:
+    def wait(self) -> HeadPollSchedulerOutcome:
         """Until it wants to be woken."""
         assert self.last.wake_at is not None
         return self.do(Tick(), max(self.last.wake_at, self.now))
 
-    def wait_for_look(self) -> HeadPollOutcome:
+    def wait_for_look(self) -> HeadPollSchedulerOutcome:
         """Until it looks at the log."""
         while not (self.wait().poll or self.last.read):
             pass

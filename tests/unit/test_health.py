@@ -18,10 +18,10 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups.model.records import MAINTENANCE, Leadership
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 SETTINGS = LeaderSettings()
-OURS, OTHERS = NodeRef("n1", "our life", "a:1"), NodeRef("n2", "another life", "a:2")
+OURS, OTHERS = NodeIncarnation("n1", "our life", "a:1"), NodeIncarnation("n2", "another life", "a:2")
 
 
 class Time:
@@ -60,7 +60,7 @@ def renew(
     )
 
 
-def claim(signals: HealthSignals, leadership_id: int, node: NodeRef) -> None:
+def claim(signals: HealthSignals, leadership_id: int, node: NodeIncarnation) -> None:
     request = ClaimLeadership(leadership_id, 0.0)
     ask(signals, request, LeadershipClaimCompleted(request, Leadership(leadership_id, node, 2, 10.0)))
 

@@ -13,8 +13,8 @@ from sublet_leader.election import (
     Event,
     LeadershipAcquired,
     LeadershipHeldElsewhere,
-    LockAcquired,
-    LockLost,
+    LivenessLockAcquired,
+    LivenessLockLost,
     PeerLocksChecked,
     RenewCompleted,
     StartCampaign,
@@ -26,12 +26,12 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import LeaderConnectResponse, Ping, PingResponse
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership, LendingStatus, StartingPosition
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.unit.leader_bench import granted
 from tests.unit.test_node_machine import SUBSCRIPTION, Play, leading
 
 SETTINGS = LeaderSettings()
-ME, OTHER, THIRD = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("me", "other", "third"))
+ME, OTHER, THIRD = (NodeIncarnation(name, f"{name}-1", f"{name}:1") for name in ("me", "other", "third"))
 MINE, RIVAL = LeaderLivenessLock.of(ME.incarnation), LeaderLivenessLock.of(OTHER.incarnation)
 FREE, HELD = frozenset({RIVAL.key}), frozenset[int]()
 
@@ -73,7 +73,7 @@ def test_a_failed_claim_needs_two_more_looks() -> None:
     assert watched(look(3.0), look(3.2), look(3.4), look(3.6)) == [False, True, False, True]
 
 
-def lost_to(node: NodeRef, lock_key: int | None, started: float = 0.0) -> ClaimCompleted:
+def lost_to(node: NodeIncarnation, lock_key: int | None, started: float = 0.0) -> ClaimCompleted:
     return ClaimCompleted(1, started, Leadership(1, node, 7, 9.0, lock_key))
 
 
@@ -139,12 +139,12 @@ def test_a_successor_has_a_lock_of_its_own() -> None:
 
 def test_a_node_declares_the_lock_that_it_holds() -> None:
     node = Play()
-    node.do(LockAcquired(MINE.key))
+    node.do(LivenessLockAcquired(MINE.key))
     node.want()
     node.answer()
     assert node.waiting(ClaimLeadership) == [ClaimLeadership(1, 0.0, MINE.key)]
     node.settle()
-    node.do(LockLost(1.0), at=1.0)
+    node.do(LivenessLockLost(1.0), at=1.0)
     node.do(Tick(), at=2.0)
     assert node.waiting(RenewLeaderships)[0].lock_key is None, "without it leases alone decide, as soon as it says so"
 
@@ -153,15 +153,15 @@ def test_a_leader_without_its_lock_is_silent() -> None:
     """If it has not got it back in time; it answers again once it has, or has renewed its leases without one."""
     for until in ("held", "renewed"):
         node = leading()
-        node.do(LockAcquired(MINE.key))
+        node.do(LivenessLockAcquired(MINE.key))
         node.pass_time(SETTINGS.lease_renew_interval_s)
         node.requests.clear()
-        node.do(LockLost(node.now))
+        node.do(LivenessLockLost(node.now))
         lost_at = node.now
         assert answers(node, lost_at + 0.9)
         assert not answers(node, lost_at + 1.0)
         if until == "held":
-            node.do(LockAcquired(MINE.key))
+            node.do(LivenessLockAcquired(MINE.key))
         else:
             node.do(Tick())
             node.settle()
@@ -205,7 +205,13 @@ def test_an_unanswered_renewal_may_have_declared() -> None:
     """That the lock was lost afterwards silences the leader, too."""
     machine = Election(SETTINGS, ME.incarnation)
     play(machine, (0.0, StartCampaign(1)), (0.1, ClaimCompleted(1, 0.0, Leadership(1, ME, 7, 10.0))))
-    play(machine, (1.0, LockAcquired(MINE.key)), (3.0, Tick()), (3.1, LockLost(3.1)), (3.2, RenewCompleted(3.0, None)))
+    play(
+        machine,
+        (1.0, LivenessLockAcquired(MINE.key)),
+        (3.0, Tick()),
+        (3.1, LivenessLockLost(3.1)),
+        (3.2, RenewCompleted(3.0, None)),
+    )
     assert not machine.is_silent(1, 4.0)
     assert machine.is_silent(1, 4.2)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.machine.agent import Agent, NodeMessageReceived, NodesDiscovered, OpenGroupSubscription
+from sublet_borrower.machine.agent import Agent, JoinGroup, NodeMessageReceived, NodesDiscovered
 from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_splitter import split_into_parts
@@ -154,7 +154,7 @@ def test_pings_of_very_many_borrowers_are_split() -> None:
     agent = Agent("a", BorrowerSettings())
     agent.decide(NodesDiscovered(("n:1",)), 0.0)
     for handle in range(2 * MAX_BORROWERS + 1):
-        agent.decide(OpenGroupSubscription(handle, f"$share/g{handle}/#"), 0.0)
+        agent.decide(JoinGroup(handle, f"$share/g{handle}/#"), 0.0)
         answer = LeaderConnectResponse(f"a/{handle + 1}", 1, handle + 1)
         agent.decide(NodeMessageReceived("n:1", answer), 0.0)
     sent = [message for _, message in agent.decide(Tick(), 2.0).sends if isinstance(message, Ping)]

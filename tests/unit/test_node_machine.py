@@ -20,7 +20,6 @@ from sublet_leader.node.events import (
     GroupLeaderEvent,
     GroupLoadCompleted,
     LeaderLookupCompleted,
-    LeaderLookupRequested,
     LoadGroup,
     LookUpLeader,
     NodeEvent,
@@ -28,6 +27,7 @@ from sublet_leader.node.events import (
     ReleaseLeaderships,
     RenewLeaderships,
     ShutdownRequested,
+    WatcherLeaderQueryReceived,
     WritesCommitFailed,
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
@@ -52,7 +52,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import Leadership, LendingStatus, StartingPosition
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store import groups
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
@@ -75,7 +75,7 @@ class Play:
                 streams.append(stream_id, 100)
             store = MemoryGroupStore(streams, lambda: 1_700_000_000_000_000 + round(self.now * 1_000_000))
         self.store = store
-        self.ref = NodeRef(name, f"{name}#1", f"{name}:1")
+        self.ref = NodeIncarnation(name, f"{name}#1", f"{name}:1")
         self.machine = Node(self.ref, SETTINGS)
         self.requests: list[DatabaseRequest] = []
         self.sent: list[tuple[str, ToBorrower]] = []
@@ -276,9 +276,9 @@ def test_another_leader_is_named_by_its_address() -> None:
 def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool) -> None:
     play = Play()
     play.want("a/1")
-    play.do(LeaderLookupRequested("w.1", Subscription.parse(SUBSCRIPTION)))
+    play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(SUBSCRIPTION)))
     request = next(each for each in play.requests if isinstance(each, LookUpLeader))
-    play.do(LeaderLookupCompleted(request, None, Leadership(1, NodeRef("n2", "n2#1", "n2:1"), 1, remaining_s)))
+    play.do(LeaderLookupCompleted(request, None, Leadership(1, NodeIncarnation("n2", "n2#1", "n2:1"), 1, remaining_s)))
     assert bool(play.received(LeaderConnectResponse)) is is_sent_on
 
 
@@ -505,7 +505,7 @@ def test_a_leader_admits_nobody_of_a_lost_group() -> None:
     """That group had the id that its own group has."""
     play = Play()
     group = play.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
-    play.store.claim(group.group_id, NodeRef("n2", "n2#1", "n2:1"), 60.0)
+    play.store.claim(group.group_id, NodeIncarnation("n2", "n2#1", "n2:1"), 60.0)
     play.want()
     play.settle()
     fail_over(play, "$share/secret/#")
@@ -591,7 +591,7 @@ def test_a_deposed_leader_steps_down_and_reports_it() -> None:
     play = leading()
     first = play.machine.leaders[1].term
     play.store.release(play.ref, {1: first})
-    play.store.claim(1, NodeRef("n2", "n2#1", "n2:1"), 10.0)
+    play.store.claim(1, NodeIncarnation("n2", "n2#1", "n2:1"), 10.0)
     play.progress(1, 5)
     play.settle()
     assert play.machine.leaders == {}

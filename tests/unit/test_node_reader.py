@@ -90,7 +90,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     calls = Calls()
-    monkeypatch.setattr(module, "NodeCalls", lambda nodes: calls)
+    monkeypatch.setattr(module, "FailoverNodeClient", lambda nodes: calls)
     return calls
 
 

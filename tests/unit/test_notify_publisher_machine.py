@@ -20,11 +20,11 @@ from sublet_storage.notify.changes import (
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
-    CloseRequested,
     Event,
     NotificationPublisherMachine,
-    NotificationPublisherState,
+    NotificationPublisherStatus,
     NotificationSendersOpened,
+    PublisherCloseRequested,
 )
 
 SETTINGS = NotifySettings()
@@ -178,11 +178,11 @@ def test_leaving_sends_what_waits_and_a_goodbye() -> None:
     harness = opened()
     harness.notify(1.0, head(1, 1))
     harness.notify(1.001, head(1, 2))
-    assert harness.do(CloseRequested(), 1.002) == [
+    assert harness.do(PublisherCloseRequested(), 1.002) == [
         ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
         NotificationHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
     ]
-    assert harness.machine.status is NotificationPublisherState.CLOSED
+    assert harness.machine.status is NotificationPublisherStatus.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []
     assert harness.do(NotificationSendersOpened(None), 3.0) == []
     assert harness.wake_at is None
@@ -191,4 +191,4 @@ def test_leaving_sends_what_waits_and_a_goodbye() -> None:
 def test_who_never_could_speak_leaves_in_silence() -> None:
     harness = Harness()
     harness.notify(0.0, head(1, 1))
-    assert harness.do(CloseRequested(), 1.0) == []
+    assert harness.do(PublisherCloseRequested(), 1.0) == []

@@ -14,7 +14,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.readers.epoch_steps import EpochStep
 from tests.kit import GRANT_KEY
 
@@ -292,7 +292,7 @@ def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], po
 def test_what_was_begun_goes_on_under_the_next_grant(desk: Desk, acknowledged: str) -> None:
     (begun,) = desk.plan(s1=20)
     left = desk.last().in_doubt
-    desk.planning.apply_update(StreamRemoved(1, 50, GrantOutcome.LOST))
+    desk.planning.apply_update(StreamRemoved(1, 50, GrantEndOutcome.LOST))
     assert desk.begun() == []
     if acknowledged == "between":
         desk.done([begun])
@@ -317,7 +317,7 @@ def test_done_is_stored_until_progress_passes_it(desk: Desk) -> None:
     assert desk.planning.unsaved_ranges() == (other,)
     desk.planning.apply_update(SavedProgress(2, 49, 5))
     assert desk.planning.unsaved_ranges() == (other,), "that was said under another grant"
-    desk.planning.apply_update(StreamRemoved(2, 50, GrantOutcome.LOST))
+    desk.planning.apply_update(StreamRemoved(2, 50, GrantEndOutcome.LOST))
     assert desk.planning.unsaved_ranges() == (other,), "nobody has heard of it yet"
     desk.grant(stream_id=2, grant_id=60, position=5)
     assert desk.planning.unsaved_ranges() == (), "the grant begins behind it"

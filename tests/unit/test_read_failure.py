@@ -14,7 +14,7 @@ from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, STREAM_BYTE
 from sublet_borrower.machine.read_failure_report import (
     PERSISTENT_AFTER_S,
     RETRY_INTERVAL_S,
-    ReadFailureReporter,
+    ReadFailureTracker,
 )
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadObjectUnreadable, PayloadUnavailable
@@ -49,7 +49,7 @@ AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), Pay
 
 @pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
 def test_an_object_in_trouble_is_reported_once(problem: Exception) -> None:
-    trouble = ReadFailureReporter()
+    trouble = ReadFailureTracker()
     assert [trouble.record(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
     assert trouble.reported_error == str(problem)
     assert trouble.clear()
@@ -57,7 +57,7 @@ def test_an_object_in_trouble_is_reported_once(problem: Exception) -> None:
 
 
 def test_what_comes_and_goes_is_reported_now_and_then() -> None:
-    trouble, reported = ReadFailureReporter(), 0
+    trouble, reported = ReadFailureTracker(), 0
     for turn in range(60):
         reported += trouble.record((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
         trouble.clear()
@@ -65,7 +65,7 @@ def test_what_comes_and_goes_is_reported_now_and_then() -> None:
 
 
 def test_a_location_is_reported_when_it_stays_away() -> None:
-    trouble = ReadFailureReporter()
+    trouble = ReadFailureTracker()
     times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
     assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
     assert trouble.clear()
@@ -74,7 +74,7 @@ def test_a_location_is_reported_when_it_stays_away() -> None:
 
 
 def test_another_failure_is_news() -> None:
-    trouble = ReadFailureReporter()
+    trouble = ReadFailureTracker()
     assert trouble.record(PayloadObjectUnreadable("request 1 failed"), 0.0)
     assert not trouble.record(PayloadObjectUnreadable("request 2 failed"), 10.0)
     assert (trouble.current_error, trouble.reported_error) == ("request 2 failed", "request 1 failed")
@@ -84,7 +84,7 @@ def test_another_failure_is_news() -> None:
 
 
 def test_whatever_a_library_raises_can_be_reported() -> None:
-    trouble = ReadFailureReporter()
+    trouble = ReadFailureTracker()
     trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
     assert decode_to_leader(encode_to_leader(reported)) == reported

@@ -16,7 +16,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.util.retry import MAX_PAUSE_S
 from tests.kit import GRANT_KEY
@@ -121,7 +121,7 @@ def test_a_page_of_an_old_grant_is_discarded() -> None:
     assert new is not None
     assert new.next_read_offset == 0
     assert new.advance_read(0, 5, 5)
-    handler.apply_update(StreamRemoved(7, 2, GrantOutcome.LOST))
+    handler.apply_update(StreamRemoved(7, 2, GrantEndOutcome.LOST))
     assert not new.advance_read(5, 6, 6)
 
 

@@ -13,7 +13,7 @@ from sublet_storage.spaces.routing import (
     GenerationTopicFilters,
     HashRing,
     Space,
-    StreamInfo,
+    StreamCatalogRow,
     find_candidate_filters,
     find_space_for,
     hash_key,
@@ -89,7 +89,7 @@ def test_a_generation_has_the_filter_it_was_filled_by() -> None:
 @pytest.mark.parametrize("shards", [1, 3, 4, 4096])
 def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
     cut = split_ring(shards)
-    ring = HashRing([StreamInfo(index, 1, 1, low, high, 0) for index, (low, high) in enumerate(cut)][::-1])
+    ring = HashRing([StreamCatalogRow(index, 1, 1, low, high, 0) for index, (low, high) in enumerate(cut)][::-1])
     edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}
     assert [ring.find_stream_id(edge) for edge in edges] == list(edges.values())
     assert ring.find_stream_ids(edges) == list(edges.values())
@@ -97,4 +97,4 @@ def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
 
 def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:
     with pytest.raises(ValueError, match="do not tile"):
-        HashRing([StreamInfo(1, 1, 1, 0, RING - 1, 0)])
+        HashRing([StreamCatalogRow(1, 1, 1, 0, RING - 1, 0)])

@@ -13,7 +13,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
 
 AT_ONCE = RetryPolicy(max_attempts=3, backoff_s=0.0, max_backoff_s=0.0)
@@ -56,7 +56,7 @@ class Source:
 
     def take_away(self) -> None:
         """Somebody else has the stream now."""
-        self.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.LOST))
+        self.handler.apply_update(StreamRemoved(7, 1, GrantEndOutcome.LOST))
 
     @property
     def acknowledged(self) -> int:

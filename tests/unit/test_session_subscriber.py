@@ -8,21 +8,21 @@ import pytest
 
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
-    CancelCommands,
+    CancelCommandsCall,
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
-    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
+    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -155,8 +155,8 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(PollWithoutSubscription(True))] == [CallPoll]
-    assert harness.do(PollWithoutSubscription(False)) == [CancelPollCall()]
+    assert [type(one) for one in harness.do(ExpectUnsolicitedMessages(True))] == [CallPoll]
+    assert harness.do(ExpectUnsolicitedMessages(False)) == [CancelPollCall()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
 
@@ -210,7 +210,7 @@ def test_unknown_subscriber_ends_the_life() -> None:
     harness = connected()
     harness.do(MessageToNode("in flight"), MessageToNode("queued"))
     cancelled, lost = harness.poll_ok(unknown=True)[:2]
-    assert cancelled == CancelCommands()
+    assert cancelled == CancelCommandsCall()
     detail = "the node does not know agent.1"
     assert lost == ConnectionLost(ConnectionLostReason.EXPIRED, detail, (("news", "k"),))
     assert harness.machine.unacknowledged_count == 0
@@ -349,7 +349,7 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     for _ in range(3):
         harness.wait()
         harness.poll_fails()
-    assert [one.lost.subscriptions for one in harness.all(ConnectionAlreadyLost)] == [(("news", "late"),)]
+    assert [one.lost.subscriptions for one in harness.all(ConnectionStillLost)] == [(("news", "late"),)]
     assert len(harness.all(ConnectionLost)) == 1
     harness.do(Subscribe("news", "in time"))
     harness.wait()
@@ -359,7 +359,7 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness.poll_fails()
     everything = {("news", "k"), ("news", "late"), ("news", "in time")}
     assert set(harness.all(ConnectionLost)[-1].subscriptions) == everything
-    assert len(harness.all(ConnectionAlreadyLost)) == 1
+    assert len(harness.all(ConnectionStillLost)) == 1
 
 
 @pytest.mark.conforms("R9")
@@ -375,9 +375,7 @@ def test_a_final_loss_is_reported_after_a_loss() -> None:
     ]
     assert harness.machine.find_leaks() == ()
     still = harness.do(Subscribe("news", "x"))
-    assert still == [
-        ConnectionAlreadyLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))
-    ]
+    assert still == [ConnectionStillLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))]
 
 
 @pytest.mark.conforms("R2")

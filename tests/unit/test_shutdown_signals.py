@@ -15,7 +15,7 @@ import pytest
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job import driver_link, task
-from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
+from sublet_borrower.spark.job.shutdown_signals import ShutdownSignalHandler
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.network_loop import network_loop
 from sublet_storage.util import retry
@@ -50,7 +50,7 @@ def test_a_signal_lets_the_running_call_finish(number: signal.Signals) -> None:
     def leave() -> None:
         threads.append(threading.current_thread().name)
 
-    with the_process_ends(number), ShutdownSignals(leave, LONG_S) as ending:
+    with the_process_ends(number), ShutdownSignalHandler(leave, LONG_S) as ending:
         with ending.user_call():
             signal.raise_signal(number)
             signal.raise_signal(signal.SIGTERM)
@@ -65,7 +65,7 @@ def test_a_signal_lets_the_running_call_finish(number: signal.Signals) -> None:
 @pytest.mark.conforms("E25")
 def test_a_call_that_takes_too_long_is_cut_off() -> None:
     """Also in its sleep."""
-    with the_process_ends(signal.SIGHUP), ShutdownSignals(lambda: None, 0.05) as ending, ending.user_call():
+    with the_process_ends(signal.SIGHUP), ShutdownSignalHandler(lambda: None, 0.05) as ending, ending.user_call():
         signal.raise_signal(signal.SIGHUP)
         time.sleep(LONG_S)
     assert ending.cut
@@ -73,7 +73,7 @@ def test_a_call_that_takes_too_long_is_cut_off() -> None:
 
 def test_the_hand_over_is_not_cut_off() -> None:
     handed_over = False
-    with the_process_ends(signal.SIGTERM), ShutdownSignals(lambda: None, 0.01) as ending:
+    with the_process_ends(signal.SIGTERM), ShutdownSignalHandler(lambda: None, 0.01) as ending:
         signal.raise_signal(signal.SIGTERM)
         time_is_over = threading.Event()
         network_loop().call_soon_threadsafe(network_loop().call_later, 0.05, time_is_over.set)
@@ -85,14 +85,14 @@ def test_the_hand_over_is_not_cut_off() -> None:
 
 
 def test_only_the_main_thread_heeds_signals() -> None:
-    with ShutdownSignals(lambda: None, 0.0) as ending, ending.user_call():
+    with ShutdownSignalHandler(lambda: None, 0.0) as ending, ending.user_call():
         pass
     assert (ending.received_signal, ending.cut) == (None, False)
     received: list[bool] = []
 
     def elsewhere() -> None:
         before = signal.getsignal(signal.SIGTERM)
-        with ShutdownSignals(lambda: None, 0.0):
+        with ShutdownSignalHandler(lambda: None, 0.0):
             received.append(signal.getsignal(signal.SIGTERM) != before)
 
     thread = threading.Thread(target=elsewhere)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.spark.common.source_options import StreamOptions, stream_options
+from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic
@@ -16,7 +16,7 @@ TIME = "2026-11-21T10:00:00Z"
 
 
 def test_the_least_of_options() -> None:
-    assert stream_options(LEAST) == StreamOptions("$share/g/#", "etl")
+    assert stream_options(LEAST) == StreamingQueryOptions("$share/g/#", "etl")
     options = batch_options({})
     assert options == BatchQueryOptions()
     assert (options.start, options.end, options.epochs) == (StartingPosition.EARLIEST, StartingPosition.LATEST, None)
@@ -40,7 +40,7 @@ def test_everything_of_a_stream_in_any_case() -> None:
         "failOnDataLoss": "FALSE",
         "availableNowWait": "1m",
     }
-    assert stream_options(given) == StreamOptions(
+    assert stream_options(given) == StreamingQueryOptions(
         "$queue/q/a",
         "etl",
         "postgresql://here/db",

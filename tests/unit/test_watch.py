@@ -14,9 +14,9 @@ import pytest
 from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext
 from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
+    FindLeaderResponse,
     GroupEventsDropped,
     GroupEventWatcher,
-    LeaderInfo,
     WatchedGroupEvent,
     WatchEvent,
 )
@@ -133,9 +133,9 @@ def test_who_leads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for leader in ("n1", "n2", None):
         watch.leads("n1:1", "n1", leader)
     assert watch.taken() == [
-        LeaderInfo(1, "n1", 7, is_led_here=True),
-        LeaderInfo(1, "n2", 7, is_led_here=False),
-        LeaderInfo(1, None, 7, is_led_here=False),
+        FindLeaderResponse(1, "n1", 7, is_led_here=True),
+        FindLeaderResponse(1, "n2", 7, is_led_here=False),
+        FindLeaderResponse(1, None, 7, is_led_here=False),
     ]
 
 
@@ -199,7 +199,7 @@ def test_a_watch_gives_up_where_no_node_answers(monkeypatch: pytest.MonkeyPatch)
     waits = [None] * int(NODE_TIMEOUT_S)
     with pytest.raises(Unavailable, match="no node has said who leads"):
         Script(monkeypatch, *waits).show()
-    answered = LeaderInfo(1, "n2", 7, is_led_here=False)
+    answered = FindLeaderResponse(1, "n2", 7, is_led_here=False)
     assert Script(monkeypatch, answered, *waits).show() == 0
     with pytest.raises(NotFound, match="was deleted"):
-        Script(monkeypatch, answered, LeaderInfo(None, None, None, is_led_here=False)).show()
+        Script(monkeypatch, answered, FindLeaderResponse(None, None, None, is_led_here=False)).show()

@@ -19,9 +19,9 @@ from sublet_borrower.machine.agent import (
     AgentLockUnavailable,
     AgentOutcome,
     CloseSubscription,
+    JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    OpenGroupSubscription,
     SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LivenessLockKeeper, LockLost
+from sublet_storage.db.liveness_lock import LivenessLockKeeper, LivenessLockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class AgentLoop:
     def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LivenessLockKeeper:
         def on_failure(error: Exception) -> None:
             log.error("internal error, agent goes on without its lock: please report this", exc_info=error)
-            self._post(LockLost(boottime_clock()))
+            self._post(LivenessLockLost(boottime_clock()))
             self._post(AgentLockUnavailable())
 
         keeper = LivenessLockKeeper(
@@ -120,7 +120,7 @@ class AgentLoop:
         self._handles += 1
         handle = self._handles
         self._queues[handle] = events
-        self._post(OpenGroupSubscription(handle, subscription, weight, session, start, session_epoch))
+        self._post(JoinGroup(handle, subscription, weight, session, start, session_epoch))
         return handle
 
     def unsubscribe(self, handle: int) -> None:

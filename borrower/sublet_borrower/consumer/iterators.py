@@ -47,7 +47,7 @@ _NEXT = frozenset({"next", "__next__", "anext", "__anext__"})
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
-class IterableSession(Protocol):
+class IteratedSession(Protocol):
     """A session, as its iterators see it. `left` reports that a loop is over with that batch, and whether it ended
     well.
     """
@@ -257,7 +257,7 @@ class _Deleted:
 class SessionIterator(_Deleted, Iterator[Batch]):
     """An iterator over a `Session`."""
 
-    def __init__(self, session: IterableSession, frame: FrameType) -> None:
+    def __init__(self, session: IteratedSession, frame: FrameType) -> None:
         self._poll = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
         self._loop.on_iter(frame)

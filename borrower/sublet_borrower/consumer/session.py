@@ -42,7 +42,7 @@ from sublet_borrower.consumer.next_batch_reader import NextBatchReader
 from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import fetch_heads_and_frontiers
-from sublet_borrower.new_data.head_poll_scheduler import HeadPollCounters
+from sublet_borrower.new_data.head_poll_scheduler import NewHeadCounters
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.session_assignment import SessionAssignment
@@ -327,7 +327,7 @@ class Session:
         self._member.close()
 
     @property
-    def head_counters(self) -> HeadPollCounters:
+    def head_counters(self) -> NewHeadCounters:
         """Return how this session has learned of new messages so far: by push, or by polling."""
         return self._member.monitor.counters
 

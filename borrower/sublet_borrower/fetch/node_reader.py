@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
-from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
+from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
@@ -28,8 +28,8 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.messages.member_reads import (
+    FetchPositionGone,
     FetchRequest,
-    PageGone,
     decode_fetch_reply,
     decode_heads_reply,
     decode_session_epoch_reply,
@@ -62,7 +62,7 @@ class NodeReader:
     def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
         self._owner = SessionForkGuard()
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
-        self._calls = NodeCalls(self._nodes)
+        self._calls = FailoverNodeClient(self._nodes)
         self._is_waiting = False
         self._backoff = Backoff()
 
@@ -197,7 +197,7 @@ class NodeReader:
 def _decode_page(request: FetchRequest, wire: Any) -> LogPage:
     """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
     reply = decode_fetch_reply(wire)
-    if isinstance(reply, PageGone):
+    if isinstance(reply, FetchPositionGone):
         raise PositionGone(request.stream_id, request.position, reply.oldest_offset)
     batches = () if reply.messages is None else tuple(decode_messages(reply.messages).to_batches())
     return LogPage(batches, reply.start, reply.position, reply.head, reply.is_closed)

@@ -39,14 +39,14 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
+from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenGroupSubscription:
+class JoinGroup:
     """The command to begin a subscription under a handle not used before."""
 
     handle: int
@@ -96,7 +96,7 @@ class AgentLockUnavailable:
 
 
 AgentEvent = (
-    OpenGroupSubscription
+    JoinGroup
     | CloseSubscription
     | NodeMessageReceived
     | NodeLost
@@ -168,7 +168,7 @@ class Agent:
         """Apply one event, and return the outcome."""
         self._out = _OutcomeBuilder()
         match event:
-            case OpenGroupSubscription():
+            case JoinGroup():
                 e = event
                 request = SubscriptionRequest(e.subscription, e.weight, e.session, e.starting_position, e.session_epoch)
                 self._open(event.handle, request, now)
@@ -183,7 +183,7 @@ class Agent:
                 self._learn(event.nodes, now)
             case SessionProgressReported():
                 self._pass(event.handle, event.progress, now)
-            case LockAcquired() | LockLost() | PeerLocksChecked() | AgentLockUnavailable():
+            case LivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked() | AgentLockUnavailable():
                 self._take_lock_event(event, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
@@ -223,10 +223,10 @@ class Agent:
 
     def _take_lock_event(self, event: LockEvent | AgentLockUnavailable, now: float) -> None:
         match event:
-            case LockAcquired():
+            case LivenessLockAcquired():
                 self._holds_lock = True
                 self._replace_all("its agent has its lock now", now)
-            case LockLost():
+            case LivenessLockLost():
                 for borrower in self.borrowers.values():
                     borrower.streams.limit(self._lock_valid_until)
                 self._holds_lock = False
@@ -235,7 +235,7 @@ class Agent:
                 self._lock_seen_at = event.sent_at if self._holds_lock else self._lock_seen_at
             case AgentLockUnavailable():
                 pass
-        if isinstance(event, LockAcquired | AgentLockUnavailable) and self._waiting is not None:
+        if isinstance(event, LivenessLockAcquired | AgentLockUnavailable) and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             for handle, request in waiting.items():
                 self._make(handle, request, None, now)

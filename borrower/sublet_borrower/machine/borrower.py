@@ -35,7 +35,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     Invalidate,
     LeaderConnectResponse,
     LeaderWanted,
@@ -334,7 +334,7 @@ class Borrower:
             self._update(now, (held,))
             return
         if held is not None:
-            self._forget(held.stream_id, held.grant_id, GrantOutcome.LOST)
+            self._forget(held.stream_id, held.grant_id, GrantEndOutcome.LOST)
         stream = self.streams.add(grant)
         if (grant.stream_id, grant.grant_id) in self._without:
             stream.ends_at = float("-inf")
@@ -363,9 +363,9 @@ class Borrower:
         """Note from a message about a newer grant that the grant held here is over."""
         held = self.streams.find_any_grant(stream_id)
         if held is not None and held.grant_id < grant_id:
-            self._forget(stream_id, held.grant_id, GrantOutcome.LOST)
+            self._forget(stream_id, held.grant_id, GrantEndOutcome.LOST)
 
-    def _forget(self, stream_id: int, grant_id: int, reason: GrantOutcome) -> None:
+    def _forget(self, stream_id: int, grant_id: int, reason: GrantEndOutcome) -> None:
         if self.streams.drop(stream_id, grant_id) is not None:
             self._out.updates.append(StreamRemoved(stream_id, grant_id, reason))
 

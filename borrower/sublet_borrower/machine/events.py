@@ -9,7 +9,7 @@ from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     ToBorrower,
     ToLeader,
@@ -109,7 +109,7 @@ class StreamRemoved:
 
     stream_id: int
     grant_id: int
-    reason: GrantOutcome
+    reason: GrantEndOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ RETRY_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
-class ReadFailureReporter:
+class ReadFailureTracker:
     """Tracks a stream's read failure. `current_error`: in the log, as it is now. `reported_error`: sent to the leader,
     as it was first of its kind; both are empty where reading works. `failing_since`: the first failure, of any kind.
     """

@@ -43,7 +43,7 @@ class BorrowerEventKind(Enum):
     TICK = "tick"
 
 
-class Action(Enum):
+class BorrowerAction(Enum):
     """The actions of the borrower; the value is the name of its method."""
 
     IGNORE = "_ignore"
@@ -67,40 +67,40 @@ class Action(Enum):
     SEND_DISCONNECT = "_send_disconnect"
 
 
-def _row(**actions: Action) -> dict[BorrowerEventKind, Action]:
+def _row(**actions: BorrowerAction) -> dict[BorrowerEventKind, BorrowerAction]:
     """Return a full row: what is not named is ignored."""
-    return {kind: actions.get(kind.name, Action.IGNORE) for kind in BorrowerEventKind}
+    return {kind: actions.get(kind.name, BorrowerAction.IGNORE) for kind in BorrowerEventKind}
 
 
-ACTIONS: dict[BorrowerStatus, dict[BorrowerEventKind, Action]] = {
+ACTIONS: dict[BorrowerStatus, dict[BorrowerEventKind, BorrowerAction]] = {
     BorrowerStatus.CONNECTING: _row(
-        CONNECT_RESPONSE=Action.CONNECT,
-        INVALIDATE=Action.END,
-        NODE_LOST=Action.TRY_OTHER_NODE,
-        SESSION_PROGRESS=Action.RECORD_PROGRESS,
-        UNSUBSCRIBE=Action.LEAVE_UNCONNECTED,
-        TICK=Action.RETRY_LEADER_WANTED,
+        CONNECT_RESPONSE=BorrowerAction.CONNECT,
+        INVALIDATE=BorrowerAction.END,
+        NODE_LOST=BorrowerAction.TRY_OTHER_NODE,
+        SESSION_PROGRESS=BorrowerAction.RECORD_PROGRESS,
+        UNSUBSCRIBE=BorrowerAction.LEAVE_UNCONNECTED,
+        TICK=BorrowerAction.RETRY_LEADER_WANTED,
     ),
     BorrowerStatus.CONNECTED: _row(
-        CONNECT_RESPONSE=Action.CONFIRM_CONNECTED,
-        PING_RESPONSE=Action.ACCEPT_PING_RESPONSE,
-        GRANT=Action.ADD_STREAM,
-        REVOKE=Action.STOP_STREAM,
-        REVOKED=Action.DROP_STREAM,
-        PROGRESS_SAVED=Action.MARK_SAVED,
-        INVALIDATE=Action.END,
-        NODE_LOST=Action.LOSE_LEADER,
-        SESSION_PROGRESS=Action.REPORT_PROGRESS,
-        UNSUBSCRIBE=Action.LEAVE,
-        TICK=Action.PING_AND_RESEND,
+        CONNECT_RESPONSE=BorrowerAction.CONFIRM_CONNECTED,
+        PING_RESPONSE=BorrowerAction.ACCEPT_PING_RESPONSE,
+        GRANT=BorrowerAction.ADD_STREAM,
+        REVOKE=BorrowerAction.STOP_STREAM,
+        REVOKED=BorrowerAction.DROP_STREAM,
+        PROGRESS_SAVED=BorrowerAction.MARK_SAVED,
+        INVALIDATE=BorrowerAction.END,
+        NODE_LOST=BorrowerAction.LOSE_LEADER,
+        SESSION_PROGRESS=BorrowerAction.REPORT_PROGRESS,
+        UNSUBSCRIBE=BorrowerAction.LEAVE,
+        TICK=BorrowerAction.PING_AND_RESEND,
     ),
     BorrowerStatus.UNSUBSCRIBING: _row(
-        PING_RESPONSE=Action.ACCEPT_PING_RESPONSE,
-        PROGRESS_SAVED=Action.MARK_SAVED,
-        INVALIDATE=Action.END,
-        NODE_LOST=Action.LOSE_LEADER,
-        SESSION_PROGRESS=Action.COLLECT_FINAL,
-        TICK=Action.SEND_DISCONNECT,
+        PING_RESPONSE=BorrowerAction.ACCEPT_PING_RESPONSE,
+        PROGRESS_SAVED=BorrowerAction.MARK_SAVED,
+        INVALIDATE=BorrowerAction.END,
+        NODE_LOST=BorrowerAction.LOSE_LEADER,
+        SESSION_PROGRESS=BorrowerAction.COLLECT_FINAL,
+        TICK=BorrowerAction.SEND_DISCONNECT,
     ),
 }
 

@@ -26,7 +26,7 @@ WEIGHT = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class HeadTrackerSettings:
+class HeadPollSchedulerSettings:
     """Times of a head tracker in seconds. Poll intervals begin at `poll_initial_s`, or at a multiple of the time that
     recent polls took if that is longer (but not than `poll_max_with_push_s`), and grow to `poll_max_s`, or to
     `poll_max_with_push_s` where push works.
@@ -74,11 +74,11 @@ class HeadsRead:
     took_s: float = 0.0
 
 
-HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
+HeadPollSchedulerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class HeadPollOutcome:
+class HeadPollSchedulerOutcome:
     """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
     to be read from the log and returned as `HeadsRead`. `read`: {stream: head} of a stream that is to be read on
     from there, as it has probably grown; the head that this shows is returned as `HeadsRead`.
@@ -113,7 +113,7 @@ class _HeadSubscription:
 
 
 @dataclass(slots=True)
-class HeadPollCounters:
+class NewHeadCounters:
     """Counts since the session began: heads by push, by polling, rejected; polls, and misses that were healed."""
 
     pushed: int = 0
@@ -126,17 +126,17 @@ class HeadPollCounters:
 class HeadPollScheduler:
     """The streams of one session. Not thread-safe: the session's own thread calls it."""
 
-    def __init__(self, settings: HeadTrackerSettings | None = None) -> None:
-        self._settings = settings or HeadTrackerSettings()
+    def __init__(self, settings: HeadPollSchedulerSettings | None = None) -> None:
+        self._settings = settings or HeadPollSchedulerSettings()
         self._streams: dict[int, _HeadSubscription] = {}
         self._push_works = False
         self._poll_s = 0.0
         self._subscribed: list[HeadSubscriptionId] = []
         self._unsubscribed: list[HeadSubscriptionId] = []
         self._numbers = 0
-        self.counters = HeadPollCounters()
+        self.counters = NewHeadCounters()
 
-    def decide(self, event: HeadTrackerEvent, now: float) -> HeadPollOutcome:
+    def decide(self, event: HeadPollSchedulerEvent, now: float) -> HeadPollSchedulerOutcome:
         """Apply one event, and return the outcome."""
         self._subscribed, self._unsubscribed = [], []
         new_heads: dict[int, int] = {}
@@ -156,7 +156,7 @@ class HeadPollScheduler:
         self._note_misses(now)
         due = self._take_due(now)
         read = self._take_growing(due)
-        return HeadPollOutcome(
+        return HeadPollSchedulerOutcome(
             tuple(self._subscribed), tuple(self._unsubscribed), new_heads, () if read else due, read, self._wake_at()
         )
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from sublet_borrower.new_data.head_poll_scheduler import (
-    HeadPollCounters,
     HeadPollScheduler,
+    HeadPollSchedulerEvent,
     HeadPushed,
     HeadsRead,
     HeadSubscriptionId,
-    HeadTrackerEvent,
+    NewHeadCounters,
     StreamsCaughtUp,
 )
 from sublet_storage.util.boottime_clock import boottime_clock
@@ -54,7 +54,7 @@ class NewDataMonitor:
         return max(self._poll_at - boottime_clock(), 0.0)
 
     @property
-    def counters(self) -> HeadPollCounters:
+    def counters(self) -> NewHeadCounters:
         """Return the counts of heads by how they were found, since the member was made."""
         return self._machine.counters
 
@@ -75,7 +75,7 @@ class NewDataMonitor:
             took_s = (boottime_clock() - self._reading_since) / 4  # of the server; the rest is decoding and waiting
             self._apply(HeadsRead(heads, took_s))
 
-    def _apply(self, event: HeadTrackerEvent) -> bool:
+    def _apply(self, event: HeadPollSchedulerEvent) -> bool:
         outcome = self._machine.decide(event, boottime_clock())
         for subscription in outcome.unsubscribe:
             self._unsubscribe(subscription)

@@ -9,7 +9,7 @@ from types import TracebackType
 
 from sublet_borrower.node_client.feed_reader import FeedReader, FeedStart
 from sublet_borrower.node_client.node_calls import validate_nodes
-from sublet_borrower.node_client.node_publish_sender import NodePublishSender, PassThroughRoutingTable
+from sublet_borrower.node_client.node_publish_sender import NodePublishSender, SingleRouteTable
 from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
@@ -65,9 +65,7 @@ class Feed:
         buffered = check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1)
         linger_s = check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000
         self._node_timeout_s = check_duration("node_timeout_s", node_timeout_s, math.inf)
-        self._buffer = SendBuffer(
-            PassThroughRoutingTable(), BufferLimits(BATCH_MESSAGES, BATCH_BYTES, 1, buffered, linger_s)
-        )
+        self._buffer = SendBuffer(SingleRouteTable(), BufferLimits(BATCH_MESSAGES, BATCH_BYTES, 1, buffered, linger_s))
         self._sender = NodePublishSender(
             self._nodes, self._buffer, check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
         )

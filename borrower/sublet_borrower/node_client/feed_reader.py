@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_borrower.node_client.node_calls import (
+    FailoverNodeClient,
     FeedPagePrefetcher,
-    NodeCalls,
     RetryableCallError,
 )
 from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SchemaMismatch, SubletError, UsageError
@@ -51,7 +51,7 @@ class FeedReader(Iterator[pa.Table]):
         on_data_loss: Callable[[PositionGone], None] | None,
         node_timeout_s: float,
     ) -> None:
-        self._calls, self._kind, self._node_timeout_s = NodeCalls(nodes), kind, node_timeout_s
+        self._calls, self._kind, self._node_timeout_s = FailoverNodeClient(nodes), kind, node_timeout_s
         self._filter = TopicFilter.parse(filter) if isinstance(filter, str) else filter
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))

@@ -50,7 +50,7 @@ class GroupEventsDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedNodeUnavailable:
+class GroupEventsUnavailable:
     """The event that a node does not answer, or rejects the watcher. Its events meanwhile are lost."""
 
     address: str
@@ -58,7 +58,7 @@ class WatchedNodeUnavailable:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderInfo:
+class FindLeaderResponse:
     """A node's answer to which node leads; None: no node. No `group_id`: the group does not exist. `is_led_here`: it is
     that node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id,
     agent, session} of each.
@@ -71,7 +71,7 @@ class LeaderInfo:
     members: tuple[dict[str, Any], ...] | None = None
 
 
-WatchEvent = WatchedGroupEvent | GroupEventsDropped | WatchedNodeUnavailable | LeaderInfo
+WatchEvent = WatchedGroupEvent | GroupEventsDropped | GroupEventsUnavailable | FindLeaderResponse
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
@@ -83,9 +83,9 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
         watch.set_nodes([address])
         while (left_s := give_up_at - time.monotonic()) > 0:
             match watch.next_event(left_s):
-                case LeaderInfo(is_led_here=True, members=members):
+                case FindLeaderResponse(is_led_here=True, members=members):
                     return members
-                case LeaderInfo() | WatchedNodeUnavailable():
+                case FindLeaderResponse() | GroupEventsUnavailable():
                     return None
                 case _:
                     pass
@@ -195,7 +195,7 @@ class GroupEventWatcher:
         if node is not None:
             self._find(node, answer.get("address"))
         members = None if "members" not in answer else tuple(answer["members"])
-        self._put(LeaderInfo(answer.get("group_id"), node, answer.get("term"), node == by, members))
+        self._put(FindLeaderResponse(answer.get("group_id"), node, answer.get("term"), node == by, members))
 
     def _find(self, leader: str, address: str | None) -> None:
         """Follow the node that leads, under one of its addresses: over two, all would be seen twice."""
@@ -209,7 +209,7 @@ class GroupEventWatcher:
             self._leader_address = None
         elif not known and not self._unheard and address is not None and address not in self._connections:
             if not is_tls(address) and any(is_tls(known_address) for known_address in self._names):
-                self._put(WatchedNodeUnavailable(address, "a node with TLS names it as the leader's, and it has none"))
+                self._put(GroupEventsUnavailable(address, "a node with TLS names it as the leader's, and it has none"))
                 return
             self._leader_address = address
             self._connect(address)
@@ -217,7 +217,7 @@ class GroupEventWatcher:
     def _on_lost(self, address: str, reason: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
-        self._put(WatchedNodeUnavailable(address, truncate(reason)))
+        self._put(GroupEventsUnavailable(address, truncate(reason)))
 
     def _put(self, sight: WatchEvent) -> None:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""

@@ -61,7 +61,7 @@ class RetryableCallError(Exception):
         return Unavailable(f"{self}. Given up after {after_s:g} s. {hint}")
 
 
-class NodeCalls:
+class FailoverNodeClient:
     """Calls to one node at a time, out of several. Not thread-safe, but for `close`."""
 
     def __init__(self, nodes: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
+from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
 from sublet_protocol.messages.feed import (
@@ -30,7 +30,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryRetryPolicy, Rows
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -44,7 +44,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Reserved for what Arrow adds to the columns."""
 
 
-class PassThroughRoutingTable(RoutingTable):
+class SingleRouteTable(RoutingTable):
     """A routing table with one route, in order: the node does the routing."""
 
     def __init__(self) -> None:
@@ -80,7 +80,11 @@ class NodePublishSender(threading.Thread):
     def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
         self._producer, self._number = uuid.uuid4().hex, 0
         super().__init__(name=f"sublet feed {self._producer}", daemon=True)
-        self._calls, self._buffer, self._timeout = NodeCalls(nodes), buffer, DeliveryRetryPolicy(delivery_timeout_s)
+        self._calls, self._buffer, self._timeout = (
+            FailoverNodeClient(nodes),
+            buffer,
+            DeliveryTimeout(delivery_timeout_s),
+        )
         self._giving_up = threading.Event()
 
     def run(self) -> None:

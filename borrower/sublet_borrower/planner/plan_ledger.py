@@ -30,7 +30,7 @@ from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.fetch import beyond_head_error
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
@@ -90,12 +90,12 @@ class PlanLedger:
             if granted.is_idle or self._leaving:
                 self._notify(granted)
 
-    def _remove(self, stream_id: int, grant_id: int, reason: GrantOutcome) -> None:
+    def _remove(self, stream_id: int, grant_id: int, reason: GrantEndOutcome) -> None:
         if self._find_granted(stream_id, grant_id) is not None:
             del self._granted[stream_id]
             self._unreported.pop(stream_id, None)
             self.moved_at = time.monotonic()
-            if reason is not GrantOutcome.LOST:
+            if reason is not GrantEndOutcome.LOST:
                 self._done.pop(stream_id, None)
 
     def _mark_saved(self, saved: SavedProgress) -> None:

@@ -30,7 +30,7 @@ class StepBoundaryProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochStepPiece:
+class EpochStepMessages:
     """Messages of [first, end) that were read for a step."""
 
     table: pa.Table
@@ -61,7 +61,7 @@ class CompleteEpochStream(GrantedStream):
     step: EpochStep | None = None
     has_new_frontier: bool = False
     is_aborted: bool = False
-    pieces: deque[EpochStepPiece] = field(default_factory=deque)
+    pieces: deque[EpochStepMessages] = field(default_factory=deque)
     _run: int = 0
     _begun_steps: deque[_BegunStep] = field(default_factory=deque)
     _step_end: StepBoundaryProgress = field(init=False)
@@ -154,10 +154,10 @@ class CompleteEpochStream(GrantedStream):
             last_piece = self.pieces.pop()
             table = pa.concat_tables((last_piece.table, table))
             self.pieces.append(
-                EpochStepPiece(table, min(last_piece.first, page.start), max(last_piece.end, end), last_piece.ticket)
+                EpochStepMessages(table, min(last_piece.first, page.start), max(last_piece.end, end), last_piece.ticket)
             )
             return False
-        self.pieces.append(EpochStepPiece(table, page.start, end, self.ticket))
+        self.pieces.append(EpochStepMessages(table, page.start, end, self.ticket))
         return True
 
     @property
@@ -165,7 +165,7 @@ class CompleteEpochStream(GrantedStream):
         """Return the step that is being read, and the next run of it; None between steps."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
-    def next_rows(self) -> tuple[EpochStepPiece, StepBoundaryProgress | None] | None:
+    def next_rows(self) -> tuple[EpochStepMessages, StepBoundaryProgress | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         begun_step = self._begun_steps[-1] if self._begun_steps else None
         if not self.pieces or begun_step is None or not (begun_step.is_complete or len(self.pieces) > 1):

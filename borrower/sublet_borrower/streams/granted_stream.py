@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sublet_borrower.machine.events import ProgressReported
-from sublet_borrower.machine.read_failure_report import ReadFailureReporter, plain
+from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.topics import TopicFilter
@@ -44,7 +44,7 @@ class GrantedStream:
     is_lost: bool = False
     is_unreadable: bool = False
     retry_at: float | None = None
-    read_failure: ReadFailureReporter = field(default_factory=ReadFailureReporter)
+    read_failure: ReadFailureTracker = field(default_factory=ReadFailureTracker)
     final_error: PoisonBlock | PositionBeyondHead | None = None
     size: int = 0
     ticket: int = 0

@@ -31,7 +31,7 @@ from sublet_borrower.util.interrupted_lock_release import release_fully
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPlanner
 
 
@@ -272,7 +272,7 @@ class SessionAssignment:
             if granted is not None:
                 granted.is_stopping = granted.is_abandoned = True
                 self._report(granted.to_progress())
-                self._remove(stream_id, GrantOutcome.LOST)
+                self._remove(stream_id, GrantEndOutcome.LOST)
 
     def abandon(self) -> str:
         """Drop all streams. Return a description of what was given out of them and not acknowledged."""
@@ -283,7 +283,7 @@ class SessionAssignment:
                 if granted.outstanding
             ]
             for stream_id in tuple(self._granted):
-                self._remove(stream_id, GrantOutcome.LOST)
+                self._remove(stream_id, GrantEndOutcome.LOST)
             return ", ".join(unacknowledged)
 
     def lags(self) -> dict[int, int]:
@@ -298,7 +298,7 @@ class SessionAssignment:
         return {s: granted.acknowledged_offset for s, granted in held if not granted.is_handed_back}
 
     def _install(self, grant: Grant) -> None:
-        self._remove(grant.stream_id, GrantOutcome.LOST)
+        self._remove(grant.stream_id, GrantEndOutcome.LOST)
         facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
         if grant.consumed is None:
             self._granted[grant.stream_id] = GrantedStream(*facts, grant_key=grant.grant_key)
@@ -325,8 +325,8 @@ class SessionAssignment:
         granted = self._granted.get(stream_id)
         return granted if granted is not None and granted.grant_id == grant_id else None
 
-    def _remove(self, stream_id: int, reason: GrantOutcome) -> None:
+    def _remove(self, stream_id: int, reason: GrantEndOutcome) -> None:
         granted = self._granted.pop(stream_id, None)
         if granted is not None:
-            granted.is_ended, granted.is_lost = True, reason is GrantOutcome.LOST
+            granted.is_ended, granted.is_lost = True, reason is GrantEndOutcome.LOST
             self._turn.remove(stream_id)

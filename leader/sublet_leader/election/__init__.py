@@ -32,15 +32,15 @@ from sublet_leader.election.events import (
     StartCampaign,
 )
 from sublet_leader.election.machine import Election
-from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
+from sublet_leader.election.transitions import TRANSITIONS, ElectionAction, ElectionEventKind, ElectionStatus
+from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
 
 __all__ = [
     "TRANSITIONS",
-    "Action",
     "ClaimCompleted",
     "DeadAgentDetector",
     "Election",
+    "ElectionAction",
     "ElectionEventKind",
     "ElectionOutcome",
     "ElectionStatus",
@@ -48,9 +48,9 @@ __all__ = [
     "LeadershipAcquired",
     "LeadershipHeldElsewhere",
     "LeadershipLost",
-    "LockAcquired",
+    "LivenessLockAcquired",
+    "LivenessLockLost",
     "LockEvent",
-    "LockLost",
     "Notice",
     "PeerLocksChecked",
     "ReleaseCompleted",

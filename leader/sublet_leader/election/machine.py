@@ -26,7 +26,7 @@ from sublet_leader.election.events import (
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, PeerLocksChecked
+from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
 from sublet_storage.groups.model.records import LeaderLivenessLock
 
 
@@ -128,7 +128,7 @@ class Election:
                 self._on_renew_answered(event, now)
             case ReleaseCompleted():
                 self._on_release_answered(event, now)
-            case LockAcquired() | LockLost() | PeerLocksChecked():
+            case LivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked():
                 self._take_lock_event(event, now)
             case Tick():
                 pass
@@ -137,9 +137,9 @@ class Election:
 
     def _take_lock_event(self, event: LockEvent, now: float) -> None:
         match event:
-            case LockAcquired(lock_key):
+            case LivenessLockAcquired(lock_key):
                 self.lock_key, self._silent_from = lock_key, math.inf
-            case LockLost(at):
+            case LivenessLockLost(at):
                 self.lock_key, self._silent_from, self._lock_gone_at = None, at + self._settings.lock_grace_s, {}
                 self._renew_no_later_than(self._silent_from)
             case PeerLocksChecked():

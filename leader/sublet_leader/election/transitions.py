@@ -48,7 +48,7 @@ class ElectionEventKind(Enum):
     RIVAL_GONE = "the lock of the node that leads was found free twice"
 
 
-class Action(Enum):
+class ElectionAction(Enum):
     """The actions of the machine; each value is the name of a method."""
 
     IGNORE = "_ignore"
@@ -64,54 +64,54 @@ class Action(Enum):
     FORGET = "_forget"
 
 
-Transition = tuple[ElectionStatus, Action]
+Transition = tuple[ElectionStatus, ElectionAction]
 
 
 TRANSITIONS: dict[ElectionStatus, dict[ElectionEventKind, Transition]] = {
     ElectionStatus.ABSENT: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.CLAIM),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, ElectionAction.CLAIM),
     },
     ElectionStatus.CLAIMING: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
-        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
-        ElectionEventKind.CLAIM_WON: (ElectionStatus.LEADING, Action.LEAD),
-        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
-        ElectionEventKind.CLAIM_LOST: (ElectionStatus.STANDBY, Action.WAIT),
-        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.STANDBY, Action.RETRY),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, ElectionAction.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, ElectionAction.IGNORE),
+        ElectionEventKind.CLAIM_WON: (ElectionStatus.LEADING, ElectionAction.LEAD),
+        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.RELEASE),
+        ElectionEventKind.CLAIM_LOST: (ElectionStatus.STANDBY, ElectionAction.WAIT),
+        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.STANDBY, ElectionAction.RETRY),
     },
     ElectionStatus.ABANDONING: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
-        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
-        ElectionEventKind.CLAIM_WON: (ElectionStatus.RELEASING, Action.RELEASE),
-        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING, Action.RELEASE),
-        ElectionEventKind.CLAIM_LOST: (ElectionStatus.ABSENT, Action.FORGET),
-        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.ABSENT, Action.FORGET),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, ElectionAction.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, ElectionAction.IGNORE),
+        ElectionEventKind.CLAIM_WON: (ElectionStatus.RELEASING, ElectionAction.RELEASE),
+        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING, ElectionAction.RELEASE),
+        ElectionEventKind.CLAIM_LOST: (ElectionStatus.ABSENT, ElectionAction.FORGET),
+        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.ABSENT, ElectionAction.FORGET),
     },
     ElectionStatus.STANDBY: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.STANDBY, Action.CLAIM_SOONER),
-        ElectionEventKind.RESIGN: (ElectionStatus.ABSENT, Action.FORGET),
-        ElectionEventKind.TIMER_DUE: (ElectionStatus.CLAIMING, Action.CLAIM),
-        ElectionEventKind.RIVAL_GONE: (ElectionStatus.CLAIMING, Action.SUCCEED),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.STANDBY, ElectionAction.CLAIM_SOONER),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABSENT, ElectionAction.FORGET),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.CLAIMING, ElectionAction.CLAIM),
+        ElectionEventKind.RIVAL_GONE: (ElectionStatus.CLAIMING, ElectionAction.SUCCEED),
     },
     ElectionStatus.LEADING: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.LEADING, Action.IGNORE),
-        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.RELEASE),
-        ElectionEventKind.RENEWED: (ElectionStatus.LEADING, Action.EXTEND_TRUST),
-        ElectionEventKind.RENEWAL_REJECTED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
-        ElectionEventKind.TRUST_EXPIRED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.LEADING, ElectionAction.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, ElectionAction.RELEASE),
+        ElectionEventKind.RENEWED: (ElectionStatus.LEADING, ElectionAction.EXTEND_TRUST),
+        ElectionEventKind.RENEWAL_REJECTED: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.STEP_DOWN),
+        ElectionEventKind.TRUST_EXPIRED: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.STEP_DOWN),
     },
     ElectionStatus.RELEASING: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
-        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
-        ElectionEventKind.RELEASED: (ElectionStatus.ABSENT, Action.FORGET),
-        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING, Action.RETRY),
-        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING, Action.RELEASE),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, ElectionAction.IGNORE),
+        ElectionEventKind.RELEASED: (ElectionStatus.ABSENT, ElectionAction.FORGET),
+        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING, ElectionAction.RETRY),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING, ElectionAction.RELEASE),
     },
     ElectionStatus.RELEASING_TO_RECLAIM: {
-        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
-        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
-        ElectionEventKind.RELEASED: (ElectionStatus.CLAIMING, Action.CLAIM),
-        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RETRY),
-        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, ElectionAction.IGNORE),
+        ElectionEventKind.RELEASED: (ElectionStatus.CLAIMING, ElectionAction.CLAIM),
+        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.RETRY),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING_TO_RECLAIM, ElectionAction.RELEASE),
     },
 }

@@ -16,7 +16,7 @@ from sublet_leader.feed.history_and_follow import READ_BYTES, encode, split_tabl
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
-from sublet_protocol.messages.member_reads import FetchedPage, FetchRequest, PageGone
+from sublet_protocol.messages.member_reads import FetchedPage, FetchPositionGone, FetchRequest
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.groups.admin.access_snapshot import find_streams_of_groups, read_groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
@@ -56,7 +56,7 @@ def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: 
     return find_streams_of_groups(conn, stream_ids, may_join) if may_join else ()
 
 
-def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | PageGone:
+def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | FetchPositionGone:
     """Return the next page of the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
     `ValueTooLarge` for a message that cannot be sent."""
     check_granted_here(conn, request.stream_id, request.grant_id)
@@ -70,7 +70,7 @@ def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | 
             limit_bytes=min(request.limit_bytes, READ_BYTES),
         )
     except PositionGone as error:
-        return PageGone(error.oldest)
+        return FetchPositionGone(error.oldest)
     if not page.batches:
         return FetchedPage(page.start, page.position, page.head, page.is_closed)
     entire = pa.Table.from_batches(page.batches)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sublet_leader.group.grant_actions import GrantActions
-from sublet_leader.group.grant_transitions import TRANSITIONS, GrantEventKind, GrantStatus
+from sublet_leader.group.grant_actions import GrantActionHandlers
+from sublet_leader.group.grant_transitions import TRANSITIONS, GrantStatus, GrantTransitionEvent
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
 from sublet_leader.group.stream_table import (
@@ -53,13 +53,15 @@ class AssignmentManager:
     ) -> None:
         self._term, self._settings = term, settings
         self._streams, self._members = streams, members
-        self._actions = GrantActions(group, term, streams, members, settings, send)
+        self._actions = GrantActionHandlers(group, term, streams, members, settings, send)
         self._balance = Rebalancer(streams, members, group.options.strategy, settings)
         self._releasing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
-    def apply_event(self, assignment: StreamAssignment, kind: GrantEventKind, now: float, position: int = 0) -> None:
+    def apply_event(
+        self, assignment: StreamAssignment, kind: GrantTransitionEvent, now: float, position: int = 0
+    ) -> None:
         """Make one step of the table. Raises for a pair that the table lacks, which is a bug."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
@@ -194,7 +196,7 @@ class AssignmentManager:
                 entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
                 if entry.assignment.grant_id and entry.assignment.status is not GrantStatus.REVOKING:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
-                self.apply_event(entry.assignment, GrantEventKind.REVOKE, now)
+                self.apply_event(entry.assignment, GrantTransitionEvent.REVOKE, now)
 
     def record_read_error(self, assignment: StreamAssignment, read_error: str) -> None:
         """Record a change of the holder's read error in the history; an empty error means that it can read again."""
@@ -220,13 +222,13 @@ class AssignmentManager:
                 continue
             progress = progress_by_grant.get((stream_id, assignment.grant_id))
             if progress is None:
-                self.apply_event(assignment, GrantEventKind.REVOKE_FINISHED, now)
+                self.apply_event(assignment, GrantTransitionEvent.REVOKE_FINISHED, now)
             else:
                 assignment.delivered_end, assignment.consumed = progress.delivered_end, progress.consumed
                 assignment.is_beyond_head = progress.beyond_head
                 self.apply_event(
                     assignment,
-                    GrantEventKind.FINAL if progress.final else GrantEventKind.ABORTED,
+                    GrantTransitionEvent.FINAL if progress.final else GrantTransitionEvent.ABORTED,
                     now,
                     progress.position,
                 )
@@ -246,13 +248,13 @@ class AssignmentManager:
         if not applied:
             self.apply_event(
                 assignment,
-                GrantEventKind.LOST if isinstance(change, ReclaimStream) else GrantEventKind.GRANT_REFUSED,
+                GrantTransitionEvent.LOST if isinstance(change, ReclaimStream) else GrantTransitionEvent.GRANT_REFUSED,
                 now,
             )
             return
         assignment.grant_id = entry.lending.grant_id
         self._actions.waiting.add(assignment.stream_id)
-        self.apply_event(assignment, GrantEventKind.GRANT_WRITTEN, now)
+        self.apply_event(assignment, GrantTransitionEvent.GRANT_WRITTEN, now)
 
     def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
         """Handle written progress: it is durable, has finished the stream, or came under a grant that is over."""
@@ -260,11 +262,11 @@ class AssignmentManager:
         if assignment is None or assignment.grant_id != change.grant_id:
             return
         if not applied:
-            self.apply_event(assignment, GrantEventKind.LOST, now)
+            self.apply_event(assignment, GrantTransitionEvent.LOST, now)
         elif entry.lending.status is LendingStatus.FINISHED:
-            self.apply_event(assignment, GrantEventKind.ENDED, now)
+            self.apply_event(assignment, GrantTransitionEvent.ENDED, now)
         else:
-            self.apply_event(assignment, GrantEventKind.SAVED, now, entry.lending.position)
+            self.apply_event(assignment, GrantTransitionEvent.SAVED, now, entry.lending.position)
 
     def end_written(self, entry: StreamEntry, change: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
         """Handle the written end of a grant, with or without final progress; not `applied`: it was over before."""
@@ -272,7 +274,7 @@ class AssignmentManager:
         if applied:
             entry.promised_until = float("-inf")
         if assignment is not None and assignment.grant_id == change.grant_id:
-            self.apply_event(assignment, GrantEventKind.ENDED if applied else GrantEventKind.LOST, now)
+            self.apply_event(assignment, GrantTransitionEvent.ENDED if applied else GrantTransitionEvent.LOST, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 
@@ -287,12 +289,12 @@ class AssignmentManager:
             if assignment is None or assignment.status is GrantStatus.GRANTED:
                 self._actions.waiting.discard(stream_id)
             elif now >= assignment.deadline and not assignment.is_final_queued:
-                self.apply_event(assignment, GrantEventKind.DEADLINE, now)
+                self.apply_event(assignment, GrantTransitionEvent.DEADLINE, now)
             elif now >= assignment.resend_at:
-                self.apply_event(assignment, GrantEventKind.RESEND, now)
+                self.apply_event(assignment, GrantTransitionEvent.RESEND, now)
         for assignment in self._members.unconfirmed.values():
             if now >= assignment.resend_at:
-                self.apply_event(assignment, GrantEventKind.RESEND, now)
+                self.apply_event(assignment, GrantTransitionEvent.RESEND, now)
 
     def rebalance(self, now: float) -> float:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""

@@ -48,7 +48,7 @@ class MemberRightRevoked:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentsGone:
+class AgentProcessesEnded:
     """The processes of these agents have ended, as far as their locks show, on that timeline of the database (None: not
     known)."""
 
@@ -67,7 +67,7 @@ Event = (
     | WritesNotCommitted
     | ForcedRevokeRequested
     | MemberRightRevoked
-    | AgentsGone
+    | AgentProcessesEnded
     | StreamsChanged
     | Tick
 )

@@ -9,7 +9,7 @@ from sublet_leader.group.members import Members
 from sublet_leader.group.stream_table import LastHolder, StreamAssignment, StreamEntry, StreamTable
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
-from sublet_protocol.messages.borrower_leader import GrantOutcome, ProgressSaved, Revoke, Revoked, ToBorrower
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome, ProgressSaved, Revoke, Revoked, ToBorrower
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
@@ -20,8 +20,8 @@ from sublet_storage.groups.model.records import (
 )
 
 
-class GrantActions:
-    """Has a method for each `grant_transitions.Action`. `waiting`: streams whose borrower has not answered yet."""
+class GrantActionHandlers:
+    """Has a method for each `grant_transitions.GrantAction`. `waiting`: streams whose borrower has not answered yet."""
 
     def __init__(
         self,
@@ -103,8 +103,8 @@ class GrantActions:
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             finished = entry.lending.status is LendingStatus.FINISHED
-            ended = GrantOutcome.LOST if assignment.is_aborted else GrantOutcome.SAVED
-            assignment.revoked_reason = GrantOutcome.FINISHED if finished else ended
+            ended = GrantEndOutcome.LOST if assignment.is_aborted else GrantEndOutcome.SAVED
+            assignment.revoked_reason = GrantEndOutcome.FINISHED if finished else ended
             self.detach(entry)
             self._await_confirmation(assignment, is_taken=assignment.is_aborted)
         self._send_revoked_message(assignment, now)

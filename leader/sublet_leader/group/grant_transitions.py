@@ -25,7 +25,7 @@ class GrantStatus(Enum):
     ABSENT = "absent"  # there is no assignment
 
 
-class GrantEventKind(Enum):
+class GrantTransitionEvent(Enum):
     """The events of an assignment."""
 
     GRANT_WRITTEN = "grant written"
@@ -42,8 +42,8 @@ class GrantEventKind(Enum):
     DEADLINE = "deadline"
 
 
-class Action(Enum):
-    """The actions of the leader; each value is the name of a method of `GrantActions`."""
+class GrantAction(Enum):
+    """The actions of the leader; each value is the name of a method of `GrantActionHandlers`."""
 
     IGNORE = "ignore"
     SEND_GRANT = "send_grant"
@@ -59,66 +59,66 @@ class Action(Enum):
     WRITE_FORCE_RELEASE = "write_force_release"
 
 
-Transition = tuple[GrantStatus, Action]
+Transition = tuple[GrantStatus, GrantAction]
 
 
-def _make_row(**steps: Transition) -> dict[GrantEventKind, Transition]:
+def _make_row(**steps: Transition) -> dict[GrantTransitionEvent, Transition]:
     """Return the transitions out of one status."""
-    return {GrantEventKind[name]: step for name, step in steps.items()}
+    return {GrantTransitionEvent[name]: step for name, step in steps.items()}
 
 
-TRANSITIONS: dict[GrantStatus, dict[GrantEventKind, Transition]] = {
+TRANSITIONS: dict[GrantStatus, dict[GrantTransitionEvent, Transition]] = {
     GrantStatus.GRANTING: _make_row(
-        GRANT_WRITTEN=(GrantStatus.GRANTING, Action.SEND_GRANT),
-        GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
-        PROGRESS=(GrantStatus.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(GrantStatus.GRANTING, Action.IGNORE),
-        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(GrantStatus.REVOKING, Action.SEND_REVOKE),
-        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
-        RESEND=(GrantStatus.GRANTING, Action.SEND_GRANT),
+        GRANT_WRITTEN=(GrantStatus.GRANTING, GrantAction.SEND_GRANT),
+        GRANT_REFUSED=(GrantStatus.ABSENT, GrantAction.FORGET),
+        PROGRESS=(GrantStatus.GRANTED, GrantAction.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, GrantAction.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, GrantAction.WRITE_ABORTED),
+        SAVED=(GrantStatus.GRANTING, GrantAction.IGNORE),
+        ENDED=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, GrantAction.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, GrantAction.SEND_REVOKE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, GrantAction.WRITE_NOT_HELD),
+        RESEND=(GrantStatus.GRANTING, GrantAction.SEND_GRANT),
     ),
     GrantStatus.GRANTED: _make_row(
         GRANT_WRITTEN=(
             GrantStatus.GRANTED,
-            Action.IGNORE,
+            GrantAction.IGNORE,
         ),  # a reclaimed grant, used before the row has its holder
-        PROGRESS=(GrantStatus.GRANTED, Action.WRITE_PROGRESS),
-        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(GrantStatus.GRANTED, Action.SEND_PROGRESS_SAVED),
-        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(GrantStatus.REVOKING, Action.SEND_REVOKE),
-        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
+        PROGRESS=(GrantStatus.GRANTED, GrantAction.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, GrantAction.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, GrantAction.WRITE_ABORTED),
+        SAVED=(GrantStatus.GRANTED, GrantAction.SEND_PROGRESS_SAVED),
+        ENDED=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, GrantAction.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, GrantAction.SEND_REVOKE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, GrantAction.WRITE_NOT_HELD),
     ),
     GrantStatus.REVOKING: _make_row(
-        GRANT_WRITTEN=(GrantStatus.REVOKING, Action.SEND_REVOKE),
-        GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
-        PROGRESS=(GrantStatus.REVOKING, Action.WRITE_PROGRESS),
-        FINAL=(GrantStatus.REVOKING, Action.WRITE_FINAL),
-        ABORTED=(GrantStatus.REVOKING, Action.WRITE_ABORTED),
-        SAVED=(GrantStatus.REVOKING, Action.SEND_PROGRESS_SAVED),
-        ENDED=(GrantStatus.REVOKED, Action.SEND_REVOKED),
-        LOST=(GrantStatus.REVOKED, Action.SEND_LOST),
-        REVOKE=(GrantStatus.REVOKING, Action.IGNORE),
-        REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
-        RESEND=(GrantStatus.REVOKING, Action.SEND_REVOKE),
-        DEADLINE=(GrantStatus.REVOKING, Action.WRITE_FORCE_RELEASE),
+        GRANT_WRITTEN=(GrantStatus.REVOKING, GrantAction.SEND_REVOKE),
+        GRANT_REFUSED=(GrantStatus.ABSENT, GrantAction.FORGET),
+        PROGRESS=(GrantStatus.REVOKING, GrantAction.WRITE_PROGRESS),
+        FINAL=(GrantStatus.REVOKING, GrantAction.WRITE_FINAL),
+        ABORTED=(GrantStatus.REVOKING, GrantAction.WRITE_ABORTED),
+        SAVED=(GrantStatus.REVOKING, GrantAction.SEND_PROGRESS_SAVED),
+        ENDED=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
+        LOST=(GrantStatus.REVOKED, GrantAction.SEND_LOST),
+        REVOKE=(GrantStatus.REVOKING, GrantAction.IGNORE),
+        REVOKE_FINISHED=(GrantStatus.REVOKING, GrantAction.WRITE_NOT_HELD),
+        RESEND=(GrantStatus.REVOKING, GrantAction.SEND_REVOKE),
+        DEADLINE=(GrantStatus.REVOKING, GrantAction.WRITE_FORCE_RELEASE),
     ),
     GrantStatus.REVOKED: _make_row(
-        PROGRESS=(GrantStatus.REVOKED, Action.SEND_REVOKED),
-        FINAL=(GrantStatus.REVOKED, Action.SEND_REVOKED),
-        REVOKE_FINISHED=(GrantStatus.ABSENT, Action.FORGET),
-        RESEND=(GrantStatus.REVOKED, Action.SEND_REVOKED),
+        PROGRESS=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
+        FINAL=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
+        REVOKE_FINISHED=(GrantStatus.ABSENT, GrantAction.FORGET),
+        RESEND=(GrantStatus.REVOKED, GrantAction.SEND_REVOKED),
     ),
     GrantStatus.ABSENT: _make_row(
-        PROGRESS=(GrantStatus.ABSENT, Action.SEND_LOST),
-        FINAL=(GrantStatus.ABSENT, Action.SEND_LOST),
-        REVOKE_FINISHED=(GrantStatus.ABSENT, Action.IGNORE),
+        PROGRESS=(GrantStatus.ABSENT, GrantAction.SEND_LOST),
+        FINAL=(GrantStatus.ABSENT, GrantAction.SEND_LOST),
+        REVOKE_FINISHED=(GrantStatus.ABSENT, GrantAction.IGNORE),
     ),
 }
 """(status, event) -> (next status, action)."""

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.events import (
-    AgentsGone,
+    AgentProcessesEnded,
     BorrowerMessageReceived,
     Event,
     ForcedRevokeRequested,
@@ -19,7 +19,7 @@ from sublet_leader.group.events import (
     WritesCommitted,
     WritesNotCommitted,
 )
-from sublet_leader.group.grant_transitions import GrantEventKind
+from sublet_leader.group.grant_transitions import GrantTransitionEvent
 from sublet_leader.group.group_timers import GroupTimers
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.session_fencing import SessionFencing
@@ -122,7 +122,7 @@ class GroupLeader:
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case MemberRightRevoked():
                 self._deny(event, now)
-            case AgentsGone():
+            case AgentProcessesEnded():
                 self._end_holders(event, now)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
@@ -177,7 +177,7 @@ class GroupLeader:
             case RevokeFinished():
                 if self._verify_member(agent, message.borrower_id, message.term, now):
                     assignment = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
-                    self._assignments.apply_event(assignment, GrantEventKind.REVOKE_FINISHED, now)
+                    self._assignments.apply_event(assignment, GrantTransitionEvent.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
@@ -253,7 +253,7 @@ class GroupLeader:
             return
         if entry is None or entry.lending.grant_id != grant.grant_id or not entry.is_held_by(member.agent):
             assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
-            self._assignments.apply_event(assignment, GrantEventKind.PROGRESS, now)
+            self._assignments.apply_event(assignment, GrantTransitionEvent.PROGRESS, now)
             return
         self._assignments.reclaim(entry, member, grant, now)
         if self.desired_state.pause_reason is not None:
@@ -281,7 +281,7 @@ class GroupLeader:
             elif (progress.poison or progress.beyond_head) and not assignment.is_final_queued:
                 assignment.poison, assignment.is_beyond_head = progress.poison, progress.beyond_head
                 assignment.reason = progress.read_error
-        kind = GrantEventKind.FINAL if progress.final else GrantEventKind.PROGRESS
+        kind = GrantTransitionEvent.FINAL if progress.final else GrantTransitionEvent.PROGRESS
         assignment.delivered_end, assignment.consumed, assignment.in_doubt = (
             progress.delivered_end,
             progress.consumed,
@@ -419,7 +419,7 @@ class GroupLeader:
             and entry.in_flight is None
         ):
             self._assignments.apply_event(
-                assignment, GrantEventKind.LOST, now
+                assignment, GrantTransitionEvent.LOST, now
             )  # the stream sync blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)
@@ -459,7 +459,7 @@ class GroupLeader:
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 
-    def _end_holders(self, gone: AgentsGone, now: float) -> None:
+    def _end_holders(self, gone: AgentProcessesEnded, now: float) -> None:
         """Evict members whose process has ended, free what is not reclaimed. Locks of another timeline are others."""
         if gone.timeline not in (None, timeline_number(self.term)):
             return

@@ -10,7 +10,7 @@ from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
-from sublet_protocol.messages.borrower_leader import GrantOutcome
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -53,7 +53,7 @@ class StreamAssignment:
     poison: int = 0
     is_beyond_head: bool = False
     is_aborted: bool = False
-    revoked_reason: GrantOutcome = GrantOutcome.LOST
+    revoked_reason: GrantEndOutcome = GrantEndOutcome.LOST
 
 
 @dataclass(frozen=True, slots=True)

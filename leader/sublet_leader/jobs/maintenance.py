@@ -77,7 +77,7 @@ class MaintenanceRunner:
             _list_steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
-            collapse=empty_generation_cleanup.PastGenerationCleaner(),
+            collapse=empty_generation_cleanup.EmptyGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
         )
         list_payload_steps = partial(_list_payload_steps, grace_s=grace_s)
@@ -157,7 +157,7 @@ def _list_steps(
     guard: Guard,
     history_s: float,
     notify: Publish,
-    collapse: empty_generation_cleanup.PastGenerationCleaner,
+    collapse: empty_generation_cleanup.EmptyGenerationCleaner,
     producers: retention.IdleProducerCleaner,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the steps in Postgres."""
@@ -206,7 +206,7 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 
 
 def _collapse(
-    connection: psycopg.Connection[Any], guard: Guard, collapse: empty_generation_cleanup.PastGenerationCleaner
+    connection: psycopg.Connection[Any], guard: Guard, collapse: empty_generation_cleanup.EmptyGenerationCleaner
 ) -> None:
     if deleted := collapse(connection, guard):
         log.info("rows of past generations deleted: generation_ids=%s", deleted)

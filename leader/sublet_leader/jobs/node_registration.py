@@ -23,7 +23,7 @@ from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.util.stoppable_thread import StoppableThread
@@ -45,7 +45,7 @@ class NodeRegistration(StoppableThread):
     def __init__(
         self,
         url: str,
-        ref: NodeRef,
+        ref: NodeIncarnation,
         lease_s: float,
         notify_endpoint: str | None = None,
         on_desired_state: Callable[[NodeDesiredState], None] = lambda desired_state: None,

@@ -31,11 +31,11 @@ from sublet_leader.node.events import (
 )
 from sublet_protocol.domain.errors import PermissionDenied, StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 
 def execute(
-    request: DatabaseRequest, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0
+    request: DatabaseRequest, store: GroupStore, ref: NodeIncarnation, lease_s: float, jitter_s: float = 0.0
 ) -> DatabaseAnswer:
     """Execute the request for the node `ref` and return the event that answers it, also for an undeclared queue or a
     lost term. Raises what the store raises if the database did not answer: then `failure_answer` makes the event.

@@ -23,7 +23,7 @@ from sublet_leader.node.events import (
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import SubletError, UnknownOutcome
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class DatabaseWorker:
     def __init__(
         self,
         store: GroupStore,
-        ref: NodeRef,
+        ref: NodeIncarnation,
         settings: LeaderSettings,
         answer: Callable[[NodeEvent], None],
         observers: Sequence[DatabaseRequestObserver] = (),

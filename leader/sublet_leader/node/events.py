@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
 from sublet_leader.group.watch_events import GroupWatchEvent
-from sublet_leader.node.group_event_publisher import LeaderQueryReply
+from sublet_leader.node.group_event_publisher import WatcherLeaderQueryReply
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import NodeSideCounters
@@ -244,7 +244,7 @@ class SessionEpochRead:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLookupRequested:
+class WatcherLeaderQueryReceived:
     """A watcher of that subscription queries its leader."""
 
     subscriber_id: str
@@ -300,7 +300,7 @@ NodeEvent = (
     NodeStarted
     | AgentMessageReceived
     | AgentLongPollChanged
-    | LeaderLookupRequested
+    | WatcherLeaderQueryReceived
     | GroupLeaderEvent
     | StreamsChanged
     | NodeDesiredStateRead
@@ -328,7 +328,7 @@ class NodeOutcome:
     is_stopped: bool = False
     invariant_violations: tuple[str, ...] = ()
     history: tuple[GroupWatchEvent, ...] = ()
-    leader_locations: tuple[LeaderQueryReply, ...] = ()
+    leader_locations: tuple[WatcherLeaderQueryReply, ...] = ()
 
 
 @dataclass(slots=True)
@@ -339,7 +339,7 @@ class NodeOutcomeBuilder:
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     history: list[GroupWatchEvent] = field(default_factory=list)
-    answers: list[LeaderQueryReply] = field(default_factory=list)
+    answers: list[WatcherLeaderQueryReply] = field(default_factory=list)
 
     def build(self, wake_at: float, is_stopped: bool) -> NodeOutcome:
         """Return the outcome."""

@@ -6,7 +6,7 @@ queries the last one drawn; the requests wait for the answer.
 
 from __future__ import annotations
 
-from sublet_leader.node.caller_quota import CallerQuota
+from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
@@ -22,7 +22,7 @@ class ForgedSessionChecker:
     """Tracks drawn epochs in memory only: all of it can be queried again. `query_counts`: the node's bound on
     concurrent queries."""
 
-    def __init__(self, query_counts: CallerQuota) -> None:
+    def __init__(self, query_counts: CallerCountLimit) -> None:
         self._query_counts = query_counts
         self._last_epochs: dict[tuple[Subscription, str], tuple[str | None, int]] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}

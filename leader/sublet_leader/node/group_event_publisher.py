@@ -29,7 +29,7 @@ MAX_QUERIES_OF_CALLER = 50
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderQueryReply:
+class WatcherLeaderQueryReply:
     """The answer to a leader query: no `group` of that subscription, or no `leadership` on it that is in force.
     `members`: all that are connected, if it is led here."""
 
@@ -62,12 +62,12 @@ class LeaderLookups:
         group: Group | None,
         claim: Leadership | None,
         members: Iterable[Member] | None,
-    ) -> list[LeaderQueryReply]:
+    ) -> list[WatcherLeaderQueryReply]:
         """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [LeaderQueryReply(asker, str(subscription), group, alive, connected) for asker in askers]
+        return [WatcherLeaderQueryReply(asker, str(subscription), group, alive, connected) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
         """Drop the queries, as the database did not answer: they are repeated."""
@@ -95,7 +95,7 @@ class GroupEventPublisher:
                 payload = to_group_event(event, self._node, event.record.at_us or self._now_us())
                 self._publish(Channel.GROUP, event.subscription, payload)
 
-    def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEventPayload:
+    def leader_event(self, whereabouts: WatcherLeaderQueryReply) -> GroupEventPayload:
         """Return the answer to a leader query."""
         group, claim = whereabouts.group, whereabouts.leadership
         fields: dict[str, Any] = {

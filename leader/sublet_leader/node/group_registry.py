@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.caller_quota import CallerQuota
+from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
@@ -33,7 +33,7 @@ class GroupRegistry:
     """Tracks groups in memory only: everything in it can be requested again, so it may be dropped at any time.
     `query_counts`: the node's bound on concurrent queries."""
 
-    def __init__(self, query_counts: CallerQuota) -> None:
+    def __init__(self, query_counts: CallerCountLimit) -> None:
         self._query_counts = query_counts
         self._entries: dict[Subscription, _GroupEntry] = {}
         self._by_id: dict[int, Group] = {}

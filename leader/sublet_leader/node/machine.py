@@ -17,7 +17,7 @@ from sublet_leader.election.leadership_restrictions import LeadershipRestriction
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
-from sublet_leader.node.caller_quota import CallerQuota
+from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import (
     AgentLongPollChanged,
     AgentMessageReceived,
@@ -29,7 +29,6 @@ from sublet_leader.node.events import (
     GroupLeaderEvent,
     GroupLoadCompleted,
     LeaderLookupCompleted,
-    LeaderLookupRequested,
     LeadershipClaimCompleted,
     LeadershipReleaseCompleted,
     LeadershipRenewalCompleted,
@@ -45,6 +44,7 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
+    WatcherLeaderQueryReceived,
     WritesCommitFailed,
     WritesCommitted,
 )
@@ -77,7 +77,7 @@ from sublet_storage.groups.model.records import (
     HistoryRecord,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 _NEVER = float("inf")
 
@@ -85,11 +85,11 @@ _NEVER = float("inf")
 class Node:
     """One incarnation of one node. Borrowers know it by its address, the database by its incarnation."""
 
-    def __init__(self, ref: NodeRef, settings: LeaderSettings) -> None:
+    def __init__(self, ref: NodeIncarnation, settings: LeaderSettings) -> None:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.query_counts = CallerQuota(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
+        self.query_counts = CallerCountLimit(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
         self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
@@ -118,7 +118,7 @@ class Node:
                 self._receive(event, now)
             case AgentLongPollChanged():
                 self._dead_agents.note_poll(event.agent, event.is_held, now)
-            case LeaderLookupRequested():
+            case WatcherLeaderQueryReceived():
                 self._on_leader_query(event)
             case GroupLeaderEvent(group_id, leader_event):
                 self._run_led((group_id,), leader_event, now)
@@ -138,7 +138,7 @@ class Node:
 
     def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
-            case el.LockAcquired() | el.LockLost() | el.PeerLocksChecked():
+            case el.LivenessLockAcquired() | el.LivenessLockLost() | el.PeerLocksChecked():
                 self._take_lock_event(event, now)
             case GroupFoundOrCreated():
                 self._on_group_opened(event, now)
@@ -165,7 +165,7 @@ class Node:
     def _take_lock_event(self, event: el.LockEvent, now: float) -> None:
         self._elect(event, now)
         if isinstance(event, el.PeerLocksChecked) and (gone := self._dead_agents.check(event)):
-            self._run_led(tuple(self.leaders), group_events.AgentsGone(gone, event.timeline), now)
+            self._run_led(tuple(self.leaders), group_events.AgentProcessesEnded(gone, event.timeline), now)
 
     def _wake_at(self) -> float:
         stop = (_NEVER if self._stop_by is None else self._stop_by) + self.settings.lease_margin_s * self._releasing_all
@@ -181,7 +181,7 @@ class Node:
         if records and group is not None:
             self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
-    def _on_leader_query(self, query: LeaderLookupRequested) -> None:
+    def _on_leader_query(self, query: WatcherLeaderQueryReceived) -> None:
         if self._inquiries.add(query.subscription, query.subscriber_id):
             self._out.requests.append(LookUpLeader(query.subscription))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sublet_leader.node.caller_quota import CallerQuota
+from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.messages.agent_secret import is_borrower_of
 from sublet_protocol.messages.borrower_leader import (
@@ -46,7 +46,7 @@ class MessageReassembler:
     def __init__(self) -> None:
         self._waiting: dict[_Key, _PartialMessage] = {}
         """The one whose last part came the longest time ago is the first."""
-        self._counts = CallerQuota(MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE)
+        self._counts = CallerCountLimit(MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE)
 
     def admit(self, received: AgentMessageReceived, now: float) -> AgentMessageReceived | Invalidate | None:
         """Return the message once it is entire, else None; or the rejection if it names another agent's borrower, or

@@ -19,14 +19,14 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.pubsub.server import PubSubServer
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One node."""
 
-    ref: NodeRef
+    ref: NodeIncarnation
     settings: LeaderSettings
     health_signals: HealthSignals
     machine: Node

@@ -174,7 +174,7 @@ class TooManyGroups(Unavailable):
     """A principal that has created as many groups as it may for now."""
 
 
-class SessionNameLocked(Unavailable):
+class SessionRowLocked(Unavailable):
     """An open transaction keeps a session's name locked: it has drawn an epoch for it."""
 
 

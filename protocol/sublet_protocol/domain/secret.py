@@ -163,13 +163,13 @@ def read_secret_setting(
     if value and path:
         raise InvalidSetting(f"{name} and {name}_FILE are both set, and only one of them is used. Unset the other.")
     if path:
-        secret = Secret(SecretFile(path, f"{name}_FILE", check), parts)
+        secret = Secret(ReloadingSecretFile(path, f"{name}_FILE", check), parts)
         secret.reveal()
         return secret
     return Secret(value, parts) if value else None
 
 
-class SecretFile:
+class ReloadingSecretFile:
     """A file from which a secret is read at each call. Where it cannot be used any more a warning is logged and the
     last value stays: a file may be replaced in several steps.
 
@@ -193,7 +193,7 @@ class SecretFile:
         return value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SecretFile) and other._path == self._path
+        return isinstance(other, ReloadingSecretFile) and other._path == self._path
 
     def __hash__(self) -> int:
         return hash(self._path)

@@ -33,7 +33,7 @@ class BorrowerEndReason(StrEnum):
         return self is not BorrowerEndReason.RETRY
 
 
-class GrantOutcome(StrEnum):
+class GrantEndOutcome(StrEnum):
     """The outcomes of a grant for its borrower."""
 
     SAVED = "saved"  # its final progress is durable
@@ -229,7 +229,7 @@ class Revoked:
     term: int
     stream_id: int
     grant_id: int
-    reason: GrantOutcome
+    reason: GrantEndOutcome
 
 
 @dataclass(frozen=True, slots=True)

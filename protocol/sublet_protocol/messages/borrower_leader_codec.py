@@ -25,7 +25,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
-    GrantOutcome,
+    GrantEndOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -84,9 +84,9 @@ _END_REASONS = {
     BorrowerEndReason.DONE: pb.END_DONE,
 }
 _REVOKED_REASONS = {
-    GrantOutcome.SAVED: pb.REVOKED_SAVED,
-    GrantOutcome.FINISHED: pb.REVOKED_FINISHED,
-    GrantOutcome.LOST: pb.REVOKED_LOST,
+    GrantEndOutcome.SAVED: pb.REVOKED_SAVED,
+    GrantEndOutcome.FINISHED: pb.REVOKED_FINISHED,
+    GrantEndOutcome.LOST: pb.REVOKED_LOST,
 }
 _END_REASONS_BACK = {wire: reason for reason, wire in _END_REASONS.items()}
 _REVOKED_REASONS_BACK = {wire: reason for reason, wire in _REVOKED_REASONS.items()}

@@ -47,7 +47,7 @@ class FetchedPage:
 
 
 @dataclass(frozen=True, slots=True)
-class PageGone:
+class FetchPositionGone:
     """The reply that retention has taken the requested messages; `oldest_offset` is the oldest that is left of the
     stream, None: nothing.
     """
@@ -84,9 +84,9 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
     )
 
 
-def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
+def encode_fetch_reply(page: FetchedPage | FetchPositionGone) -> Any:
     """Return a `FetchReply`."""
-    if isinstance(page, PageGone):
+    if isinstance(page, FetchPositionGone):
         return pb.FetchReply(gone=pb.FeedGone(oldest=page.oldest_offset))
     return pb.FetchReply(
         start=page.start,
@@ -97,10 +97,10 @@ def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
     )
 
 
-def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
+def decode_fetch_reply(wire: Any) -> FetchedPage | FetchPositionGone:
     """Return a page, or that it is gone. Raise `MalformedMessage`."""
     if wire.HasField("gone"):
-        return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
+        return FetchPositionGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
     if not start <= position <= head:
         raise MalformedMessage(f"a page from {start} to {position} of a stream that ends at {head}")

@@ -34,7 +34,7 @@ class ConnectionLostReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PollWithoutSubscription:
+class ExpectUnsolicitedMessages:
     """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
     is_expected: bool
@@ -91,7 +91,7 @@ class ConnectionRejected:
 
 Event = (
     Command
-    | PollWithoutSubscription
+    | ExpectUnsolicitedMessages
     | CommandsReplied
     | PollReplied
     | CommandsUnanswered
@@ -126,7 +126,7 @@ class CallPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelCommands:
+class CancelCommandsCall:
     """The action to cancel the batch under way; its life is over."""
 
 
@@ -168,7 +168,7 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionAlreadyLost:
+class ConnectionStillLost:
     """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
     lost: ConnectionLost
@@ -177,12 +177,12 @@ class ConnectionAlreadyLost:
 Instruction = (
     SendCommands
     | CallPoll
-    | CancelCommands
+    | CancelCommandsCall
     | CancelPollCall
     | Deliver
     | ReportRejectedCommands
     | ConnectionLost
-    | ConnectionAlreadyLost
+    | ConnectionStillLost
 )
 
 

@@ -22,21 +22,21 @@ from sublet_protocol.domain.limits import MAX_COMMAND_BYTES, MAX_COMMANDS, MAX_I
 from sublet_protocol.pubsub.agent_side_events import (
     AgentSideOutcome,
     CallPoll,
-    CancelCommands,
+    CancelCommandsCall,
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
-    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
+    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -140,7 +140,7 @@ class AgentSideMachine:
             self._advance(now)
         elif isinstance(event, Subscribe):
             self._out.append(
-                ConnectionAlreadyLost(
+                ConnectionStillLost(
                     ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
                 )
             )
@@ -193,7 +193,7 @@ class AgentSideMachine:
                 self._enqueue(event, now)
             case MessageToNode():
                 self._enqueue(event, now)
-            case PollWithoutSubscription(is_listening):
+            case ExpectUnsolicitedMessages(is_listening):
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._subscriber.id and self.status is not ConnectionStatus.IDLE:
@@ -345,7 +345,7 @@ class AgentSideMachine:
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._subscriptions)))
         elif self._unreported:
-            self._out.append(ConnectionAlreadyLost(ConnectionLost(reason, detail, tuple(self._unreported))))
+            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
         self._unreported.clear()
 
     def _end(self, refusal: str) -> None:
@@ -358,7 +358,7 @@ class AgentSideMachine:
 
     def _give_up_calls(self) -> None:
         if self._subscriber.batch.is_busy:
-            self._out.append(CancelCommands())
+            self._out.append(CancelCommandsCall())
         if self._subscriber.poll.is_busy:
             self._out.append(CancelPollCall())
 

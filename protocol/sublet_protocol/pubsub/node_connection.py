@@ -27,18 +27,18 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
-    CancelCommands,
+    CancelCommandsCall,
     CancelPollCall,
     CommandsUnanswered,
-    ConnectionAlreadyLost,
     ConnectionLost,
     ConnectionRejected,
     ConnectionStatus,
+    ConnectionStillLost,
     Deliver,
     Event,
+    ExpectUnsolicitedMessages,
     Instruction,
     PollUnanswered,
-    PollWithoutSubscription,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -172,7 +172,7 @@ class NodeConnection:
         """Queue a message to the node, and hold a poll for its answers from now on."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
-        self._decide(PollWithoutSubscription(True))
+        self._decide(ExpectUnsolicitedMessages(True))
         self._decide(command)
 
     def subscribe(
@@ -253,7 +253,7 @@ class NodeConnection:
                 self._batch = self._replace(self._batch, self._call_commands(instruction))
             case CallPoll():
                 self._poll = self._replace(self._poll, self._call_poll(instruction))
-            case CancelCommands():
+            case CancelCommandsCall():
                 _cancel(self._batch)
             case CancelPollCall():
                 _cancel(self._poll)
@@ -265,7 +265,7 @@ class NodeConnection:
             case ConnectionLost():
                 self._losses += 1
                 self._callbacks.notify_lost(instruction)
-            case ConnectionAlreadyLost(lost):
+            case ConnectionStillLost(lost):
                 self._callbacks.notify_failed(lost)
             case _:
                 assert_never(instruction)

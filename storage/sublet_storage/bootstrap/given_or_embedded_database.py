@@ -21,7 +21,7 @@ from sublet_storage.db.database_url import as_secret, format_url, resolve_databa
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseLocation:
+class OpenedDatabase:
     """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, which
     only processes of this machine can reach, else None."""
 
@@ -35,7 +35,7 @@ class DatabaseLocation:
 @contextmanager
 def open_database(
     url: str | None = None, data_dir: Path | str | None = None, migrate_embedded: bool = True
-) -> Iterator[DatabaseLocation]:
+) -> Iterator[OpenedDatabase]:
     """Yield the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else of
     the default data directory.
 
@@ -47,14 +47,14 @@ def open_database(
     configured_url = url if data_dir else resolve_database_url(url)
     if configured_url:
         check_database(configured_url)
-        yield DatabaseLocation(as_secret(configured_url))
+        yield OpenedDatabase(as_secret(configured_url))
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 
     with EmbeddedPostgres(Path(data_dir) if data_dir else find_usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
-        yield DatabaseLocation(as_secret(server.url), server.data_dir)
+        yield OpenedDatabase(as_secret(server.url), server.data_dir)
 
 
 @contextmanager

@@ -42,14 +42,14 @@ _ACQUIRE_LOCK = f"select pg_try_advisory_lock({LOCK_CLASS}, %s::integer)"
 
 
 @dataclass(frozen=True, slots=True)
-class LockAcquired:
+class LivenessLockAcquired:
     """The process holds its lock in the database, under this key."""
 
     key: int
 
 
 @dataclass(frozen=True, slots=True)
-class LockLost:
+class LivenessLockLost:
     """The lock was last known to be held at that time: another process may find it free, though this one lives."""
 
     at: float
@@ -69,11 +69,11 @@ class PeerLocksChecked:
     timeline: int | None = None
 
 
-LockEvent = LockAcquired | LockLost | PeerLocksChecked
+LockEvent = LivenessLockAcquired | LivenessLockLost | PeerLocksChecked
 
 
 @dataclass(frozen=True, slots=True)
-class LockTimes:
+class LivenessLockSettings:
     """`retry_grace_s`: for how long a lock that was lost is tried again and again. `receive_timeout_s`: after which a
     connection that answers nothing is closed."""
 
@@ -114,7 +114,7 @@ class LivenessLockKeeper(StoppableThread):
         self,
         url: str,
         name: str,
-        times: LockTimes,
+        times: LivenessLockSettings,
         keys_to_check: Callable[[], Sequence[int]],
         on_event: Callable[[LockEvent], None],
         clock: Callable[[], float],
@@ -155,7 +155,7 @@ class LivenessLockKeeper(StoppableThread):
         was_held, self._is_held = self._is_held, False
         if was_held and not self.is_stopping:
             self._lost_at = self._used_at
-            self._on_event(LockLost(self._lost_at))
+            self._on_event(LivenessLockLost(self._lost_at))
         else:
             self._on_absent()
             self.sleep(self._times.check_interval_s)
@@ -191,7 +191,7 @@ class LivenessLockKeeper(StoppableThread):
     def _acquire(self, connection: BoundedConnection) -> None:
         if acquire_lock(connection, self._key):
             self._is_held = True
-            self._on_event(LockAcquired(self._key))
+            self._on_event(LivenessLockAcquired(self._key))
         else:
             self._on_absent()
 

@@ -58,7 +58,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorFinding:
+class DoctorCheckResult:
     """The result of one check: what was found, and the hint unless it is OK."""
 
     check: str
@@ -67,9 +67,9 @@ class DoctorFinding:
     hint: str | None = None
 
 
-def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[DoctorFinding]:
+def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[DoctorCheckResult]:
     """Run all checks, one after the other. `now_s`: this machine's time; `protocol_version`: that of this release."""
-    checks: dict[str, Callable[[], DoctorFinding]] = {
+    checks: dict[str, Callable[[], DoctorCheckResult]] = {
         "server": lambda: _check_server(connection),
         "rights": lambda: _check_rights(connection),
         "access": lambda: _check_access(connection),
@@ -96,7 +96,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
             yield check_failed(name, error)
 
 
-def find_read_only(connection: Connection) -> DoctorFinding | None:
+def find_read_only(connection: Connection) -> DoctorCheckResult | None:
     """Return the finding for a database in which this user cannot write; None if it can. To a standby there is no
     connection."""
     row = connection.execute(_READ_ONLY).fetchone()
@@ -107,64 +107,66 @@ def find_read_only(connection: Connection) -> DoctorFinding | None:
     hint = f"in psql: begin read write; {statement} reset default_transaction_read_only; commit;"
     if statement is None:
         hint = "in postgresql.conf, by alter system, or in the options of the URL."
-    return DoctorFinding("database", Severity.ERROR, detail, f"Turn it off where it is set, {hint}")
+    return DoctorCheckResult("database", Severity.ERROR, detail, f"Turn it off where it is set, {hint}")
 
 
-def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
+def check_failed(check: str, error: psycopg.Error) -> DoctorCheckResult:
     """Return the finding for a check that could not be executed; the other checks still run."""
     detail = f"it cannot be looked at: {format_error(error)}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint = f"Where it matters, run this as a member of {Role.OPERATE}."
-        return DoctorFinding(check, Severity.WARNING, detail, hint)
-    return DoctorFinding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
+        return DoctorCheckResult(check, Severity.WARNING, detail, hint)
+    return DoctorCheckResult(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 
 
-def _check_server(connection: Connection) -> DoctorFinding:
+def _check_server(connection: Connection) -> DoctorCheckResult:
     version = connection.info.server_version
     detail = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < MIN_VERSION:
-        return DoctorFinding("server", Severity.ERROR, detail, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
-    return DoctorFinding("server", Severity.OK, detail)
+        return DoctorCheckResult("server", Severity.ERROR, detail, f"Upgrade it to {MIN_VERSION // 10_000} or later.")
+    return DoctorCheckResult("server", Severity.OK, detail)
 
 
-def _check_rights(connection: Connection) -> DoctorFinding:
+def _check_rights(connection: Connection) -> DoctorCheckResult:
     """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
     privileges = compare_rights(connection)
     if privileges.is_owner:
-        return DoctorFinding(
+        return DoctorCheckResult(
             "rights", Severity.OK, f"{privileges.user} owns the tables, or is a superuser: it may do all"
         )
     if not privileges.roles:
         role, lacks = min(privileges.lacking.items(), key=lambda each: sum(map(len, each[1])))
         detail = f"{privileges.user} is a member of no role of sublet's. For {role} it lacks {'; '.join(lacks)}"
         hint = f'Make it a member of one: grant {role} to "{privileges.user}". `sublet roles --sql` makes the roles.'
-        return DoctorFinding("rights", Severity.ERROR, detail, hint)
+        return DoctorCheckResult("rights", Severity.ERROR, detail, hint)
     membership_text = "is a member of" if privileges.is_member else "has, as a member of no role, the rights of"
     detail = f"{privileges.user} {membership_text} {', '.join(privileges.roles)}"
     if privileges.missing:
         detail += f", and lacks {'; '.join(privileges.missing)}"
-        return DoctorFinding("rights", Severity.ERROR, detail, "The owner of the tables runs: sublet migrate --roles")
+        return DoctorCheckResult(
+            "rights", Severity.ERROR, detail, "The owner of the tables runs: sublet migrate --roles"
+        )
     if privileges.excess:
         detail += f", and may, beyond that, {'; '.join(privileges.excess)}"
         hint = "Revoke what was granted to it, or to PUBLIC; what its role has too much, sublet migrate --roles takes."
-        return DoctorFinding("rights", Severity.WARNING, detail, hint)
+        return DoctorCheckResult("rights", Severity.WARNING, detail, hint)
     if privileges.drop_hint:
         detail += ", and cannot drop the messages that retention has taken"
-        return DoctorFinding("rights", Severity.WARNING, detail, privileges.drop_hint)
-    return DoctorFinding("rights", Severity.OK, f"{detail}, and may do no more than that")
+        return DoctorCheckResult("rights", Severity.WARNING, detail, privileges.drop_hint)
+    return DoctorCheckResult("rights", Severity.OK, f"{detail}, and may do no more than that")
 
 
-def _check_access(connection: Connection) -> DoctorFinding:
+def _check_access(connection: Connection) -> DoctorCheckResult:
     stored = read_rules(connection)
     if stored.unreadable:
         detail = f"{len(stored.unreadable)} rows of table access are no rules, and allow nothing: "
         detail += format_names([f"{each.row!r} by {each.granted_by}" for each in stored.unreadable])
         hint = "`sublet access list` says why; the function revoke_access takes one away."
-        return DoctorFinding("access", Severity.WARNING, detail, hint)
-    return DoctorFinding("access", Severity.OK, f"{len(stored.rules)} rules, and nodes can read all of them")
+        return DoctorCheckResult("access", Severity.WARNING, detail, hint)
+    return DoctorCheckResult("access", Severity.OK, f"{len(stored.rules)} rules, and nodes can read all of them")
 
 
-def _check_durability(connection: Connection) -> DoctorFinding:
+def _check_durability(connection: Connection) -> DoctorCheckResult:
     names = ("fsync", "full_page_writes", "synchronous_commit")
     rows = connection.execute(
         "select name, setting from pg_settings where name = any(%s) order by name", (list(names),)
@@ -172,13 +174,13 @@ def _check_durability(connection: Connection) -> DoctorFinding:
     off = [name for name, setting in rows if setting == "off"]
     if off:
         consequence = "what was acknowledged may be lost when the server, or its machine, stops"
-        return DoctorFinding(
+        return DoctorCheckResult(
             "durability", Severity.ERROR, f"{', '.join(off)} off: {consequence}", "Set it to on in postgresql.conf."
         )
-    return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in rows))
+    return DoctorCheckResult("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in rows))
 
 
-def _check_isolation(connection: Connection) -> DoctorFinding:
+def _check_isolation(connection: Connection) -> DoctorCheckResult:
     """Check the isolation level of server, role and database: each connection of ours overrules it, so it concerns
     users' own alone."""
     rows = connection.execute(
@@ -194,21 +196,21 @@ def _check_isolation(connection: Connection) -> DoctorFinding:
     deviations = [f"{level} of {owner}" for owner, level in rows if level != ISOLATION]
     if deviations:
         detail = f"{ISOLATION}; {format_names(deviations)} is used by nothing of sublet's"
-        return DoctorFinding("isolation", Severity.OK, detail)
-    return DoctorFinding("isolation", Severity.OK, ISOLATION)
+        return DoctorCheckResult("isolation", Severity.OK, detail)
+    return DoctorCheckResult("isolation", Severity.OK, ISOLATION)
 
 
-def _check_clock(connection: Connection, now_s: float) -> DoctorFinding:
+def _check_clock(connection: Connection, now_s: float) -> DoctorCheckResult:
     (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
     ahead = now_s - row[0]
     detail = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) > SKEW_S:
         hint = "Leases are not concerned; messages without a timestamp get this machine's. Run a time service here."
-        return DoctorFinding("clock", Severity.WARNING, detail, hint)
-    return DoctorFinding("clock", Severity.OK, detail)
+        return DoctorCheckResult("clock", Severity.WARNING, detail, hint)
+    return DoctorCheckResult("clock", Severity.OK, detail)
 
 
-def _check_connections(connection: Connection) -> DoctorFinding:
+def _check_connections(connection: Connection) -> DoctorCheckResult:
     (row,) = connection.execute(
         "select count(*), current_setting('max_connections')::int from pg_stat_activity"
         " where backend_type = 'client backend'"
@@ -216,11 +218,11 @@ def _check_connections(connection: Connection) -> DoctorFinding:
     used, max_connections = row
     if used > MAX_CONNECTION_SHARE * max_connections:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
-        return DoctorFinding("connections", Severity.WARNING, f"{used} of {max_connections} are used", hint)
-    return DoctorFinding("connections", Severity.OK, f"{used} of {max_connections} are used")
+        return DoctorCheckResult("connections", Severity.WARNING, f"{used} of {max_connections} are used", hint)
+    return DoctorCheckResult("connections", Severity.OK, f"{used} of {max_connections} are used")
 
 
-def _check_transactions(connection: Connection) -> DoctorFinding:
+def _check_transactions(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(
         "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
         " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
@@ -230,11 +232,13 @@ def _check_transactions(connection: Connection) -> DoctorFinding:
     if rows:
         pid, name, age_s = rows[0]
         detail = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
-        return DoctorFinding("transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})")
-    return DoctorFinding("transactions", Severity.OK, "none is open for long")
+        return DoctorCheckResult(
+            "transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})"
+        )
+    return DoctorCheckResult("transactions", Severity.OK, "none is open for long")
 
 
-def _check_notifications(connection: Connection) -> DoctorFinding:
+def _check_notifications(connection: Connection) -> DoctorCheckResult:
     (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
     detail = f"{row[0]:.0%} of the server's queue is used"
     if row[0] > MAX_QUEUE_SHARE:
@@ -243,11 +247,11 @@ def _check_notifications(connection: Connection) -> DoctorFinding:
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
             " pg_terminate_backend: in a full queue nobody's NOTIFY fits."
         )
-        return DoctorFinding("notifications", Severity.WARNING, detail, hint)
-    return DoctorFinding("notifications", Severity.OK, detail)
+        return DoctorCheckResult("notifications", Severity.WARNING, detail, hint)
+    return DoctorCheckResult("notifications", Severity.OK, detail)
 
 
-def _check_nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
+def _check_nodes(connection: Connection, protocol_version: int) -> DoctorCheckResult:
     live = [each for each in list_nodes(connection) if each.remaining_s > 0]
     nodes, drained = (
         [each for each in live if not each.is_draining],
@@ -257,24 +261,24 @@ def _check_nodes(connection: Connection, protocol_version: int) -> DoctorFinding
     if not nodes and undo:
         detail = f"no node is there that may lead: an operator has drained {format_names(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
-        return DoctorFinding("nodes", Severity.ERROR, detail, hint)
+        return DoctorCheckResult("nodes", Severity.ERROR, detail, hint)
     if not nodes:
-        return DoctorFinding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
+        return DoctorCheckResult("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     other_nodes = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if other_nodes:
         detail = f"of another protocol version than this release's ({protocol_version}): {format_names(other_nodes)}"
-        return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
+        return DoctorCheckResult("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
     detail = f"{len(nodes)}: {format_names([name for name, _ in versions])}"
     if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:
         detail += f"; others reach without TLS: {format_names(plain)}"
-        return DoctorFinding("nodes", Severity.WARNING, detail, "Start them with --tls-cert and --tls-key.")
+        return DoctorCheckResult("nodes", Severity.WARNING, detail, "Start them with --tls-cert and --tls-key.")
     detail += f"; drained: {format_names(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
-        return DoctorFinding("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
-    return DoctorFinding("nodes", Severity.OK, detail)
+        return DoctorCheckResult("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
+    return DoctorCheckResult("nodes", Severity.OK, detail)
 
 
 def _is_insecure(address: str) -> bool:
@@ -286,14 +290,14 @@ def _is_insecure(address: str) -> bool:
         return not is_tls(address) and host != "localhost"
 
 
-def _check_maintenance(connection: Connection) -> DoctorFinding:
+def _check_maintenance(connection: Connection) -> DoctorCheckResult:
     """Check that a node runs maintenance (retention, rollover, the outbox and epoch leases), which one does at a
     time."""
     leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
-        return DoctorFinding("maintenance", Severity.OK, f"by {leader.node.name}")
+        return DoctorCheckResult("maintenance", Severity.OK, f"by {leader.node.name}")
     hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
-    return DoctorFinding("maintenance", Severity.WARNING, "nobody does it at present", hint)
+    return DoctorCheckResult("maintenance", Severity.WARNING, "nobody does it at present", hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,16 +321,16 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
-def _check_leaderless_groups(connection: Connection) -> DoctorFinding:
+def _check_leaderless_groups(connection: Connection) -> DoctorCheckResult:
     groups = find_leaderless_groups(connection)
     if groups.total:
         detail = f"{groups.total} have consumers and no leader: {format_names(groups.names, total=groups.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
-        return DoctorFinding("groups", Severity.WARNING, detail, hint)
-    return DoctorFinding("groups", Severity.OK, "each that has consumers is led")
+        return DoctorCheckResult("groups", Severity.WARNING, detail, hint)
+    return DoctorCheckResult("groups", Severity.OK, "each that has consumers is led")
 
 
-def _check_blocked_streams(connection: Connection) -> DoctorFinding:
+def _check_blocked_streams(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
         " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
@@ -340,11 +344,11 @@ def _check_blocked_streams(connection: Connection) -> DoctorFinding:
         target = "--to-current" if (head := parse_lower_head(reason)) is None else f"--to-offset {head}"
         reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
         hint = f"sublet groups why {quote(name)} says why, {reset} lets it go on."
-        return DoctorFinding("streams", Severity.ERROR, detail, hint)
-    return DoctorFinding("streams", Severity.OK, "none is blocked")
+        return DoctorCheckResult("streams", Severity.ERROR, detail, hint)
+    return DoctorCheckResult("streams", Severity.OK, "none is blocked")
 
 
-def _check_unreadable_streams(connection: Connection) -> DoctorFinding:
+def _check_unreadable_streams(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, u.stream_id from ({UNREADABLE_NOW.format(groups='true')}) u"
         " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
@@ -352,29 +356,29 @@ def _check_unreadable_streams(connection: Connection) -> DoctorFinding:
     if rows:
         detail = f"{len(rows)} streams cannot be read on by who holds them: "
         detail += format_names([f"{stream} of {group}" for group, stream in rows])
-        return DoctorFinding(
+        return DoctorCheckResult(
             "reading", Severity.ERROR, detail, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
         )
-    return DoctorFinding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
+    return DoctorCheckResult("reading", Severity.OK, "no holder of a stream says that it cannot read on")
 
 
-def _check_paused_groups(connection: Connection) -> DoctorFinding:
+def _check_paused_groups(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(
         f"select {_SUBSCRIPTION} from consumer_group g"
         " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
         detail = f"{len(rows)} groups are paused: {format_names([name for (name,) in rows])}"
-        return DoctorFinding(
+        return DoctorCheckResult(
             "pauses", Severity.WARNING, detail, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
-    return DoctorFinding("pauses", Severity.OK, "no group is paused")
+    return DoctorCheckResult("pauses", Severity.OK, "no group is paused")
 
 
-def _check_lag(connection: Connection) -> DoctorFinding:
+def _check_lag(connection: Connection) -> DoctorCheckResult:
     if waiting := list_unconsumed_groups(connection):
         detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
         detail += format_names([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
-        return DoctorFinding("lag", Severity.WARNING, detail, hint)
-    return DoctorFinding("lag", Severity.OK, "no group has messages that nobody is there for")
+        return DoctorCheckResult("lag", Severity.WARNING, detail, hint)
+    return DoctorCheckResult("lag", Severity.OK, "no group has messages that nobody is there for")

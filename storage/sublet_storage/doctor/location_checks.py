@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.doctor.checks import DoctorFinding, Severity
+from sublet_storage.doctor.checks import DoctorCheckResult, Severity
 from sublet_storage.objects.location import PayloadStoreLocation, parse_location, parse_stored_location
 from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectStore, PayloadObjectNotFound, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_with_timeout
@@ -52,7 +52,7 @@ LATE_S = 6 * 3600.0
 """From which delay on moving is reported: after a rollover it takes its time."""
 
 
-def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
+def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorCheckResult]:
     """Yield a finding for each location that a space uses, and one if payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
@@ -69,12 +69,12 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
         detail = f"{row[0]} objects that no block names could not be deleted"
-        yield DoctorFinding(
+        yield DoctorCheckResult(
             "payloads", Severity.WARNING, detail, "See the log of the node that runs maintenance: it has the reason."
         )
 
 
-def _check_current(space: str, location: PayloadStoreLocation) -> DoctorFinding:
+def _check_current(space: str, location: PayloadStoreLocation) -> DoctorCheckResult:
     """Check the location that payloads are moved to: a node has to write there, while consumers only read."""
     store, detail = get_store(location), f"space {space} at {location}"
     try:
@@ -89,18 +89,18 @@ def _check_current(space: str, location: PayloadStoreLocation) -> DoctorFinding:
             return _make_unavailable_finding(Severity.ERROR, space, error)
         problem = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
-        return DoctorFinding(
+        return DoctorCheckResult(
             "payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {problem}", hint
         )
     except PayloadObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
-        return DoctorFinding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
-    return DoctorFinding("payloads", Severity.OK, detail)
+        return DoctorCheckResult("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
+    return DoctorCheckResult("payloads", Severity.OK, detail)
 
 
 def _check_overdue(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
-) -> Iterator[DoctorFinding]:
+) -> Iterator[DoctorCheckResult]:
     """Yield a finding for payloads that should have been moved and still fill Postgres."""
     due_times = [_read_overdue_s(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
     if late := [due_s for due_s in due_times if due_s > LATE_S]:
@@ -110,7 +110,9 @@ def _check_overdue(
             "the space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
-        yield DoctorFinding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)
+        yield DoctorCheckResult(
+            "payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint
+        )
 
 
 def _read_overdue_s(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
@@ -125,7 +127,7 @@ def _read_overdue_s(conn: psycopg.Connection[Any], generation_id: int, stream_id
 
 def _check_former(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
-) -> Iterator[DoctorFinding]:
+) -> Iterator[DoctorCheckResult]:
     """Check a former location, which matters as long as it still has payloads."""
     parameters = {"space": space_id, "prefix": f"{location.prefix}/"}
     ((is_named,),) = conn.execute(_IS_NAMED, parameters).fetchall()
@@ -143,17 +145,17 @@ def _check_former(
         hint = (
             "No message lies there. Bring it back, or where it is gone for good forget them: docs/payloads.md says how."
         )
-        yield DoctorFinding("payloads", Severity.WARNING, detail, hint)
+        yield DoctorCheckResult("payloads", Severity.WARNING, detail, hint)
     else:
         if is_named:
-            yield DoctorFinding(
+            yield DoctorCheckResult(
                 "payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more"
             )
 
 
-def _make_unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
+def _make_unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorCheckResult:
     problem, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
-    return DoctorFinding("payloads", state, f"space {space}: {problem}", hint.partition(". ")[2] or None)
+    return DoctorCheckResult("payloads", state, f"space {space}: {problem}", hint.partition(". ")[2] or None)
 
 
 def _probe(store: ObjectStore) -> None:

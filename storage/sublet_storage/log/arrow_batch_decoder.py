@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
-from sublet_storage.log.arrow_batch_header import RecordBatchHeader, parse_envelope
+from sublet_storage.log.arrow_batch_header import ArrowBatchHeader, parse_envelope
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20
@@ -188,7 +188,7 @@ def _make_layout(schema: pa.Schema) -> _Layout:
 
 
 def _validate(
-    message: pa.ipc.Message, header: RecordBatchHeader, layout: _Layout, max_messages: int, max_bytes: int
+    message: pa.ipc.Message, header: ArrowBatchHeader, layout: _Layout, max_messages: int, max_bytes: int
 ) -> ValidatedStoredBatch:
     """Return the validated batch. Raises what Arrow raises, or `ValueError`."""
     if not 0 < header.count <= max_messages:

@@ -23,7 +23,7 @@ _UNCOMPRESSED = -1
 
 
 @dataclass(frozen=True, slots=True)
-class RecordBatchHeader:
+class ArrowBatchHeader:
     """The numbers of a header. `count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
 
     count: int
@@ -31,7 +31,7 @@ class RecordBatchHeader:
     is_compressed: bool
 
 
-class RecordBatchHeaderTemplate:
+class ArrowBatchHeaderTemplate:
     """The header of the record batches of one schema, which differ in numbers alone: the number of messages, the length
     of the body, `nodes`, two for each array (its length and its nulls), and `spans`, two for each buffer (its start and
     its size)."""
@@ -73,7 +73,7 @@ def _find_numbers(metadata: bytes, table: int, index: int) -> tuple[int, str]:
     return _PREFIX + vector + 4, f"<{2 * struct.unpack_from('<I', metadata, vector)[0]}q"
 
 
-def parse_envelope(message: pa.ipc.Message) -> RecordBatchHeader:
+def parse_envelope(message: pa.ipc.Message) -> ArrowBatchHeader:
     """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
@@ -83,7 +83,7 @@ def parse_envelope(message: pa.ipc.Message) -> RecordBatchHeader:
         raise ValueError(f"its header cannot be read: {error}") from None
 
 
-def _read(metadata: bytes, body: memoryview) -> RecordBatchHeader:
+def _read(metadata: bytes, body: memoryview) -> ArrowBatchHeader:
     root = _read_offset(metadata, 0)
     if _find_field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
         raise ValueError("a record batch with metadata of its own")
@@ -97,8 +97,8 @@ def _read(metadata: bytes, body: memoryview) -> RecordBatchHeader:
     buffers = _find_field(metadata, table, _BUFFERS)
     spans = [] if buffers is None else _read_spans(metadata, _read_offset(metadata, buffers), len(body))
     if not compressed:
-        return RecordBatchHeader(count, sum(size for _, size in spans), compressed)
-    return RecordBatchHeader(
+        return ArrowBatchHeader(count, sum(size for _, size in spans), compressed)
+    return ArrowBatchHeader(
         count, sum(_read_decoded_size(body, start, size) for start, size in spans if size), compressed
     )
 

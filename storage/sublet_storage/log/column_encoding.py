@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import SchemaMismatch
-from sublet_storage.log.arrow_batch_header import RecordBatchHeaderTemplate
+from sublet_storage.log.arrow_batch_header import ArrowBatchHeaderTemplate
 
 BLOCK_SCHEMA = pa.schema(
     [
@@ -66,12 +66,12 @@ def stored_schema(flags: int) -> pa.Schema:
 
 
 @lru_cache
-def make_header_template(flags: int) -> RecordBatchHeaderTemplate:
+def make_header_template(flags: int) -> ArrowBatchHeaderTemplate:
     """Return the header of the stored batches under these flags."""
     schema = stored_schema(flags)
     columns = [pa.nulls(1, field.type) for field in schema]  # `pa.array` would load pandas where it is installed
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    return RecordBatchHeaderTemplate(batch.serialize().to_pybytes())
+    return ArrowBatchHeaderTemplate(batch.serialize().to_pybytes())
 
 
 def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:

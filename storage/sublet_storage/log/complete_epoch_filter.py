@@ -21,7 +21,7 @@ LowerFrontiers = Mapping[int, LowerFrontier | None]
 lies below the heads of the same instant may be delivered before these frontiers are announced."""
 
 
-class StartingEpochs(StrEnum):
+class EpochStartingPosition(StrEnum):
     """The starting position of a reader by epochs."""
 
     LATEST = "latest"  # those that begin after it has come
@@ -48,7 +48,7 @@ class ExcludedEpochs:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFilter:
+class CompleteEpochFilter:
     """The selection of a reader from here on.
 
     `announced`: the last lower frontier that it was given; None: any epoch may come. `covered`: of these, part was
@@ -68,13 +68,13 @@ class EpochFilter:
     @classmethod
     def starting_at(
         cls,
-        begin: StartingEpochs,
+        begin: EpochStartingPosition,
         lowers: LowerFrontiers,
         begun: Iterable[UpperFrontier],
         gone: Iterable[UpperFrontier] = (),
         apart: Mapping[int, ExcludedEpochs] | None = None,
         elsewhere: Mapping[int, UpperFrontier] | None = None,
-    ) -> EpochFilter:
+    ) -> CompleteEpochFilter:
         """Return the selection of a new reader. `begun`: of every matching stream of these spaces; `gone`: of those
         that retention has taken; `apart`: other spaces, which have only history; `elsewhere`: what has begun in these,
         or is gone, of which a later stream may have the rest.
@@ -85,9 +85,9 @@ class EpochFilter:
         check_same_dimensions(_list_epochs(lowers, *begun, *gone))
         upper, gone_frontier = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
         lower, elsewhere = _meet_frontiers(lowers), elsewhere or {}
-        if begin is StartingEpochs.EARLIEST:
+        if begin is EpochStartingPosition.EARLIEST:
             return cls(None, gone_frontier, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
-        if begin is StartingEpochs.ACTIVE:
+        if begin is EpochStartingPosition.ACTIVE:
             covered = active_epochs(gone_frontier, lower)
             return cls(lower, covered, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
         return cls(lower, active_epochs(upper, lower), _find_passed(lowers, lower), covered_elsewhere=elsewhere)
@@ -100,7 +100,7 @@ class EpochFilter:
         covered = self._find_covered(space_id)
         return ExcludedEpochs(covered, least) if covered.greatest or least is not None else None
 
-    def advanced_to(self, lowers: LowerFrontiers) -> EpochFilter:
+    def advanced_to(self, lowers: LowerFrontiers) -> CompleteEpochFilter:
         """Return the selection once everything below the heads of an instant was delivered; `lowers`: the frontiers of
         that instant. `announced` never moves back."""
         check_same_dimensions(
@@ -116,7 +116,7 @@ class EpochFilter:
             for space_id, covered in self.covered_elsewhere.items()
             if (left := active_epochs(covered, lowers.get(space_id))).greatest
         }
-        return EpochFilter(
+        return CompleteEpochFilter(
             announced,
             active_epochs(self.covered, announced),
             _find_passed(lowers, announced),

@@ -33,7 +33,7 @@ class CatchUpCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class StartCatchUp:
     """A read of the present state of a channel's objects, to begin now; its end is to be reported."""
 
     channel: str
@@ -98,14 +98,14 @@ class CatchUpScheduler:
             if not ok:
                 self.request(channel, CatchUpCause.RETRY, now)
 
-    def take_due(self, now: float, jitter: float) -> tuple[CatchUp, ...]:
+    def take_due(self, now: float, jitter: float) -> tuple[StartCatchUp, ...]:
         """Return the reads that are due."""
         if now < self.wake_at():
             return ()
         self._wake_at = None
         every_s = self._settings.catch_up_min_interval_s
         due = [(channel, state) for channel, state in self.channels.items() if state.find_due_at(every_s) <= now]
-        return tuple(CatchUp(channel, self._begin(state, now, jitter)) for channel, state in due)
+        return tuple(StartCatchUp(channel, self._begin(state, now, jitter)) for channel, state in due)
 
     def wake_at(self) -> float:
         """Return when `take_due` has something to return next."""

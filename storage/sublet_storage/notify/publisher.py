@@ -31,11 +31,11 @@ from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import NotificationDriver, NotificationDriverFactory, NotificationSender
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
-    CloseRequested,
     Event,
     NotificationPublisherMachine,
-    NotificationPublisherState,
+    NotificationPublisherStatus,
     NotificationSendersOpened,
+    PublisherCloseRequested,
 )
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.log_throttle import LogThrottle
@@ -142,7 +142,7 @@ class NotificationPublisher:
         wake_at = math.inf
         while self._wait(wake_at):
             wake_at = self._work(time.monotonic())
-        self._send(CloseRequested(), time.monotonic())
+        self._send(PublisherCloseRequested(), time.monotonic())
         self._senders.close()
 
     def _wait(self, wake_at: float) -> bool:
@@ -166,7 +166,7 @@ class NotificationPublisher:
     def _is_over(self) -> bool:
         """Return whether nothing is left to do before closing: changes that wait for the directory are, while there is
         time."""
-        is_waiting = self._is_refreshing and self._machine.status is NotificationPublisherState.WAITING
+        is_waiting = self._is_refreshing and self._machine.status is NotificationPublisherStatus.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
@@ -189,7 +189,7 @@ class NotificationPublisher:
             self._restart_machine(now)
         if now >= self._rest_at:
             self._close_idle_senders(now)
-        if self._machine.status is NotificationPublisherState.WAITING and self._machine.has_pending:
+        if self._machine.status is NotificationPublisherStatus.WAITING and self._machine.has_pending:
             self._refresh_if_due(now)  # the last read may have failed
             return self._refresh_at
         return self._send(Tick(), now)
@@ -209,7 +209,7 @@ class NotificationPublisher:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
     def _close_idle_senders(self, now: float) -> None:
-        self._send(CloseRequested(), now)
+        self._send(PublisherCloseRequested(), now)
         self._senders.close()
         self._machine = self._make_machine()
         self._refresh_at, self._rest_at = -math.inf, math.inf

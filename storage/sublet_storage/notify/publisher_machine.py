@@ -39,7 +39,7 @@ LIGHT = 0.6
 """Of the most sends per second: where an object changes less often than that, the load is over."""
 
 
-class NotificationPublisherState(Enum):
+class NotificationPublisherStatus(Enum):
     """The status of one incarnation of a notification publisher."""
 
     WAITING = "waiting"  # no sender is open: changes wait
@@ -62,11 +62,11 @@ class ChangesQueued:
 
 
 @dataclass(frozen=True, slots=True)
-class CloseRequested:
+class PublisherCloseRequested:
     """The process ends, or has nothing more to publish."""
 
 
-Event = NotificationSendersOpened | ChangesQueued | CloseRequested | Tick
+Event = NotificationSendersOpened | ChangesQueued | PublisherCloseRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class NotificationPublisherMachine:
     def __init__(
         self, publisher: str, incarnation: str, settings: NotifySettings, max_waiting: int = MAX_WAITING
     ) -> None:
-        self.status = NotificationPublisherState.WAITING
+        self.status = NotificationPublisherStatus.WAITING
         self.dropped_change_count = 0
         """Changes that were never sent: too many waited, or too long for a message."""
         self.ready_at = -math.inf
@@ -105,11 +105,11 @@ class NotificationPublisherMachine:
     def decide(self, event: Event, now: float) -> NotificationPublisherOutcome:
         """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
-        if self.status is not NotificationPublisherState.CLOSED:
+        if self.status is not NotificationPublisherStatus.CLOSED:
             sends += self._apply_event(event)
             if sends:
                 self._spoke_at = now
-            if self.status is NotificationPublisherState.OPEN and (due := self._list_due(now)):
+            if self.status is NotificationPublisherStatus.OPEN and (due := self._list_due(now)):
                 sends += due
                 self._spoke_at = now
         return NotificationPublisherOutcome(tuple(sends), self._wake_at())
@@ -122,12 +122,12 @@ class NotificationPublisherMachine:
                 for change in changes:
                     self._queue_change(change)
             case NotificationSendersOpened(payload_limit):
-                self.status = NotificationPublisherState.OPEN
+                self.status = NotificationPublisherStatus.OPEN
                 self._limit = (
                     MAX_NOTIFICATION_BYTES if payload_limit is None else min(payload_limit, MAX_NOTIFICATION_BYTES)
                 )
                 return [self._encode_heartbeat()]
-            case CloseRequested():
+            case PublisherCloseRequested():
                 return self._close()
             case Tick():
                 pass
@@ -153,8 +153,8 @@ class NotificationPublisherMachine:
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
     def _close(self) -> list[bytes]:
-        was_open = self.status is NotificationPublisherState.OPEN
-        self.status = NotificationPublisherState.CLOSED
+        was_open = self.status is NotificationPublisherStatus.OPEN
+        self.status = NotificationPublisherStatus.CLOSED
         return [*self._encode_waiting(), self._encode_heartbeat(leaving=True)] if was_open else []
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class NotificationPublisherMachine:
         return self._pause_s if change_count > LIGHT * max_sends else 1 / self._settings.max_sends_per_s
 
     def _wake_at(self) -> float | None:
-        if self.status is not NotificationPublisherState.OPEN:
+        if self.status is not NotificationPublisherStatus.OPEN:
             return None
         hello_at = self._spoke_at + self._settings.hello_interval_s
         return min(hello_at, self.ready_at) if self._waiting else hello_at

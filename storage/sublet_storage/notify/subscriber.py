@@ -24,7 +24,7 @@ from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
-from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.catch_up_scheduler import StartCatchUp
 from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, MalformedNotification, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
@@ -239,7 +239,7 @@ class _SnapshotReader(threading.Thread):
         )
         self._ending = self._away = False
 
-    def read(self, catch_up: CatchUp, begun: int) -> None:
+    def read(self, catch_up: StartCatchUp, begun: int) -> None:
         """Queue it; `begun` is handed back."""
         self._requests.put((catch_up.channel, begun))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.tick import Tick
-from sublet_storage.notify.catch_up_scheduler import CatchUp
+from sublet_storage.notify.catch_up_scheduler import StartCatchUp
 from sublet_storage.notify.changes import Message, ObjectChange
 
 
@@ -77,7 +77,7 @@ class NotificationSubscriberOutcome:
     event)."""
 
     changes: tuple[ObjectChange, ...]
-    catch_ups: tuple[CatchUp, ...]
+    catch_ups: tuple[StartCatchUp, ...]
     wake_at: float | None
 
 

@@ -223,7 +223,7 @@ class BatchDelivery(_DeliveryBase):
         return self._ticket.outcome()
 
 
-class DeliveryRetryPolicy:
+class DeliveryTimeout:
     """The timeout of deliveries, `timeout_s` after a message was handed over: what waits behind others that fail is
     tried for no longer than they are. For one thread."""
 

@@ -22,7 +22,7 @@ from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp,
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
 from sublet_storage.producer.delivery import AppendedSpan
-from sublet_storage.spaces.routing import Space, StreamInfo
+from sublet_storage.spaces.routing import Space, StreamCatalogRow
 
 LEDGER_STREAM_ID = -1
 """Stands for the stream in the ledger's rows, which are forgotten with the others of an idle producer."""
@@ -157,7 +157,7 @@ def _read_routes(conn: psycopg.Connection[Any], stream_ids: list[int]) -> Routin
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
         spaces[space_id] = Space(space_id, str(space_id), TopicFilter(filter), 1)
-        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0))
+        streams.append(StreamCatalogRow(stream_id, space_id, generation_id, int(low), int(high), 0))
     return RoutingTable(list(spaces.values()), streams, None)
 
 

@@ -29,7 +29,7 @@ from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.pending_block import (
     PendingArrowBatch,
     PendingBlock,
-    PendingMessageBuilder,
+    PendingMessageBatch,
     count_fitting,
     count_packable,
     count_slice_bytes,
@@ -62,7 +62,7 @@ class SendBuffer:
         self._routes, self._limits = routes, limits
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
-        self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBuilder]] = {}
+        self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
         self._unsettled: dict[SharedDelivery, bool] = {}  # in the order of their coming; True: it is flushed
         self._advances: deque[tuple[SharedDelivery, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
@@ -303,12 +303,12 @@ class SendBuffer:
                 part.packed = pack(part.batch, routes.get_compression(stream_id))
         return parts
 
-    def _add_to_last(self, stream_id: int, message: Message, size: int) -> PendingMessageBuilder:
+    def _add_to_last(self, stream_id: int, message: Message, size: int) -> PendingMessageBatch:
         """Add it to what grows at the end of the queue, or begin another there; or nothing, whatever is raised."""
         queue = self._queues.get(stream_id)
         last = queue[-1] if queue else None
-        if not isinstance(last, PendingMessageBuilder) or not self._has_room_in(last, size):
-            builder = PendingMessageBuilder()
+        if not isinstance(last, PendingMessageBatch) or not self._has_room_in(last, size):
+            builder = PendingMessageBatch()
             builder.add(message, size)
             self._enter([(stream_id, builder)])
             return builder
@@ -322,7 +322,7 @@ class SendBuffer:
             raise
         return last
 
-    def _enter(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
+    def _enter(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
         """Queue all of these parts of one ticket, or none, whatever is raised."""
         ticket = parts[0][1].ticket
         previous_state, is_known = (self._queued, self._bytes), ticket in self._unsettled
@@ -342,7 +342,7 @@ class SendBuffer:
                 self._unsettled.pop(ticket, None)
             raise
 
-    def _enqueue(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
+    def _enqueue(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
         for stream_id, part in parts:
             self._queues.setdefault(stream_id, deque()).append(part)
             self._count_added(part.ticket, part.count, part.size)
@@ -417,7 +417,7 @@ class SendBuffer:
             del self._unsettled[ticket]
             ticket.abandon(error)
 
-    def _has_room_in(self, growing: PendingMessageBuilder, size: int) -> bool:
+    def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
             return False
         return time.monotonic() <= growing.ticket.entered_at + AGE_SPREAD_S
@@ -459,7 +459,7 @@ class SendBuffer:
         return pieces
 
     def _divide(
-        self, queue: deque[PendingArrowBatch | PendingMessageBuilder], piece: PendingArrowBatch, count: int
+        self, queue: deque[PendingArrowBatch | PendingMessageBatch], piece: PendingArrowBatch, count: int
     ) -> PendingArrowBatch:
         """Return the first messages of a piece; the rest goes back to the head of the queue."""
         first, remaining = piece.split(count)

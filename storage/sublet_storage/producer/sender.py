@@ -41,7 +41,7 @@ from sublet_storage.log.append import (
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import DeliveryRetryPolicy
+from sublet_storage.producer.delivery import DeliveryTimeout
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -89,7 +89,7 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
-        self._timeout, self._advance = DeliveryRetryPolicy(delivery_timeout_s), advance
+        self._timeout, self._advance = DeliveryTimeout(delivery_timeout_s), advance
         self._attempt_timeout_s = ATTEMPT_TIMEOUT_S
         self._reconnecting = ReconnectingConnection(self._connect)
         self._timeline = timeline

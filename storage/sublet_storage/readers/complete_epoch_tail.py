@@ -26,7 +26,12 @@ from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.complete_epoch_filter import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
+from sublet_storage.log.complete_epoch_filter import (
+    CompleteEpochFilter,
+    EpochStartingPosition,
+    ExcludedEpochs,
+    active_epochs,
+)
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 from sublet_storage.spaces.space_queries import find_spaces_that_matched
 
@@ -44,7 +49,7 @@ _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %
 
 
 @dataclass(frozen=True, slots=True)
-class EpochTailStart:
+class StartingFrontiers:
     """The start of a reader. `lower`: it gets epochs at or after these only (None: any); `upper`: the greatest that
     have begun and are not completed, or, of all history, that have begun."""
 
@@ -53,13 +58,13 @@ class EpochTailStart:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochMessages:
+class EpochTailMessages:
     """Messages of one stream, in `DELIVERED_SCHEMA`."""
 
     table: pa.Table
 
 
-EpochTailItem = EpochTailStart | EpochMessages | LowerFrontier
+EpochTailItem = StartingFrontiers | EpochTailMessages | LowerFrontier
 """Epochs that are not at or after a `LowerFrontier` are completed, and were delivered completely or not at all."""
 
 
@@ -98,8 +103,8 @@ class EpochTailReader:
             streams = list_matching_streams(conn, filter)
             ids = {cursor.space_id for cursor in streams.cursors} | set(find_spaces_that_matched(conn, filter))
             spaces = conn.execute(_SPACES, (list(ids),)).fetchall()
-            begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is StartingEpochs.LATEST else []
-        start = "latest" if begin is StartingEpochs.LATEST else "earliest"
+            begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is EpochStartingPosition.LATEST else []
+        start = "latest" if begin is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, streams)
         self._selection, self.snapshot = _make_selection(begin, streams.cursors, spaces, begun)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
@@ -148,13 +153,13 @@ class EpochTailReader:
 
     def _read(
         self, conn: psycopg.Connection[Any], cursor: StreamCursor, snapshot: _StreamSnapshot
-    ) -> Iterator[EpochMessages]:
+    ) -> Iterator[EpochTailMessages]:
         end = snapshot.heads[cursor.stream_id].head if snapshot.lowers.get(cursor.space_id) is None else None
         step = self._reading.read(conn, cursor, left_out=self._get_excluded_epochs(cursor.space_id), end=end)
         if step.gone is not None:
             self._handle_loss(conn, step.gone)
         if step.batches:
-            yield EpochMessages(pa.Table.from_batches(step.batches))
+            yield EpochTailMessages(pa.Table.from_batches(step.batches))
 
     def _get_excluded_epochs(self, space_id: int) -> ExcludedEpochs | None:
         return self._selection.excluded_in(space_id) if self._needs_complete else None
@@ -167,25 +172,25 @@ class EpochTailReader:
         self._on_data_loss(gone)
 
 
-def _parse_start(starting_position: str, entire: bool) -> StartingEpochs:
-    if starting_position not in list(StartingEpochs):
+def _parse_start(starting_position: str, entire: bool) -> EpochStartingPosition:
+    if starting_position not in list(EpochStartingPosition):
         raise UsageError(
-            f"starting position {starting_position!r}: whole epochs are read from {', '.join(StartingEpochs)}. "
+            f"starting position {starting_position!r}: whole epochs are read from {', '.join(EpochStartingPosition)}. "
             "Give one of these."
         )
-    if starting_position == StartingEpochs.ACTIVE and not entire:
+    if starting_position == EpochStartingPosition.ACTIVE and not entire:
         raise UsageError(
             "starting position 'active' is for whole epochs. Begin at latest or earliest to read them in part."
         )
-    return StartingEpochs(starting_position)
+    return EpochStartingPosition(starting_position)
 
 
 def _make_selection(
-    begin: StartingEpochs,
+    begin: EpochStartingPosition,
     cursors: list[StreamCursor],
     spaces: list[tuple[Any, ...]],
     begun_in_streams: list[tuple[Any, ...]],
-) -> tuple[EpochFilter, EpochTailStart]:
+) -> tuple[CompleteEpochFilter, StartingFrontiers]:
     lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
     gone_frontiers = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
@@ -197,7 +202,7 @@ def _make_selection(
                 upper_frontier_from_json(cursor.greatest)
             )
     apart = {
-        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is StartingEpochs.ACTIVE else None)
+        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
     }
@@ -206,10 +211,10 @@ def _make_selection(
         if space_id in elsewhere:
             elsewhere[space_id] = elsewhere[space_id].join(upper_frontier_from_json(upper))
     compared = {space_id: lowers[space_id] for space_id in open}
-    selection = EpochFilter.starting_at(
+    selection = CompleteEpochFilter.starting_at(
         begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart, elsewhere
     )
-    return selection, EpochTailStart(
+    return selection, StartingFrontiers(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)
     )
 

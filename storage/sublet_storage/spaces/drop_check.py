@@ -73,7 +73,7 @@ class DropAffectedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceUsers:
+class SpaceDropImpact:
     """The messages and users of a space. `messages` may be fewer by now in an open generation, never more."""
 
     messages: int
@@ -121,7 +121,7 @@ def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[RetainedDroppedSp
     ]
 
 
-def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
+def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceDropImpact:
     """Return the present users of the space."""
     parameters = {"space": space.space_id, "window_s": RECENT_WINDOW_S}
     ((messages,),) = conn.execute(_MESSAGES, parameters).fetchall()
@@ -137,7 +137,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
                 DropAffectedGroup(str(Subscription(kind, name, TopicFilter(filter))), granted, streams, behind)
             )
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, parameters))
-    return SpaceUsers(int(messages), tuple(groups), producers)
+    return SpaceDropImpact(int(messages), tuple(groups), producers)
 
 
 def _count_unread(

@@ -98,7 +98,7 @@ _DELETE = (
 )
 
 
-class PastGenerationCleaner:
+class EmptyGenerationCleaner:
     """A cleaner whose passes over an autocommit connection take a few generations each, from where the last one
     ended."""
 

@@ -47,7 +47,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamInfo:
+class StreamCatalogRow:
     """A row of the stream catalogue. `head` is the next offset to be written."""
 
     stream_id: int
@@ -136,7 +136,7 @@ class GenerationTopicFilters:
 class HashRing:
     """The open streams of one space, ready to be looked up by hash."""
 
-    def __init__(self, streams: Iterable[StreamInfo]) -> None:
+    def __init__(self, streams: Iterable[StreamCatalogRow]) -> None:
         self.streams = sorted(streams, key=lambda stream: stream.hash_from)
         self._starts = [stream.hash_from for stream in self.streams]
         self._ids = [stream.stream_id for stream in self.streams]

@@ -9,7 +9,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamInfo
+from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamCatalogRow
 
 DEFAULT_SPACE = "default"
 
@@ -89,12 +89,12 @@ def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter)
     return [space_id for space_id, filters in rows if any(TopicFilter(text).intersects(filter) for text in filters)]
 
 
-def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
+def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamCatalogRow, ...]]:
     """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
-        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head))
+        streams.append(StreamCatalogRow(stream_id, space_id, generation_id, int(low), int(high), head))
         if space_id not in spaces:
             spaces[space_id] = _make_space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)

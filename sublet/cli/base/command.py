@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from sublet_borrower.node_client.feed_client import Feed
-    from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation
+    from sublet_storage.bootstrap.given_or_embedded_database import OpenedDatabase
 
 NODE_TIMEOUT_S = 10.0
 """Time limit of a command for nodes that do not answer."""
@@ -144,7 +144,7 @@ class CommandContext(CliOutput):
         """Where an error that ends the command is logged, if not printed to stderr as a sentence."""
 
     @contextmanager
-    def open_database(self, migrate_embedded: bool = True) -> Iterator[DatabaseLocation]:
+    def open_database(self, migrate_embedded: bool = True) -> Iterator[OpenedDatabase]:
         """Provide the database of the options, else of the environment, checked."""
         from sublet_storage.bootstrap.given_or_embedded_database import open_database
 

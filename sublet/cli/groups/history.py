@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.coordinator.history_queries import GroupAtTime
+    from sublet_storage.groups.coordinator.history_queries import HistoricalGroupState
     from sublet_storage.groups.model.records import Group, HistoryRecord
 
 
@@ -99,7 +99,7 @@ def _check_there(connection: psycopg.Connection[Any], subscription: Subscription
         raise stream_not_found_error(subscription, stream_id)
 
 
-def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtTime) -> None:
+def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: HistoricalGroupState) -> None:
     """Print each stream's owner at that time, with its history record, and the leader."""
     from sublet_storage.groups.coordinator.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json

@@ -17,7 +17,11 @@ from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 
 if TYPE_CHECKING:
-    from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, WatchedNodeUnavailable
+    from sublet_borrower.node_client.group_event_watcher import (
+        FindLeaderResponse,
+        GroupEventsUnavailable,
+        GroupEventWatcher,
+    )
 
 POLL_INTERVAL_S = 2.0
 """Between two reads of the node list, and between two leader queries."""
@@ -91,10 +95,10 @@ class _EventPrinter:
         """Print events until a signal comes. Raises `NotFound` if the group is gone, `Unavailable` if no node
         answers."""
         from sublet_borrower.node_client.group_event_watcher import (
+            FindLeaderResponse,
             GroupEventsDropped,
-            LeaderInfo,
+            GroupEventsUnavailable,
             WatchedGroupEvent,
-            WatchedNodeUnavailable,
         )
 
         poll_at = 0.0
@@ -107,9 +111,9 @@ class _EventPrinter:
                     self._cli.write_lines([_format_event(event)]) if not self._cli.json else self._cli.print_json(event)
                 case GroupEventsDropped(count):
                     self._print_gap(count)
-                case LeaderInfo() as answer:
+                case FindLeaderResponse() as answer:
                     self._handle_leader(answer)
-                case WatchedNodeUnavailable() as silent:
+                case GroupEventsUnavailable() as silent:
                     self._print_unreachable(silent)
 
     def _query_leader(self) -> None:
@@ -122,7 +126,7 @@ class _EventPrinter:
                 "with `sublet leader`, or name one that is there with --node."
             )
 
-    def _handle_leader(self, answer: LeaderInfo) -> None:
+    def _handle_leader(self, answer: FindLeaderResponse) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
             raise group_not_found_error(self._subscription, was_there)
@@ -139,7 +143,7 @@ class _EventPrinter:
         history = f"`sublet groups history {shlex.quote(str(self._subscription))}`"
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
-    def _print_unreachable(self, silent: WatchedNodeUnavailable) -> None:
+    def _print_unreachable(self, silent: GroupEventsUnavailable) -> None:
         """Print that a node does not answer; for programs, only with the error that follows, if no node answers."""
         reason = silent.reason.removeprefix(f"{silent.address}: ")
         self._last_error = f"Node {silent.address} does not answer: {reason}"

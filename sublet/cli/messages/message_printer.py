@@ -51,12 +51,12 @@ class EpochPrinter:
 
     def print_item(self, message: EpochTailItem) -> bool:
         """Write and flush an item; return whether there is room for more."""
-        from sublet_storage.readers.complete_epoch_tail import EpochMessages, EpochTailStart
+        from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, StartingFrontiers
 
         self.count += 1
-        if isinstance(message, EpochMessages):
+        if isinstance(message, EpochTailMessages):
             self._printer.print_batch(message.table)
-        elif isinstance(message, EpochTailStart):
+        elif isinstance(message, StartingFrontiers):
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
             snapshot = {"lower": lower, "upper": upper}

@@ -13,7 +13,7 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.doctor.checks import DoctorFinding
+    from sublet_storage.doctor.checks import DoctorCheckResult
 
 
 def doctor(cli: CommandContext) -> int:
@@ -31,9 +31,9 @@ def doctor(cli: CommandContext) -> int:
     import psycopg
 
     from sublet_storage.db.connect import check_schema
-    from sublet_storage.doctor.checks import DoctorFinding, Severity, check_failed, find_read_only, run_checks
+    from sublet_storage.doctor.checks import DoctorCheckResult, Severity, check_failed, find_read_only, run_checks
 
-    findings: list[DoctorFinding] = []
+    findings: list[DoctorCheckResult] = []
     try:
         with cli.open_connection() as connection:
             schema = _check_schema(check_schema(connection))
@@ -45,7 +45,7 @@ def doctor(cli: CommandContext) -> int:
         findings.append(replace(check_failed("database", error), state=Severity.ERROR, hint=hint))
     except SubletError as error:
         detail, _, hint = str(error).partition(". ")
-        findings.append(DoctorFinding("database", Severity.ERROR, detail, hint or None))
+        findings.append(DoctorCheckResult("database", Severity.ERROR, detail, hint or None))
     is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})
@@ -56,7 +56,7 @@ def doctor(cli: CommandContext) -> int:
     return 0 if is_well else 1
 
 
-def _check_payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
+def _check_payloads(connection: psycopg.Connection[Any]) -> list[DoctorCheckResult]:
     import psycopg
 
     from sublet_storage.doctor import location_checks
@@ -68,14 +68,14 @@ def _check_payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
         return [check_failed("payloads", error)]
 
 
-def _check_schema(version: str) -> DoctorFinding:
+def _check_schema(version: str) -> DoctorCheckResult:
     from sublet_storage.db.connect import SCHEMA_VERSION
-    from sublet_storage.doctor.checks import DoctorFinding, Severity
+    from sublet_storage.doctor.checks import DoctorCheckResult, Severity
 
     if version == SCHEMA_VERSION:
-        return DoctorFinding("database", Severity.OK, "it answers, and its tables are this release's")
+        return DoctorCheckResult("database", Severity.OK, "it answers, and its tables are this release's")
     detail = f"it answers; its tables are at {version}, newer than this release's {SCHEMA_VERSION}, and do for it"
-    return DoctorFinding(
+    return DoctorCheckResult(
         "database", Severity.WARNING, detail, "Finish the upgrade: bring every program to the newer release."
     )
 

@@ -12,7 +12,7 @@ from sublet.cli.spaces.apply_change import Name
 from sublet_protocol.domain.errors import Conflict, UsageError
 
 if TYPE_CHECKING:
-    from sublet_storage.spaces.drop_check import SpaceUsers
+    from sublet_storage.spaces.drop_check import SpaceDropImpact
     from sublet_storage.spaces.routing import Space
 
 
@@ -95,7 +95,7 @@ def _check_keep(space: Space, force: bool) -> None:
 def _answer(
     cli: CommandContext,
     space: Space,
-    usage: SpaceUsers,
+    usage: SpaceDropImpact,
     fallback_spaces: list[Space],
     dry_run: bool,
     force: bool,

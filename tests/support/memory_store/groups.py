@@ -35,7 +35,7 @@ from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
     LendingTransitionResult,
-    StreamFacts,
+    StreamSnapshot,
     compute_next_id,
     is_consumed,
     to_lending,
@@ -65,13 +65,13 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
 
 
 @dataclass(slots=True)
 class _Leadership:
-    node: NodeRef
+    node: NodeIncarnation
     term: int
     expires_us: int
     lock_key: int | None = None
@@ -195,7 +195,7 @@ class MemoryGroupStore:
     def claim(
         self,
         leadership_id: int,
-        node: NodeRef,
+        node: NodeIncarnation,
         lease_s: float,
         lock_key: int | None = None,
         rival: LeaderLivenessLock | None = None,
@@ -220,7 +220,7 @@ class MemoryGroupStore:
         return rival is not None and declared == rival and rival.key not in self.locks
 
     def renew(
-        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+        self, node: NodeIncarnation, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         now = self._clock()
         retained = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
@@ -229,7 +229,7 @@ class MemoryGroupStore:
             self._leaderships[leadership_id].lock_key = lock_key
         return frozenset(retained)
 
-    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+    def release(self, node: NodeIncarnation, terms: Mapping[int, int]) -> frozenset[int]:
         own = self._own(node, terms)
         for leadership_id in own:
             self._leaderships[leadership_id].expires_us = 0
@@ -473,7 +473,7 @@ class MemoryGroupStore:
             leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS, held.lock_key, deposed_s
         )
 
-    def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
+    def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
         return [i for i, row in rows.items() if row.node.incarnation == node.incarnation and row.term == terms[i]]
 
@@ -494,7 +494,7 @@ class MemoryGroupStore:
     def _ending(self, row: LendingRow) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
 
-    def _facts(self, stream_id: int) -> StreamFacts:
+    def _facts(self, stream_id: int) -> StreamSnapshot:
         found = self.streams.facts(stream_id)
         assert found is not None, "a row's stream is there"
         return found
@@ -573,7 +573,7 @@ class MemoryGroupStore:
 
 
 def _only_moves(
-    change: AdvancePosition, row: LendingRow, transition: LendingTransitionResult, stream: StreamFacts
+    change: AdvancePosition, row: LendingRow, transition: LendingTransitionResult, stream: StreamSnapshot
 ) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)

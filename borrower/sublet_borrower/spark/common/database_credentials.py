@@ -19,7 +19,7 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, SecretFile, hide_secrets_in_records
+from sublet_protocol.domain.secret import ReloadingSecretFile, Secret, hide_secrets_in_records
 from sublet_storage.db.database_url import as_secret, format_url, parse_url, resolve_database_url
 
 FROM_ENVIRONMENT = "env"
@@ -113,7 +113,7 @@ def _read(credentials: str) -> Secret | None:
     if kind == FROM_ENVIRONMENT:
         return resolve_database_url(None)
     if kind == "file":
-        return as_secret(SecretFile(value, f"credentials {credentials!r}", parse_url))
+        return as_secret(ReloadingSecretFile(value, f"credentials {credentials!r}", parse_url))
     return as_secret(_import_function(credentials, value))
 
 

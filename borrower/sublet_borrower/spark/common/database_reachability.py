@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation, open_database
+from sublet_storage.bootstrap.given_or_embedded_database import OpenedDatabase, open_database
 from sublet_storage.db.database_url import parse_url
 
 
@@ -63,7 +63,7 @@ def keep_server_running(data_dir: str | None, driver: str) -> None:
         resolve_database(None, data_dir)
 
 
-def resolve_database(url: str | None, data_dir: str | None) -> DatabaseLocation:
+def resolve_database(url: str | None, data_dir: str | None) -> OpenedDatabase:
     """Return what `open_database` finds; an embedded server is held until the process ends."""
     with open_database(url, data_dir) as location:
         key = os.getpid(), str(location.data_dir)

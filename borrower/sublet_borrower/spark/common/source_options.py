@@ -26,7 +26,7 @@ Reader = Callable[[str, str], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
+class StreamingQueryOptions:
     """The options of a streaming query; the names in Spark are these in camel case, their case does not matter."""
 
     subscription: str
@@ -84,13 +84,13 @@ class StreamOptions:
         return BorrowerSettings.from_env()
 
 
-def stream_options(raw_options: Mapping[str, str]) -> StreamOptions:
+def stream_options(raw_options: Mapping[str, str]) -> StreamingQueryOptions:
     """Return the options of `readStream`. Raise `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
     be.
     """
     values = read_options(
         raw_options,
-        StreamOptions,
+        StreamingQueryOptions,
         "readStream",
         {"inDoubtTimeout": _parse_duration, "availableNowWait": _parse_duration},
     )
@@ -100,7 +100,7 @@ def stream_options(raw_options: Mapping[str, str]) -> StreamOptions:
     ):
         if name not in values:
             raise InvalidSetting(f"option {to_camel_case(name)} is missing. Give {hint}.")
-    options = StreamOptions(**values)
+    options = StreamingQueryOptions(**values)
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)
     check_database(options.url, options.data_dir, options.credentials)

@@ -36,7 +36,7 @@ from sublet_storage.bootstrap.given_or_embedded_database import open_database
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+    from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Consumption:
 
     def __init__(self, spark: Any, tasks: int) -> None:
         self._spark, self._tasks = spark, tasks
-        self._control: DriverEndpoint | None = None
+        self._control: DriverReportServer | None = None
         self._tag = ""
         self._over = threading.Event()
         self._stopped = False
@@ -218,11 +218,11 @@ class Consumption:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _serve(self, driver_host: str | None) -> DriverEndpoint:
-        from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+    def _serve(self, driver_host: str | None) -> DriverReportServer:
+        from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 
         bind, advertised = _choose_addresses(self._spark, driver_host)
-        self._control = DriverEndpoint(bind, advertised, self._note_failure)
+        self._control = DriverReportServer(bind, advertised, self._note_failure)
         self._tag = f"sublet-{self._control.token[:8]}"
         return self._control
 

@@ -29,7 +29,7 @@ START_TIMEOUT_S = 10.0
 """For the server to begin, and to end."""
 
 
-class DriverEndpoint:
+class DriverReportServer:
     """The server on the driver, which runs from its construction until `close`. `on_failed` is called at the first
     failure, from the server's thread.
     """

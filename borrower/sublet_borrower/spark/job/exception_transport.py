@@ -33,7 +33,7 @@ class TaskFailed(RuntimeError):
         super().__init__(f"{class_name}: {message}")
 
 
-class UserCodeExited(RuntimeError):
+class UserCodeCalledExit(RuntimeError):
     """An exit of the user's code, by `sys.exit` or by raising SystemExit some other way."""
 
 

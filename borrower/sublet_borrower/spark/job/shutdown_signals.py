@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """SIGHUP is what Spark's daemon sends its workers when the executor or the driver is gone."""
 
 
-class ShutdownSignals:
+class ShutdownSignalHandler:
     """Handles the signals inside its `with` block; if one came, the block ends with SystemExit.
 
     `leave` is called at the first signal, on the network thread; a `user_call` that is still running `call_s` seconds

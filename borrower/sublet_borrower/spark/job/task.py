@@ -20,8 +20,8 @@ from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, task_url
 from sublet_borrower.spark.common.database_reachability import check_socket_reachable
-from sublet_borrower.spark.job.exception_transport import UserCodeExited, pack
-from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
+from sublet_borrower.spark.job.exception_transport import UserCodeCalledExit, pack
+from sublet_borrower.spark.job.shutdown_signals import ShutdownSignalHandler
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_protocol.domain.errors import Unavailable, UsageError
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -90,7 +90,7 @@ def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
     Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
-    with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
+    with ShutdownSignalHandler(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
         return task.run(ending)
 
 
@@ -112,7 +112,7 @@ class _Task:
         self._session: Session | None = None
         self._draining = threading.Event()
 
-    def run(self, ending: ShutdownSignals) -> TaskSummary:
+    def run(self, ending: ShutdownSignalHandler) -> TaskSummary:
         from sublet_borrower.spark.job.driver_link import SparkDriverLink
 
         work = self._work
@@ -137,7 +137,7 @@ class _Task:
         if (session := self._session) is not None:
             session.leave()
 
-    def _consume(self, ending: ShutdownSignals) -> None:
+    def _consume(self, ending: ShutdownSignalHandler) -> None:
         check_socket_reachable(self._work.address, self._work.driver_host)
         if self._work.on_attempt is not None:
             with _refuse_exit(ending, "on_attempt"):
@@ -147,7 +147,7 @@ class _Task:
             self._state = "running"
             run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
 
-    def _call(self, ending: ShutdownSignals, batch: Batch) -> None:
+    def _call(self, ending: ShutdownSignalHandler, batch: Batch) -> None:
         with _refuse_exit(ending, "the function"):
             self._work.fn(batch)
 
@@ -214,14 +214,14 @@ class _Task:
 
 
 @contextlib.contextmanager
-def _refuse_exit(ending: ShutdownSignals, subject: str) -> Iterator[None]:
+def _refuse_exit(ending: ShutdownSignalHandler, subject: str) -> Iterator[None]:
     """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
     try:
         yield
     except SystemExit as exit_asked:
         if ending.cut:
             raise
-        raise UserCodeExited(
+        raise UserCodeCalledExit(
             f"{subject} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
             "where all is done, and raise another exception where it cannot be"
         ) from exit_asked

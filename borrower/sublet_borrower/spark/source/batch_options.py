@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.source_options import (
-    StreamOptions,
+    StreamingQueryOptions,
     check_database,
     check_partitions,
     read_options,
@@ -104,7 +104,7 @@ def batch_options(raw_options: Mapping[str, str]) -> BatchQueryOptions:
 
 def _check_no_stream(raw_options: Mapping[str, str]) -> None:
     """Reject options of `readStream`, with the option that means the same here."""
-    only_there = {to_camel_case(field.name) for field in fields(StreamOptions)} - {
+    only_there = {to_camel_case(field.name) for field in fields(StreamingQueryOptions)} - {
         to_camel_case(f.name) for f in fields(BatchQueryOptions)
     }
     for name in sorted(only_there):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sublet_storage.bootstrap.given_or_embedded_database import DatabaseLocation
+    from sublet_storage.bootstrap.given_or_embedded_database import OpenedDatabase
 
 
 class SubletBatchReader(DataSourceReader):
@@ -55,7 +55,7 @@ class SubletBatchReader(DataSourceReader):
         """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
-    def _list_ranges(self, database: DatabaseLocation) -> tuple[list[OffsetRange], int]:
+    def _list_ranges(self, database: OpenedDatabase) -> tuple[list[OffsetRange], int]:
         """Return the ranges, and the number of the timeline they are of."""
         o = self._options
         with connect(database.url, application_name="sublet spark") as conn:
@@ -66,7 +66,7 @@ class SubletBatchReader(DataSourceReader):
         of_space = [offset_range for offset_range in there if o.space in (None, offset_range.space)]
         return of_space if o.epochs is None else keep_ranges_with_epochs(of_space), number
 
-    def _make_partition(self, offset_range: OffsetRange, database: DatabaseLocation, number: int) -> RangePartition:
+    def _make_partition(self, offset_range: OffsetRange, database: OpenedDatabase, number: int) -> RangePartition:
         return RangePartition(
             stream_id=offset_range.stream_id,
             generation_id=offset_range.generation_id,

@@ -33,7 +33,7 @@ from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, Run
 from sublet_borrower.spark.common.database_credentials import driver_url, task_address
 from sublet_borrower.spark.common.database_reachability import check_database_exists
 from sublet_borrower.spark.common.source_columns import to_arrow_schema
-from sublet_borrower.spark.common.source_options import StreamOptions
+from sublet_borrower.spark.common.source_options import StreamingQueryOptions
 from sublet_borrower.spark.source.offsets import (
     EMPTY_OFFSET,
     Offset,
@@ -63,7 +63,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     but the query's options, until its first call on the driver.
     """
 
-    def __init__(self, options: StreamOptions, schema: StructType) -> None:
+    def __init__(self, options: StreamingQueryOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._planner: MicroBatchPlanner | None = None
         self._begun: dict[PlannedRange, RunnablePlannedRange] = {}

@@ -62,7 +62,7 @@ class UnreadableRule:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRules:
+class StoredAccessRules:
     """The rows of the table, those that are no rules apart."""
 
     rules: list[AccessRuleRecord]
@@ -80,9 +80,9 @@ def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> l
     return stored.rules
 
 
-def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> StoredRules:
+def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> StoredAccessRules:
     """Return the same, with the rows that are no rules: whoever writes the table could have left them there."""
-    stored = StoredRules([], [])
+    stored = StoredAccessRules([], [])
     rows = conn.execute(_LIST, {"principal": principal, "limit": MAX_ROWS + 1}).fetchall()
     for whose, right, filter, group, granted_by, granted_at in rows:
         try:

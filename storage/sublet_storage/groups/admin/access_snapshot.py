@@ -71,7 +71,7 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class AccessChange:
+class AccessHistoryRecord:
     """A change of access: `event` and `object` as in the table `access_history`, the principal that it is about
     first."""
 
@@ -80,10 +80,12 @@ class AccessChange:
     object: str
 
 
-def read_changes(conn: psycopg.Connection[Any], from_version: str, to_version: str, limit: int) -> list[AccessChange]:
+def read_changes(
+    conn: psycopg.Connection[Any], from_version: str, to_version: str, limit: int
+) -> list[AccessHistoryRecord]:
     """Return what was changed between two versions, oldest first; of more than `limit` the newest."""
     rows = conn.execute(_CHANGES, {"after": from_version, "upto": to_version, "limit": limit}).fetchall()
-    return [AccessChange(*row) for row in reversed(rows)]
+    return [AccessHistoryRecord(*row) for row in reversed(rows)]
 
 
 def record_use(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:

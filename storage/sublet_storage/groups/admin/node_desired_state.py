@@ -14,7 +14,7 @@ import psycopg
 
 from sublet_storage.db.clock import DATABASE_USER
 from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 _READ = """
 select n.draining, coalesce(jsonb_object_agg(l.leadership_id, l.term) filter (where l.leadership_id is not null), '{}')
@@ -67,7 +67,7 @@ class LedGroupRef:
     subscription: str
 
 
-def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesiredState:
+def read_desired_state(conn: psycopg.Connection[Any], node: NodeIncarnation) -> NodeDesiredState:
     """Return the desired state of this node; the default, where it is not registered."""
     row = conn.execute(_READ, (node.name, node.incarnation)).fetchone()
     return (
@@ -77,7 +77,7 @@ def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesi
     )
 
 
-def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
+def set_draining(conn: psycopg.Connection[Any], node: NodeIncarnation, draining: bool) -> bool:
     """Make this incarnation of the node drain, or lead again; return False if it is over. It is recorded in the history
     of the groups that it leads."""
     return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
@@ -89,7 +89,7 @@ def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroupRef])
     conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
-def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroupRef]:
+def groups_led_by(conn: psycopg.Connection[Any], node: NodeIncarnation) -> list[LedGroupRef]:
     """Return the groups that this incarnation of the node leads, by name; maintenance is no group."""
     return [LedGroupRef(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 

@@ -108,7 +108,7 @@ class GroupHistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAtTime:
+class HistoricalGroupState:
     """A group at a time in the past: its last records until then of a leader, if one is known, and of each stream."""
 
     leader: HistoryRecord | None
@@ -122,11 +122,11 @@ def has_owner(record: HistoryRecord) -> bool:
 
 def read_group_at(
     conn: psycopg.Connection[Any], group_id: int, at_us: int, stream_id: int | None = None
-) -> GroupAtTime:
+) -> HistoricalGroupState:
     """Return how it was at that time, of all streams that had been granted or touched by then, or of this one."""
     rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
     records = [HistoryRecord(*row) for row in rows]
-    return GroupAtTime(
+    return HistoricalGroupState(
         next((record for record in records if not record.stream_id), None),
         tuple(record for record in records if record.stream_id),
     )

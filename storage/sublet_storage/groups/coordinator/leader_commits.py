@@ -21,7 +21,7 @@ from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import (
     FAILED_OVER,
     LendingRow,
-    StreamFacts,
+    StreamSnapshot,
     make_failover_event,
     to_lending,
 )
@@ -41,7 +41,7 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     OnDataLoss,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 MAX_ID = 2**63 - 1
 """Postgres' largest bigint. No stream has a larger id, whatever a peer sends."""
@@ -53,7 +53,7 @@ class _Findings:
     ones."""
 
     rows: Mapping[Key, LendingRow]
-    facts: Mapping[int, StreamFacts]
+    facts: Mapping[int, StreamSnapshot]
     ancestors: Mapping[Key, tuple[int, ...]]
     busy: frozenset[Key]
     on_data_loss: Mapping[int, OnDataLoss]
@@ -134,7 +134,7 @@ def _find(
 def elect(
     connection: Connection,
     leadership_id: int,
-    node: NodeRef,
+    node: NodeIncarnation,
     lease_s: float,
     now_us: int | None,
     lock_key: int | None,

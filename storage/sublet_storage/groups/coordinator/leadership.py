@@ -26,7 +26,7 @@ from sublet_storage.db.liveness_lock import LOCK_CLASS
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLivenessLock, Leadership, OnDataLoss
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
 IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
@@ -115,7 +115,7 @@ def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | N
 def claim(
     connection: Connection,
     leadership_id: int,
-    node: NodeRef,
+    node: NodeIncarnation,
     lease_s: float,
     now_us: int | None,
     lock_key: int | None = None,
@@ -167,7 +167,7 @@ def fetch_locked(cursor: psycopg.Cursor[Any]) -> dict[int, LockedLeadership]:
 
 def renew(
     connection: Connection,
-    node: NodeRef,
+    node: NodeIncarnation,
     terms: Mapping[int, int],
     lease_s: float,
     now_us: int | None,
@@ -184,7 +184,9 @@ def renew(
     return frozenset(retained)
 
 
-def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
+def release(
+    connection: Connection, node: NodeIncarnation, terms: Mapping[int, int], now_us: int | None
+) -> frozenset[int]:
     """Expire the leases that are still this incarnation's at their terms."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
     expire(connection, own)
@@ -203,11 +205,11 @@ def check_term(connection: Connection, leadership_id: int, term: int, now_us: in
         raise StaleTerm(f"leadership {leadership_id}: term {term} is over. Step down.")
 
 
-def _is_own(row: LockedLeadership, node: NodeRef, term: int) -> bool:
+def _is_own(row: LockedLeadership, node: NodeIncarnation, term: int) -> bool:
     return row.incarnation == node.incarnation and row.term == term
 
 
 def _to_leadership(row: Sequence[Any]) -> Leadership:
     leadership_id, name, incarnation, address, term, remaining_us, lock_key, deposed_us = row
-    node = NodeRef(name, incarnation, address)
+    node = NodeIncarnation(name, incarnation, address)
     return Leadership(leadership_id, node, term, remaining_us / MICROSECONDS, lock_key, deposed_us / MICROSECONDS)

@@ -37,7 +37,7 @@ from sublet_storage.groups.model.records import (
     Lending,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 LOCK_TIMEOUT_S = 1.0
@@ -177,7 +177,7 @@ class PostgresGroupStore:
     def claim(
         self,
         leadership_id: int,
-        node: NodeRef,
+        node: NodeIncarnation,
         lease_s: float,
         lock_key: int | None = None,
         rival: LeaderLivenessLock | None = None,
@@ -192,7 +192,7 @@ class PostgresGroupStore:
         )
 
     def renew(
-        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+        self, node: NodeIncarnation, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
         now_us = self._get_now_us()
@@ -210,7 +210,7 @@ class PostgresGroupStore:
                 _log.warning(text, error, format_suppressed_count(suppressed_count))
             return attempt(wait=False)
 
-    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+    def release(self, node: NodeIncarnation, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
         now_us = self._get_now_us()
         return self._connection.write(lambda connection: leadership.release(connection, node, terms, now_us))

@@ -43,7 +43,7 @@ def read_last_epoch(connection: Connection, subscription: Subscription, session:
 
 def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> None:
     """Bind the name to the principal, if it is unbound. A name for which no epoch was drawn stays unbound. Raises
-    `PermissionDenied` if it is another principal's, or the principal has too many; `SessionNameLocked`, without
+    `PermissionDenied` if it is another principal's, or the principal has too many; `SessionRowLocked`, without
     waiting, if another transaction has locked it."""
     name = str(subscription), session
     row = connection.execute(_OWNER, name).fetchone()

@@ -19,7 +19,7 @@ from sublet_storage.groups.model.records import (
     Lending,
     StartingPosition,
 )
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 
 class GroupStore(Protocol):
@@ -72,7 +72,7 @@ class GroupStore(Protocol):
     def claim(
         self,
         leadership_id: int,
-        node: NodeRef,
+        node: NodeIncarnation,
         lease_s: float,
         lock_key: int | None = None,
         rival: LeaderLivenessLock | None = None,
@@ -89,12 +89,12 @@ class GroupStore(Protocol):
         """
 
     def renew(
-        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+        self, node: NodeIncarnation, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired, and
         declare its lock, or with None that it has none."""
 
-    def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
+    def release(self, node: NodeIncarnation, terms: Mapping[int, int]) -> frozenset[int]:
         """Expire (never delete) those rows that are still this incarnation's at that term."""
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:

@@ -11,7 +11,7 @@ from sublet_protocol.domain.errors import (
     Conflict,
     NotFound,
     PermissionDenied,
-    SessionNameLocked,
+    SessionRowLocked,
     StaleTerm,
     TooManyGroups,
     UndeclaredQueue,
@@ -55,9 +55,9 @@ def anothers_session_error(subscription: Subscription, session: str) -> Permissi
     )
 
 
-def session_name_locked_error(subscription: Subscription, session: str) -> SessionNameLocked:
+def session_name_locked_error(subscription: Subscription, session: str) -> SessionRowLocked:
     """Return the error for a session's name whose row another transaction has locked."""
-    return SessionNameLocked(
+    return SessionRowLocked(
         f"session {session!r} of {subscription}: an open transaction keeps the name locked, as one does that has "
         "drawn an epoch for it. Try again when it has ended: pg_stat_activity shows it."
     )

@@ -17,7 +17,7 @@ from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.options import GroupOptions as GroupOptions
 from sublet_storage.groups.model.options import OnDataLoss as OnDataLoss
 from sublet_storage.groups.model.options import OnPoison as OnPoison
-from sublet_storage.node_directory import NodeRef
+from sublet_storage.node_directory import NodeIncarnation
 
 MAINTENANCE = 0
 """The reserved leadership id under which one node runs the maintenance of the database."""
@@ -101,7 +101,7 @@ class Leadership:
     """
 
     leadership_id: int
-    node: NodeRef
+    node: NodeIncarnation
     term: int
     remaining_s: float
     lock_key: int | None = None

@@ -65,7 +65,7 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedSessionRow:
+class StreamReservationRow:
     """A session that has left, and the streams that are reserved for it for `remaining_s` at most."""
 
     session: str
@@ -196,14 +196,14 @@ class GroupOverview:
         )
 
     @property
-    def reserved_sessions(self) -> tuple[ReservedSessionRow, ...]:
+    def reserved_sessions(self) -> tuple[StreamReservationRow, ...]:
         """Return the sessions for which streams are reserved, by name."""
         reserved_streams: dict[str, list[StreamView]] = {}
         for stream in self.streams:
             if stream.session is not None and stream.reserved_s is not None:
                 reserved_streams.setdefault(stream.session, []).append(stream)
         return tuple(
-            ReservedSessionRow(
+            StreamReservationRow(
                 session,
                 tuple(stream.stream_id for stream in streams),
                 max(stream.reserved_s or 0.0 for stream in streams),

@@ -61,7 +61,7 @@ class PendingArrowBatch:
         )
 
     def seal(self) -> PendingArrowBatch:
-        """Return itself: the counterpart of `PendingMessageBuilder.seal`."""
+        """Return itself: the counterpart of `PendingMessageBatch.seal`."""
         return self
 
 
@@ -92,7 +92,7 @@ class PendingTupleBatch(PendingArrowBatch):
         return pack_messages(self._messages) if is_small else super().pack(compression)
 
 
-class PendingMessageBuilder:
+class PendingMessageBatch:
     """Messages published one by one to one stream, until the sender takes them or a block is full."""
 
     __slots__ = ("_messages", "count", "size", "ticket")
@@ -185,7 +185,7 @@ def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
     return sizes
 
 
-def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: int, size: int) -> int:
+def count_fitting(piece: PendingArrowBatch | PendingMessageBatch, messages: int, size: int) -> int:
     """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 

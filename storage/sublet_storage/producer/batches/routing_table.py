@@ -13,7 +13,7 @@ from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownS
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.producer.delivery import Rows
-from sublet_storage.spaces.routing import HashRing, Space, StreamInfo, find_space_for, hash_key, hash_keys
+from sublet_storage.spaces.routing import HashRing, Space, StreamCatalogRow, find_space_for, hash_key, hash_keys
 from sublet_storage.spaces.space_queries import read_routing_table
 
 _CACHED_TOPICS = 100_000
@@ -30,7 +30,7 @@ class RoutingTable:
     """A table that finds the stream of a message, or of many. `only`: the name of the one space that may be published
     to."""
 
-    def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamInfo], only: str | None) -> None:
+    def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamCatalogRow], only: str | None) -> None:
         self._spaces = {space.space_id: space for space in spaces}
         self._rings = {id: HashRing(each for each in streams if each.space_id == id) for id in self._spaces}
         self._space_of_stream = {stream.stream_id: stream.space_id for stream in streams}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class CallerQuota:
+class CallerCountLimit:
     """Counts up to `of_caller` for one caller and `in_all` for all. Every call is O(1)."""
 
     def __init__(self, of_caller: int, in_all: int) -> None:
