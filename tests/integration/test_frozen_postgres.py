@@ -282,7 +282,7 @@ def test_health_shows_a_silent_connection_of_a_job(
     relay = OutboxRelay(database, lambda: term, health_signals.on_job_connected)
     relay.start()
     try:
-        eventually(lambda: processes(conn, "sublet relay") and health().check_named("maintenance").is_ok, WAIT_S)
+        eventually(lambda: health_signals.job_connections and health().check_named("maintenance").is_ok, WAIT_S)
         with frozen(conn, "sublet relay"):
             monkeypatch.setattr(health_module, "SILENT_SHARE", 0.001)
             eventually(lambda: health().worst_check.state is HealthState.STALLED, WAIT_S)
