@@ -96,7 +96,7 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
-    def stop(self, timeout_s: float = 20.0) -> int:
+    def stop(self, timeout_s: float = 60.0) -> int:
         """Send SIGTERM, and return its exit code. If it does not end in time, kill it and raise."""
         self._popen.terminate()
         try:

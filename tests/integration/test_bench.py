@@ -152,9 +152,9 @@ def test_latency(page: Path, systems: tuple[str, ...]) -> None:
 def test_cost_of_push_that_processes_receive(page: Path) -> None:
     push_cost.main(arguments(page, "--messages", "2000", "--calls", "100", "--rounds", "1", "--listeners", "2"))
     claims = figures(page, "What push costs a publisher")["claims"]
-    assert [claim["what"] for claim in claims if "heard" in claim["what"]] == [
-        "publish_batch of 1000: push, heard / none",
-        "publish message by message: push, heard / none",
+    assert [claim["what"] for claim in claims if "received" in claim["what"]] == [
+        "publish_batch of 1000: push, received / none",
+        "publish message by message: push, received / none",
     ]
 
 
