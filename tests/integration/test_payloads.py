@@ -268,6 +268,6 @@ def test_tail_waits_for_a_place_and_omits_nothing(
     world.come_back()
     answer = tail.end()
     assert answer.code == 0, answer.err
-    shown = [(line["stream"], line["offset"]) for line in answer.lines if "offset" in line]
+    shown = [(line["stream_id"], line["offset"]) for line in answer.lines if "offset" in line]
     assert [at for at, _ in shown[:4]] == [well] * 4, "what lies elsewhere comes first"
     assert shown[4:] == [(stream, offset) for offset in range(2 * BLOCKS)]
