@@ -241,6 +241,7 @@ class Session:
     def may_start(self, batch: Batch) -> bool:
         """Return whether a batch that `poll` has returned, and that its user has not received, may still be given out:
         it is to be done, and nothing of its stream comes before it. For `AsyncSession`, from any thread."""
+        self._member.check_owner()
         return batch.is_outstanding and not self._failed.has_earlier(batch) and self._batch_reader.may_redeliver(batch)
 
     def give_back(self, batch: Batch) -> None:
