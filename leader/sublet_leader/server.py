@@ -20,7 +20,7 @@ import grpc.aio
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.jobs.access_refresh import AccessRefreshThread
-from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.listen_address import ListenAddress
@@ -212,7 +212,7 @@ class NodeServer:
         self._feed.register(server)
         await server.start()
         serving = asyncio.create_task(self._watch_server(server))
-        maintenance = MaintenanceRunner(
+        maintenance = MaintenanceThreads(
             self._url,
             self._find_maintenance_term,
             self.settings.history_retention_s,

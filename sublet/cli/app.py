@@ -28,7 +28,7 @@ Begin with a leader, some messages and a consumer; without a database given, the
 
 _MODULES = {
     "leader": "server.leader",
-    "migrate": "server.leader",
+    "migrate": "server.migrate",
     "publish": "messages.publish",
     "consume": "messages.consume",
     "tail": "messages.tail",

@@ -20,7 +20,7 @@ from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_reset import apply_reset
-from sublet_storage.groups.model.lending_row import LendingRow, StreamSnapshot, end_unreadable
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
@@ -451,7 +451,7 @@ def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> N
 def test_who_held_a_blocked_stream_may_not_know() -> None:
     """After a reset its next holder waits for that, as for a grant that was ended by the reset itself."""
     row = LendingRow(1, 2, LendingStatus.HELD, 5, grant_id=7)
-    stream = StreamSnapshot(2, 1, 0, 1, head=0, is_closed=False, is_gone=False)
+    stream = StreamFacts(2, 1, 0, 1, head=0, is_closed=False, is_gone=False)
     blocked = end_unreadable(row, stream, 1_000, OnDataLoss.FAIL)
     assert blocked is not None
     assert blocked.row.status is LendingStatus.BLOCKED

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages import borrower_leader_codec as codec
-from sublet_protocol.messages import feed, member_reads
+from sublet_protocol.messages import feed_messages, member_reads
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -123,11 +123,11 @@ _DECODERS: tuple[tuple[Any, Callable[[Any], object]], ...] = (
     (pb.PollReply, _deliveries),
     (pb.ToLeader, codec.decode_to_leader),
     (pb.ToBorrower, codec.decode_to_borrower),
-    (pb.PublishRequest, feed.decode_publish),
-    (pb.PublishReply, lambda found: feed.decode_published(found, 3)),
-    (pb.HistoryRequest, feed.decode_read),
-    (pb.FollowRequest, feed.decode_read),
-    (pb.FeedPage, feed.decode_page),
+    (pb.PublishRequest, feed_messages.decode_publish),
+    (pb.PublishReply, lambda found: feed_messages.decode_published(found, 3)),
+    (pb.HistoryRequest, feed_messages.decode_read),
+    (pb.FollowRequest, feed_messages.decode_read),
+    (pb.FeedPage, feed_messages.decode_page),
     (pb.FetchRequest, member_reads.decode_fetch_request),
     (pb.FetchReply, member_reads.decode_fetch_reply),
     (pb.HeadsRequest, member_reads.decode_heads_request),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sublet_leader.feed.service import FeedLimits, FeedServer
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import FeedPublishRequest, encode_publish
+from sublet_protocol.messages.feed_messages import FeedPublishRequest, encode_publish
 from sublet_protocol.pubsub.server import SERVER_OPTIONS
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc

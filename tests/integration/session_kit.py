@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
-from sublet_protocol.pubsub.agent_side_events import ConnectionLost
+from sublet_protocol.pubsub.agent_side_events import ReportConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
@@ -157,7 +157,7 @@ class Agent:
         channels: ChannelCatalog = CHANNELS,
     ) -> None:
         self.seen: list[SequencedMessage] = []
-        self.lost: list[ConnectionLost] = []
+        self.lost: list[ReportConnectionLost] = []
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,

@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import (
+from sublet_protocol.messages.feed_messages import (
     ERROR_METADATA,
     MAX_BATCH_BYTES,
     MAX_MESSAGE_BYTES,

@@ -23,7 +23,7 @@ from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, Pos
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads

@@ -23,7 +23,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_leader.jobs import maintenance, outbox_relay
-from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.observe import health as health_module
 from sublet_leader.observe.health import Health, HealthState, evaluate_health
@@ -233,7 +233,7 @@ def test_maintenance_goes_on_over_another_connection(
 ) -> None:
     monkeypatch.setattr(maintenance, "RECEIVE_TIMEOUT_S", 3.0)
     connected: list[str] = []
-    keeper = MaintenanceRunner(
+    keeper = MaintenanceThreads(
         database, lambda: term, 86_400.0, 0.05, on_connected=lambda name, _: connected.append(name)
     )
     keeper.start()
@@ -255,7 +255,7 @@ def test_an_unforeseen_error_does_not_end_a_job(database: str, term: int) -> Non
         if connected.count(name) == 1:
             raise RuntimeError("unforeseen")
 
-    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, 0.05, on_connected=fail_at_first)
+    keeper = MaintenanceThreads(database, lambda: term, 86_400.0, 0.05, on_connected=fail_at_first)
     relay = OutboxRelay(database, lambda: term, fail_at_first)
     keeper.start()
     relay.start()

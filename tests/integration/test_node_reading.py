@@ -22,7 +22,7 @@ from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import Unavailable, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.messages.member_reads import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect

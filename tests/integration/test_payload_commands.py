@@ -11,7 +11,7 @@ import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.doctor import location_checks
@@ -267,7 +267,7 @@ def test_an_outage_of_a_place_and_its_end_are_logged(
         ]
 
     world.root.rmdir()
-    keeper = MaintenanceRunner(database, term_of, 60.0, every_s=0.05)
+    keeper = MaintenanceThreads(database, term_of, 60.0, every_s=0.05)
     keeper.start()
     try:
         eventually(lambda: said(logging.WARNING) and passes > 10, WAIT_S)

@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_protocol.domain.errors import Conflict, PayloadDamaged, PayloadUnavailable, StaleTerm
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.migrate import downgrade
@@ -514,7 +514,7 @@ def test_while_a_place_hangs_maintenance_goes_on(
         tried.set()
         return term
 
-    keeper = MaintenanceRunner(database, term_of, 86_400.0, every_s=0.05)
+    keeper = MaintenanceThreads(database, term_of, 86_400.0, every_s=0.05)
     keeper.start()
     try:
         eventually(tried.is_set, WAIT_S)
@@ -546,7 +546,7 @@ def test_while_a_place_hangs_others_are_served(
     hang(world)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.3)
     term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
-    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
+    keeper = MaintenanceThreads(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
     keeper.start()
     try:
         eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)

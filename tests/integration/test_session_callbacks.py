@@ -13,10 +13,10 @@ import pytest
 from sublet_protocol.messages.borrower_leader import Ping
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.agent_side_events import (
-    ConnectionLost,
     ConnectionLostReason,
     ConnectionStatus,
-    ExpectUnsolicitedMessages,
+    PollWithoutSubscriptions,
+    ReportConnectionLost,
 )
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -57,7 +57,7 @@ class Subscriptions:
         def on_message(delivery: SequencedMessage) -> None:
             seen.append(delivery.body)
 
-        def on_lost(lost: ConnectionLost) -> None:
+        def on_lost(lost: ReportConnectionLost) -> None:
             assert (channel, key) in lost.subscriptions
             self.failures[name] += 1
             self.reasons.append(lost.reason)
@@ -100,7 +100,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
         try:
             async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
                 reported = Subscriptions(agent)
-                agent.node._decide(ExpectUnsolicitedMessages(True))
+                agent.node._decide(PollWithoutSubscriptions(True))
                 await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
                 reported.add(Channel.GROUP, None)
@@ -130,7 +130,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
                     assert reported.seen["group/all"] == [event(2)]
                     assert all(reported.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
                     assert set(reported.failures.values()) == {1}
-                    agent.node._decide(ExpectUnsolicitedMessages(False))
+                    agent.node._decide(PollWithoutSubscriptions(False))
                     await agent.node.close()
         finally:
             victim.kill()

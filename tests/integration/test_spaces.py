@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_protocol.domain.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -223,7 +223,7 @@ def test_a_failing_step_of_maintenance_stops_no_other(
     conn.execute("insert into token values ('t', sha256('t'), 'user:a', 'us', now(), now() - interval '2 d')")
     old = streams(conn, "default")
     term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
-    keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05)
+    keeper = MaintenanceThreads(database, lambda: term, 86_400.0, every_s=0.05)
     keeper.start()
     try:
         eventually(lambda: states(conn, old) == {"closed"}, message="the rollover before it")

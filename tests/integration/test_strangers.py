@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES
 from sublet_protocol.gate.client_address_counts import to_source
-from sublet_protocol.gate.unauthenticated_call_limiter import parse_host
+from sublet_protocol.gate.public_call_limiter import parse_host
 from tests.integration.access_kit import serve_asking
 from tests.kit import eventually
 from tests.kit_nodes import Fleet

@@ -40,7 +40,7 @@ class Stage:
         block = BlockAppend(self.stream, in_epochs((epoch,)), ProducerStamp(NAME, self.former.incarnation, sequence))
         return lambda conn: append(conn, [block])
 
-    def advance(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
+    def advance(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
         """Publish in epoch 2, and go on to 5."""
         block = BlockAppend(self.stream, in_epochs((2,)), ProducerStamp(NAME, self.former.incarnation, 2))
         return epoch_leases.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
@@ -49,7 +49,7 @@ class Stage:
         """To epoch 4."""
         return epoch_leases.hold(conn, self.space, self.former, [(4,)], LONG_S)
 
-    def advance_only(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
+    def advance_only(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
         """Go on to epoch 5."""
         return epoch_leases.append_and_advance(conn, [], self.space, self.former, [(5,)], LONG_S)
 
@@ -65,7 +65,7 @@ class Stage:
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
 
-    def take(self, conn: Connection) -> epoch_leases.AppendAndAdvanceResult:
+    def take(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
         """Another producer begins at epoch 1, in a transaction as that of an advance."""
         return epoch_leases.append_and_advance(conn, [], self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
 
@@ -106,7 +106,7 @@ def check_frontier(run: Run) -> None:
 
 def refused(answer: object) -> bool:
     """By name."""
-    if isinstance(answer, epoch_leases.AppendAndAdvanceResult):
+    if isinstance(answer, epoch_leases.EpochAdvanceResult):
         return isinstance(answer.error, ProducerFenced) or any(refused([each]) for each in answer.results)
     if isinstance(answer, list):
         return [each.outcome for each in answer] == [AppendOutcome.FENCED]
@@ -147,9 +147,9 @@ ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "
 
 def goes_on(answer: object) -> bool:
     """With what it held, for another lease."""
-    return bool(
-        answer.change if isinstance(answer, epoch_leases.AppendAndAdvanceResult) else answer
-    ) and not isinstance(answer, Exception)
+    return bool(answer.change if isinstance(answer, epoch_leases.EpochAdvanceResult) else answer) and not isinstance(
+        answer, Exception
+    )
 
 
 @pytest.mark.timeout(600)

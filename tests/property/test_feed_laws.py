@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
-from sublet_protocol.messages.feed import (
+from sublet_protocol.messages.feed_messages import (
     FeedPage,
     PublishedSpan,
     PublishResult,

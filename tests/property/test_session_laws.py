@@ -18,14 +18,14 @@ from sublet_protocol.pubsub.agent_side_events import (
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
-    ConnectionLost,
     ConnectionStatus,
     Deliver,
     Event,
-    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscriptions,
+    ReportConnectionLost,
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
@@ -81,7 +81,7 @@ class World:
                 del self.calls["batch"]
             case CancelPollCall():
                 del self.calls["poll"]
-            case ConnectionLost():
+            case ReportConnectionLost():
                 self.doubts += 1
                 self.losses += 1
                 self.seen.clear()
@@ -187,7 +187,7 @@ def test_nothing_is_lost_or_repeated_silently(seed: int, loss: float, restarts: 
         Subscribe("log", "k"),
         Subscribe("log", None),
         Subscribe("state", None),
-        ExpectUnsolicitedMessages(True),
+        PollWithoutSubscriptions(True),
     ):
         world.decide(event)
     for _ in range(300):

@@ -31,11 +31,11 @@ def main() -> int:
     parser.add_argument("--lines", type=int, default=SHOWN_LINES, help="with --seed: so many, 0: all (default: 400)")
     options = parser.parse_args()
     if options.seed is not None:
-        return notify(options.seed, options.about, options.lines)
+        return print_run(options.seed, options.about, options.lines)
     return _run_many(options)
 
 
-def notify(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
+def print_run(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
     """Run one seed and print its trace: process, time, event."""
     simulation = Simulation(seed, trace=True)
     wrong = ""

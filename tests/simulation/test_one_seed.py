@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from tests.simulation.__main__ import notify
+from tests.simulation.__main__ import print_run
 
 
 def test_one_seed() -> None:
-    assert notify(int(os.environ["SEED"])) == 0, "its trace is above"
+    assert print_run(int(os.environ["SEED"])) == 0, "its trace is above"

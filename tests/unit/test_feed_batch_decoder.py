@@ -14,7 +14,7 @@ from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import ProtocolMismatch, SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import (
+from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,

@@ -6,7 +6,7 @@ import pytest
 
 from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
-from sublet_protocol.messages.feed import FeedPage
+from sublet_protocol.messages.feed_messages import FeedPage
 
 
 @pytest.fixture

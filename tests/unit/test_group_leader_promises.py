@@ -26,7 +26,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_reset import apply_reset
-from sublet_storage.groups.model.lending_row import StreamSnapshot
+from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
 from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, granted
@@ -121,7 +121,7 @@ def forced_reset(talk: Talk, set_back_s: float = 0.0) -> None:
     """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may.
     The database's clock is set back then."""
     bench, row = talk.bench, talk.bench.row()
-    facts = StreamSnapshot(1, 1, 0, 9, HEAD, is_closed=False, is_gone=False)
+    facts = StreamFacts(1, 1, 0, 9, HEAD, is_closed=False, is_gone=False)
     after = apply_reset(row, facts, 0, "reset", EPOCH_US + round((bench.now + set_back_s) * 1_000_000)).row
     bench.change_row(**{field.name: getattr(after, field.name) for field in fields(after)})
     lead_beside_the_leader_before(talk)

@@ -60,7 +60,7 @@ def test_what_a_borrower_loads_is_light() -> None:
 REMOTE = (
     "sublet_borrower.node_client",
     "sublet_borrower.fetch.node_reader",
-    "sublet_protocol.messages.feed",
+    "sublet_protocol.messages.feed_messages",
     "sublet_storage.producer",
     "sublet_storage.notify.publisher",
     "sublet_storage.notify.subscriber",

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, SessionStreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted
 from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import (
@@ -137,7 +137,7 @@ def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture)
     handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
     (granted,) = [handler.next_readable(lambda _: True)]
     assert granted is not None
-    fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
+    fetcher = SessionStreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
     assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, PAGE, PAGE]
     assert [each.read_error for each in reports] == ["archived.", ""]
     assert [line for line in caplog.messages if "readable again" in line] == [

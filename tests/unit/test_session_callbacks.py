@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ReportConnectionLost
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
@@ -30,8 +30,8 @@ class Calls:
 
 def lost(
     *subjects: tuple[str, str | None], reason: ConnectionLostReason = ConnectionLostReason.UNREACHABLE
-) -> ConnectionLost:
-    return ConnectionLost(reason, "why", subjects)
+) -> ReportConnectionLost:
+    return ReportConnectionLost(reason, "why", subjects)
 
 
 @pytest.mark.conforms("R3")
@@ -97,7 +97,7 @@ def test_a_final_loss_forgets_the_subscription() -> None:
 def test_a_callback_that_raises_harms_nobody() -> None:
     calls = Calls()
 
-    def raising(lost: ConnectionLost) -> None:
+    def raising(lost: ReportConnectionLost) -> None:
         calls.callbacks.unregister(KEY)
         raise RuntimeError("mine")
 

@@ -12,17 +12,17 @@ from sublet_protocol.pubsub.agent_side_events import (
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
-    ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
-    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscriptions,
+    ReportConnectionLost,
+    ReportConnectionStillLost,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -155,8 +155,8 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(ExpectUnsolicitedMessages(True))] == [CallPoll]
-    assert harness.do(ExpectUnsolicitedMessages(False)) == [CancelPollCall()]
+    assert [type(one) for one in harness.do(PollWithoutSubscriptions(True))] == [CallPoll]
+    assert harness.do(PollWithoutSubscriptions(False)) == [CancelPollCall()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
 
@@ -169,7 +169,7 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
     harness.do(Subscribe("news", "k"))
     assert harness.last(SendCommands).number == 1
     assert harness.last(SendCommands).subscriber_id != old
-    assert not harness.all(ConnectionLost)
+    assert not harness.all(ReportConnectionLost)
 
 
 @pytest.mark.conforms("R5")
@@ -193,7 +193,7 @@ def test_another_incarnation_ends_the_life() -> None:
     old = harness.machine.subscriber_id
     sends = harness.poll_ok(incarnation="n2", unknown=True)
     lost, batch, poll = sends
-    assert isinstance(lost, ConnectionLost)
+    assert isinstance(lost, ReportConnectionLost)
     assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("news", "k"), ("price", None)))
     assert isinstance(batch, SendCommands)
     assert batch.subscriber_id != old
@@ -212,7 +212,7 @@ def test_unknown_subscriber_ends_the_life() -> None:
     cancelled, lost = harness.poll_ok(unknown=True)[:2]
     assert cancelled == CancelCommandsCall()
     detail = "the node does not know agent.1"
-    assert lost == ConnectionLost(ConnectionLostReason.EXPIRED, detail, (("news", "k"),))
+    assert lost == ReportConnectionLost(ConnectionLostReason.EXPIRED, detail, (("news", "k"),))
     assert harness.machine.unacknowledged_count == 0
     assert harness.last(SendCommands).subscriber_id == "agent.2"
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
@@ -230,7 +230,7 @@ def test_unknown_again_and_again_is_slowed_down() -> None:
         waits.append(harness.now - before)
         harness.poll_ok(unknown=True)
     assert waits == [1, 2, 4, 4]
-    assert len(harness.all(ConnectionLost)) == 2  # the life that was good, and the first that never was
+    assert len(harness.all(ReportConnectionLost)) == 2  # the life that was good, and the first that never was
 
 
 @pytest.mark.conforms("R9")
@@ -240,17 +240,17 @@ def test_a_killed_node_is_reported_once() -> None:
     assert isinstance(poll, CallPoll)
     assert poll.hold_s == 0, "in doubt: ask, do not wait"
     lost = harness.poll_fails()[0]
-    assert isinstance(lost, ConnectionLost)
+    assert isinstance(lost, ReportConnectionLost)
     assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("news", "k"), ("news", None)))
     for _ in range(5):
         harness.wait()
         harness.poll_fails()
-    assert len(harness.all(ConnectionLost)) == 1
+    assert len(harness.all(ReportConnectionLost)) == 1
     harness.wait()
     harness.poll_ok(incarnation="n2")
     harness.batch_ok(incarnation="n2")
     assert harness.machine.status is ConnectionStatus.CONNECTED
-    assert len(harness.all(ConnectionLost)) == 1
+    assert len(harness.all(ReportConnectionLost)) == 1
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", None))
 
 
@@ -261,7 +261,7 @@ def test_one_failed_poll_is_no_loss() -> None:
         harness.poll_ok()
         assert harness.poll_fails() == [], "not at once in a loop"
         harness.wait()
-    assert not harness.all(ConnectionLost)
+    assert not harness.all(ReportConnectionLost)
 
 
 def test_answers_of_a_former_life_do_nothing() -> None:
@@ -295,7 +295,7 @@ def test_only_a_gap_stands_for_what_is_missing(
     """A message that is missing without one ends the life."""
     harness = connected(("news", "k"), ("price", "gold"))
     harness.poll_ok(*deliveries)
-    assert [one.reason for one in harness.all(ConnectionLost)] == lost
+    assert [one.reason for one in harness.all(ReportConnectionLost)] == lost
     assert harness.all(Deliver) == ([] if lost else [Deliver(deliveries)])
 
 
@@ -315,7 +315,7 @@ def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
     harness = connected()
     sends = harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
     lost = sends[-1]
-    assert isinstance(lost, ConnectionLost)
+    assert isinstance(lost, ReportConnectionLost)
     assert lost.is_final
     assert harness.do(Subscribe("news", "x"), MessageToNode("y"), Tick()) == []
     assert harness.wake_at is None
@@ -325,7 +325,7 @@ def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
 def test_the_queue_is_bounded() -> None:
     harness = connected()
     harness.do(*(MessageToNode(number) for number in range(40)))
-    lost = harness.all(ConnectionLost)
+    lost = harness.all(ReportConnectionLost)
     assert [one.reason for one in lost] == [ConnectionLostReason.OVERFLOW]
 
 
@@ -349,8 +349,8 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     for _ in range(3):
         harness.wait()
         harness.poll_fails()
-    assert [one.lost.subscriptions for one in harness.all(ConnectionStillLost)] == [(("news", "late"),)]
-    assert len(harness.all(ConnectionLost)) == 1
+    assert [one.lost.subscriptions for one in harness.all(ReportConnectionStillLost)] == [(("news", "late"),)]
+    assert len(harness.all(ReportConnectionLost)) == 1
     harness.do(Subscribe("news", "in time"))
     harness.wait()
     harness.poll_ok()
@@ -358,8 +358,8 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness.poll_fails()
     harness.poll_fails()
     everything = {("news", "k"), ("news", "late"), ("news", "in time")}
-    assert set(harness.all(ConnectionLost)[-1].subscriptions) == everything
-    assert len(harness.all(ConnectionStillLost)) == 1
+    assert set(harness.all(ReportConnectionLost)[-1].subscriptions) == everything
+    assert len(harness.all(ReportConnectionStillLost)) == 1
 
 
 @pytest.mark.conforms("R9")
@@ -369,13 +369,15 @@ def test_a_final_loss_is_reported_after_a_loss() -> None:
     harness.poll_fails()
     harness.wait()
     harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
-    assert [(one.reason, one.is_final) for one in harness.all(ConnectionLost)] == [
+    assert [(one.reason, one.is_final) for one in harness.all(ReportConnectionLost)] == [
         (ConnectionLostReason.UNREACHABLE, False),
         (ConnectionLostReason.REJECTED, True),
     ]
     assert harness.machine.find_leaks() == ()
     still = harness.do(Subscribe("news", "x"))
-    assert still == [ConnectionStillLost(ConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))]
+    assert still == [
+        ReportConnectionStillLost(ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))
+    ]
 
 
 @pytest.mark.conforms("R2")
@@ -406,7 +408,7 @@ def test_an_agent_at_rest_keeps_nothing() -> None:
     assert harness.machine.status is ConnectionStatus.IDLE
     assert harness.machine.find_leaks() == ()
     harness.do(Subscribe("news", "k"), ConnectionRejected(2, "version"))
-    assert harness.all(ConnectionLost)[-1].is_final
+    assert harness.all(ReportConnectionLost)[-1].is_final
     assert harness.machine.find_leaks() == ()
 
 
@@ -419,7 +421,7 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
         assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [hold_s]
     harness.do(PollUnanswered(life, "x", jitter=0.5))
     sends = harness.do(PollReplied(life, "n2", is_unknown=True, jitter=0.5))
-    assert [type(one) for one in sends] == [ConnectionLost]
+    assert [type(one) for one in sends] == [ReportConnectionLost]
     assert harness.wake_at == harness.now + SETTINGS.spread_s / 2
     assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
 

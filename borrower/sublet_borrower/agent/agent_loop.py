@@ -36,7 +36,7 @@ from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.head_and_group_events import StreamHead
-from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus, ReportConnectionLost
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
@@ -278,7 +278,7 @@ class AgentLoop:
                 NodeMessageReceived(address, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, reason))
             )
 
-    def _lost(self, address: str, lost: ConnectionLost) -> None:
+    def _lost(self, address: str, lost: ReportConnectionLost) -> None:
         log.info("node connection lost: address=%s: %s", address, lost.detail)
         if lost.reason is ConnectionLostReason.REJECTED:
             self._refuse(address, lost.detail)

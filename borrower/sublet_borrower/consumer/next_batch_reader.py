@@ -10,7 +10,7 @@ import pyarrow as pa
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.consumer.transaction import ProgressTransactions
-from sublet_borrower.fetch.stream_fetcher import StreamFetcher
+from sublet_borrower.fetch.stream_fetcher import SessionStreamFetcher
 from sublet_borrower.streams.batch import Batch, BeginTransaction
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -35,7 +35,7 @@ class NextBatchReader:
     ) -> None:
         self._member, self._transactions, self._failed = member, transactions, failed
         self._assignment = member.assignment
-        self._fetcher = StreamFetcher(
+        self._fetcher = SessionStreamFetcher(
             member.subscription, member.reader, member.assignment, max_batch_bytes, whole_epochs=whole_epochs
         )
         self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None

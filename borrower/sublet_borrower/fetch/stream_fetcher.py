@@ -51,7 +51,7 @@ class GrantedStreamReader(Protocol):
     def close(self) -> None: ...
 
 
-class StreamFetcher:
+class SessionStreamFetcher:
     """The streams of one session, read a page at a time. `max_batch_bytes`: about how large a step of epochs may be.
     `whole_epochs`: make each batch as large as it must be to hold whole epochs."""
 

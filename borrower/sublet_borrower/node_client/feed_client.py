@@ -13,7 +13,7 @@ from sublet_borrower.node_client.node_publish_sender import NodePublishSender, S
 from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.feed import MAX_MESSAGE_BYTES
+from sublet_protocol.messages.feed_messages import MAX_MESSAGE_BYTES
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.producer.arguments import MAX_LINGER_MS, check_duration, check_int
 from sublet_storage.producer.batches.input_conversion import (

@@ -11,7 +11,7 @@ from enum import Enum
 from itertools import count
 
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.messages.feed import FeedPage
+from sublet_protocol.messages.feed_messages import FeedPage
 
 
 class FeedPageAcceptance(Enum):

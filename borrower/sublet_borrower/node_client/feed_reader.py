@@ -20,7 +20,13 @@ from sublet_borrower.node_client.node_calls import (
 from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SchemaMismatch, SubletError, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, decode_page, encode_read
+from sublet_protocol.messages.feed_messages import (
+    HEARTBEAT_INTERVAL_S,
+    FeedPage,
+    FeedReadRequest,
+    decode_page,
+    encode_read,
+)
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA

@@ -28,7 +28,7 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.gate.client_access_token import call_metadata, is_replaced, load_access_token
-from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import explain_failure, open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
-from sublet_protocol.messages.feed import (
+from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     FeedPublishRequest,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sublet_protocol.messages.feed import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
+from sublet_protocol.messages.feed_messages import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_published_batch
 from sublet_storage.producer.batches.input_conversion import check_sizes, to_record_batches

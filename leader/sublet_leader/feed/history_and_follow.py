@@ -19,7 +19,7 @@ from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import PositionBeyondHead, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
-from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest
+from sublet_protocol.messages.feed_messages import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest
 from sublet_storage.log.fetch import HeadState
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 

@@ -14,7 +14,7 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
-from sublet_protocol.messages import feed
+from sublet_protocol.messages import feed_messages
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.multi_stream_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
@@ -34,7 +34,7 @@ class FeedBatchWriter:
         self._routes: tuple[str | None, RoutingTable] | None = None
 
     def store(
-        self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest, caller: Caller
+        self, conn: psycopg.Connection[Any], request: feed_messages.FeedPublishRequest, caller: Caller
     ) -> tuple[BatchStoreResult, int]:
         """Store the batch; return its outcome and its number of messages. Raises what is wrong with it,
         `PermissionDenied`, `ProducerFenced`, `BatchNumberConflict`."""
@@ -78,14 +78,14 @@ def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
                 raise caller.denied_error(Right.PUBLISH, TopicFilter(topic))
 
 
-def to_publish_result(stored: BatchStoreResult) -> feed.PublishResult:
+def to_publish_result(stored: BatchStoreResult) -> feed_messages.PublishResult:
     """Return the result in the client's form."""
     if stored.spans is None:
-        return feed.PublishResult(None, stored.is_duplicate)
+        return feed_messages.PublishResult(None, stored.is_duplicate)
     parts = [
-        feed.PublishedSpan(
+        feed_messages.PublishedSpan(
             span.stream, span.first_offset, span.rows if isinstance(span.rows, range) else span.rows.to_pylist()
         )
         for span in stored.spans
     ]
-    return feed.PublishResult(tuple(parts), stored.is_duplicate)
+    return feed_messages.PublishResult(tuple(parts), stored.is_duplicate)

@@ -38,7 +38,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
-from sublet_protocol.messages import feed, member_reads
+from sublet_protocol.messages import feed_messages, member_reads
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import BoundedConnection, get_timeline
 from sublet_storage.groups.coordinator import session_name_owners
@@ -132,14 +132,14 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Store a batch exactly once."""
         try:
-            batch = feed.decode_publish(request)
+            batch = feed_messages.decode_publish(request)
             stored, count = await asyncio.wrap_future(self._submit(batch))
         except Exception as error:
             await _refuse(context, error)
             raise
         self.update_heads(stored.heads)
         self._on_stored(stored.heads)
-        return feed.encode_published(to_publish_result(stored), count)
+        return feed_messages.encode_published(to_publish_result(stored), count)
 
     async def History(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         """Send the stored messages, page by page."""
@@ -218,7 +218,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             raise
         return encode(result)
 
-    def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
+    def _submit(self, batch: feed_messages.FeedPublishRequest) -> Future[Any]:
         """Submit a batch, which counts until it is over, also where the client has gone."""
         size, caller = len(batch.messages), self._gate.get_caller()
         self.batches.acquire(size)
@@ -227,16 +227,16 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         return future
 
     async def _serve(
-        self, read: feed.FeedReadRequest | SubletError, context: Any, operation: Callable[[FeedReadCall], Any]
+        self, read: feed_messages.FeedReadRequest | SubletError, context: Any, operation: Callable[[FeedReadCall], Any]
     ) -> None:
         if isinstance(read, SubletError):
             await _refuse(context, read)
             return
         caller = self._gate.get_caller()
 
-        async def write(page: feed.FeedPage) -> None:
+        async def write(page: feed_messages.FeedPage) -> None:
             caller.check(Right.READ, read.filter)
-            await context.write(feed.encode_page(page))
+            await context.write(feed_messages.encode_page(page))
             self.pages_written += 1
 
         try:
@@ -251,9 +251,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
                 await _refuse(context, error)
 
 
-def _decode_read(request: Any) -> feed.FeedReadRequest | SubletError:
+def _decode_read(request: Any) -> feed_messages.FeedReadRequest | SubletError:
     try:
-        return feed.decode_read(request)
+        return feed_messages.decode_read(request)
     except SubletError as error:
         return error.with_traceback(None)  # whose frames have the request
 
@@ -267,7 +267,7 @@ def _read_heads(
 async def _refuse(context: Any, error: Exception) -> None:
     """Reject the call with the error, and whether and when the client may retry."""
     if isinstance(error, NodeBusy):
-        hint = ((feed.RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
+        hint = ((feed_messages.RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
     if isinstance(error, Unavailable | ClientStalled) and not isinstance(error, PayloadUnavailable):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")
@@ -276,4 +276,4 @@ async def _refuse(context: Any, error: Exception) -> None:
         error = SubletError("the node failed at this request; its log says why")
     code = next(code for kind, code in _CODES if isinstance(error, kind))
     name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == SubletError.__module__)
-    await context.abort(code, str(error)[:MAX_ERROR_CHARS], ((feed.ERROR_METADATA, name),))
+    await context.abort(code, str(error)[:MAX_ERROR_CHARS], ((feed_messages.ERROR_METADATA, name),))

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_leader.jobs.maintenance_thread import MaintenanceThread
+from sublet_leader.jobs.maintenance_thread import MaintenanceJobThread
 from sublet_protocol.domain.errors import StaleTerm, format_error
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
@@ -56,7 +56,7 @@ Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[
 """A pass, step by step, each with its name; a failed step does not stop the next."""
 
 
-class MaintenanceRunner:
+class MaintenanceThreads:
     """Two threads, as a payload location that hangs must not block the work in Postgres. `term` returns the term under
     which this node leads the maintenance at this moment, None if it does not.
 
@@ -97,7 +97,7 @@ class MaintenanceRunner:
             thread.stop(0)
 
 
-class _PassThread(MaintenanceThread):
+class _PassThread(MaintenanceJobThread):
     """A thread that repeats its pass."""
 
     def __init__(

@@ -16,7 +16,7 @@ from sublet_storage.util.stoppable_thread import StoppableThread
 log = logging.getLogger(__name__)
 
 
-class MaintenanceThread(StoppableThread):
+class MaintenanceJobThread(StoppableThread):
     """A thread that connects and calls `_work` every `every_s`, also after an error. `term` returns the term under
     which this node leads the maintenance at this moment, None if it does not. `on_connected` is called with the name
     and the connection, each time that it connects."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_leader.jobs.maintenance_thread import MaintenanceThread
+from sublet_leader.jobs.maintenance_thread import MaintenanceJobThread
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
@@ -35,7 +35,7 @@ MAX_LISTED = 5
 """Maximum number of rejected messages of one move that are logged one by one."""
 
 
-class OutboxRelay(MaintenanceThread):
+class OutboxRelay(MaintenanceJobThread):
     """Moves messages while this node leads the maintenance; a stop ends it after the move that is under way."""
 
     def __init__(

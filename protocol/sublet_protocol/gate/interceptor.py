@@ -16,8 +16,8 @@ from sublet_protocol.gate.bounded_request_parser import parse_request
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
 from sublet_protocol.gate.principal_concurrency_limiter import PrincipalCallLimiter
+from sublet_protocol.gate.public_call_limiter import PublicCallLimiter
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
-from sublet_protocol.gate.unauthenticated_call_limiter import UnauthenticatedCallLimiter
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     def __init__(self, gate: AccessGate) -> None:
-        self._gate, self._open_calls = gate, UnauthenticatedCallLimiter()
+        self._gate, self._open_calls = gate, PublicCallLimiter()
         self._turns = CallerTurns()
         self._limiters = {
             "/sublet.v1.Session/Commands": PrincipalCallLimiter(MAX_BATCHES_OF_PRINCIPAL),

@@ -1,7 +1,8 @@
 """Requests of group members without database access, on the wire.
 
-They are for pages and ends of granted streams, and for session epochs. As in `sublet_protocol.messages.feed`, decoding
-trusts nothing on either side, and messages travel as Arrow, which is opaque.
+They are for pages and ends of granted streams, and for session epochs. As in
+`sublet_protocol.messages.feed_messages`, decoding trusts nothing on either side, and messages travel as Arrow, which is
+opaque.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import check_request
+from sublet_protocol.messages.feed_messages import check_request
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_number, check_streams
 from sublet_protocol.v1 import sublet_pb2 as pb
 

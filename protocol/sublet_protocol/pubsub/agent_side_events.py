@@ -34,7 +34,7 @@ class ConnectionLostReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectUnsolicitedMessages:
+class PollWithoutSubscriptions:
     """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
     is_expected: bool
@@ -91,7 +91,7 @@ class ConnectionRejected:
 
 Event = (
     Command
-    | ExpectUnsolicitedMessages
+    | PollWithoutSubscriptions
     | CommandsReplied
     | PollReplied
     | CommandsUnanswered
@@ -150,7 +150,7 @@ class ReportRejectedCommands:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionLost:
+class ReportConnectionLost:
     """The report that the connection is lost, once; `subscriptions` (channel, key or None) are declared again by
     themselves.
 
@@ -168,10 +168,10 @@ class ConnectionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionStillLost:
+class ReportConnectionStillLost:
     """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
-    lost: ConnectionLost
+    lost: ReportConnectionLost
 
 
 Instruction = (
@@ -181,8 +181,8 @@ Instruction = (
     | CancelPollCall
     | Deliver
     | ReportRejectedCommands
-    | ConnectionLost
-    | ConnectionStillLost
+    | ReportConnectionLost
+    | ReportConnectionStillLost
 )
 
 

@@ -26,17 +26,17 @@ from sublet_protocol.pubsub.agent_side_events import (
     CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
-    ConnectionLost,
     ConnectionLostReason,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
-    ExpectUnsolicitedMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
+    PollWithoutSubscriptions,
+    ReportConnectionLost,
+    ReportConnectionStillLost,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -140,8 +140,8 @@ class AgentSideMachine:
             self._advance(now)
         elif isinstance(event, Subscribe):
             self._out.append(
-                ConnectionStillLost(
-                    ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
+                ReportConnectionStillLost(
+                    ReportConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
                 )
             )
         return AgentSideOutcome(tuple(self._out), self._wake_at(now))
@@ -193,7 +193,7 @@ class AgentSideMachine:
                 self._enqueue(event, now)
             case MessageToNode():
                 self._enqueue(event, now)
-            case ExpectUnsolicitedMessages(is_listening):
+            case PollWithoutSubscriptions(is_listening):
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._subscriber.id and self.status is not ConnectionStatus.IDLE:
@@ -343,9 +343,9 @@ class AgentSideMachine:
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
         """Report the loss once; a final loss is reported also to subscriptions to which a loss was reported."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
-            self._out.append(ConnectionLost(reason, detail, tuple(self._subscriptions)))
+            self._out.append(ReportConnectionLost(reason, detail, tuple(self._subscriptions)))
         elif self._unreported:
-            self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
+            self._out.append(ReportConnectionStillLost(ReportConnectionLost(reason, detail, tuple(self._unreported))))
         self._unreported.clear()
 
     def _end(self, refusal: str) -> None:

@@ -10,13 +10,13 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ReportConnectionLost
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage, Subject
 
 log = logging.getLogger(__name__)
 
 OnDelivery = Callable[[SequencedMessage], None]
-OnLost = Callable[[ConnectionLost], None]
+OnLost = Callable[[ReportConnectionLost], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ class CallbackRegistry:
         pairs = (pair for (channel, _), pair in self._pairs.items() if channel in channels)
         return iter(dict.fromkeys(pair.on_message for pair in pairs if pair.on_message is not None))
 
-    def notify_lost(self, lost: ConnectionLost) -> None:
+    def notify_lost(self, lost: ReportConnectionLost) -> None:
         """Notify the connection and each subscription that the connection is lost."""
         call_safely(self._on_lost, lost)
         self.notify_failed(lost)
 
-    def notify_failed(self, lost: ConnectionLost) -> None:
+    def notify_failed(self, lost: ReportConnectionLost) -> None:
         """Notify the subscriptions that `lost` names; remove them if it is final."""
         for subject in lost.subscriptions:
             pair = self._pairs.pop(subject, None) if lost.is_final else self._pairs.get(subject)
@@ -81,7 +81,7 @@ class CallbackRegistry:
 
     def notify_rejected(self, subject: Subject, text: str) -> None:
         """Notify the subscription that the node refused it, and no other."""
-        self.notify_failed(ConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
+        self.notify_failed(ReportConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
 
     def subjects(self) -> tuple[Subject, ...]:
         """Return the subscriptions with callbacks of their own."""

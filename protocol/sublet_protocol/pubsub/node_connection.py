@@ -30,15 +30,15 @@ from sublet_protocol.pubsub.agent_side_events import (
     CancelCommandsCall,
     CancelPollCall,
     CommandsUnanswered,
-    ConnectionLost,
     ConnectionRejected,
     ConnectionStatus,
-    ConnectionStillLost,
     Deliver,
     Event,
-    ExpectUnsolicitedMessages,
     Instruction,
     PollUnanswered,
+    PollWithoutSubscriptions,
+    ReportConnectionLost,
+    ReportConnectionStillLost,
     ReportRejectedCommands,
     SendCommands,
 )
@@ -172,7 +172,7 @@ class NodeConnection:
         """Queue a message to the node, and hold a poll for its answers from now on."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
-        self._decide(ExpectUnsolicitedMessages(True))
+        self._decide(PollWithoutSubscriptions(True))
         self._decide(command)
 
     def subscribe(
@@ -262,10 +262,10 @@ class NodeConnection:
             case ReportRejectedCommands(refused):
                 for command, text in refused:
                     self._refuse(command, text)
-            case ConnectionLost():
+            case ReportConnectionLost():
                 self._losses += 1
                 self._callbacks.notify_lost(instruction)
-            case ConnectionStillLost(lost):
+            case ReportConnectionStillLost(lost):
                 self._callbacks.notify_failed(lost)
             case _:
                 assert_never(instruction)

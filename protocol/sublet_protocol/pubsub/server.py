@@ -32,7 +32,7 @@ from sublet_protocol.domain.limits import (
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters

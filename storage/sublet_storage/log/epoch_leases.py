@@ -81,7 +81,7 @@ def hold(
 
 
 @dataclass(frozen=True, slots=True)
-class AppendAndAdvanceResult:
+class EpochAdvanceResult:
     """The outcome of appends, and of an advance behind them: `change` if it was made, `error` if it failed. If both are
     None, not all blocks before it were stored."""
 
@@ -97,7 +97,7 @@ def append_and_advance(
     producer: ProducerIdentity,
     epochs: Iterable[Epoch],
     lease_s: float,
-) -> AppendAndAdvanceResult:
+) -> EpochAdvanceResult:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     frontier = LowerFrontier.from_epochs(epochs)
@@ -106,12 +106,12 @@ def append_and_advance(
         conn.execute(_LOCK, (producer.producer_id,))
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
-            return AppendAndAdvanceResult(answers)
+            return EpochAdvanceResult(answers)
         cursor = _query_hold(conn, space_id, producer, frontier, lease_s)
     try:
-        return AppendAndAdvanceResult(answers, _fetch_hold(cursor, space_id, producer, frontier)[1])
+        return EpochAdvanceResult(answers, _fetch_hold(cursor, space_id, producer, frontier)[1])
     except SubletError as error:
-        return AppendAndAdvanceResult(answers, error=error)
+        return EpochAdvanceResult(answers, error=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity) -> None:

@@ -93,10 +93,10 @@ class EpochCapability:
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
-    ) -> epoch_leases.AppendAndAdvanceResult:
+    ) -> epoch_leases.EpochAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._error is not None:
-            return epoch_leases.AppendAndAdvanceResult(append(conn, appends) if appends else [], error=self._error)
+            return epoch_leases.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._error)
         result = epoch_leases.append_and_advance(conn, appends, self._space_id, self._producer, epochs, self._lease_s)
         if isinstance(result.error, (EpochCapabilityExpired, ProducerFenced)):
             self._error = result.error

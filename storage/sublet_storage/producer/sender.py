@@ -63,9 +63,7 @@ _REFUSALS: dict[AppendOutcome, Callable[[str], SubletError]] = {
 }
 """What comes of loads that were not stored while the others were."""
 
-Advance = Callable[
-    [psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_leases.AppendAndAdvanceResult
-]
+Advance = Callable[[psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_leases.EpochAdvanceResult]
 
 _T = TypeVar("_T")
 

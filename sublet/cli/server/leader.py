@@ -1,4 +1,4 @@
-"""`sublet leader` and `sublet migrate`: runs a node, and migrates a schema."""
+"""`sublet leader`: runs a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import typer
 
 from sublet.cli.base.command import CommandContext, command
 from sublet.cli.base.json_logging import LogFormat, configure_json_logging
-from sublet_protocol.domain.errors import InvalidSetting, UsageError
+from sublet.cli.server.migrate import bring_up_to_date
+from sublet_protocol.domain.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from sublet_leader.listen_address import ListenAddress
@@ -146,71 +147,9 @@ def leader(
     if insecure:
         audit.record(None, str(listen_address), "start", "--insecure", "done")
     if migrate_first:
-        _bring_up_to_date(cli)
+        bring_up_to_date(cli)
     with cli.open_database() as database:
         return _serve(NodeServer(database.url, called, listen_address, settings, announce, notify, port, tls, required))
-
-
-def migrate(
-    cli: CommandContext,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="VERSION", help="To this version of the schema. Default: the newest.")
-    ] = None,
-    back: Annotated[
-        bool,
-        typer.Option(
-            "--downgrade", help="Go back to an older one, given by --to, with the newer release's program: nodes first."
-        ),
-    ] = False,
-    roles: Annotated[
-        bool,
-        typer.Option("--roles", help="Create the roles of database users too, and grant them their rights."),
-    ] = False,
-) -> None:
-    """Create a database's tables, or bring them up to date.
-
-    An embedded database does that by itself. Nothing is lost, and running it again changes nothing. Programs may be at
-    work meanwhile, unless it refuses: migrate first, then replace them one by one (docs/deploy.md).
-
-    Example:
-
-    \b
-      sublet migrate --database-url postgresql://me@db/app
-      sublet migrate --roles
-      sublet migrate --to 0101 --downgrade
-    """
-    if back and to is None:
-        raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
-    old_version, new_version, schema = _bring_up_to_date(cli, to, back, roles)
-    if cli.json:
-        cli.print_json({"schema": schema, "from": old_version, "to": new_version})
-    elif old_version == new_version:
-        cli.print_info(f"The schema {schema} is at version {new_version} already.")
-    else:
-        cli.print_info(f"The schema {schema} is at version {new_version} (before: {old_version or 'no tables'}).")
-
-
-def _bring_up_to_date(
-    cli: CommandContext, to: str | None = None, back: bool = False, roles: bool = False
-) -> tuple[str | None, str | None, str]:
-    """Return (version before, version now, schema). A given database is not checked first: it may be empty."""
-    from sublet_storage.bootstrap.migrate import current_version, downgrade, make_roles
-    from sublet_storage.bootstrap.migrate import migrate as upgrade
-    from sublet_storage.db.connect import resolve_schema_name
-    from sublet_storage.db.database_url import resolve_database_url
-
-    def change(url: str) -> tuple[str | None, str | None, str]:
-        old_version = current_version(url)
-        (downgrade if back else upgrade)(url, to=to)
-        if roles:
-            make_roles(url)
-        return old_version, current_version(url), resolve_schema_name()
-
-    configured_url = cli.database_url if cli.data_dir is not None else resolve_database_url(cli.database_url)
-    if configured_url and cli.data_dir is None:
-        return change(configured_url)
-    with cli.open_database(migrate_embedded=False) as database:
-        return change(database.url)
 
 
 def _parse_addresses(
@@ -275,4 +214,4 @@ def _serve(node: NodeServer) -> int:
     return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
 
 
-COMMANDS = {"leader": command(leader), "migrate": command(migrate)}
+COMMANDS = {"leader": command(leader)}

@@ -13,7 +13,7 @@ from typing import assert_never
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.groups.model.lending_row import StreamSnapshot
+from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from sublet_storage.spaces.routing import GenerationTopicFilters, Space, has_moved_topics, ranges_overlap, split_ring
@@ -51,9 +51,9 @@ class MemoryStream:
     blocks: list[tuple[int, int]] = field(default_factory=list)
     block_summaries: list[BlockEpochSummary] = field(default_factory=list)
 
-    def facts(self, lower: LowerFrontier | None) -> StreamSnapshot:
+    def facts(self, lower: LowerFrontier | None) -> StreamFacts:
         """The stream as it is now."""
-        return StreamSnapshot(
+        return StreamFacts(
             self.stream_id,
             self.generation.generation_id,
             self.hash_from,
@@ -162,7 +162,7 @@ class MemoryCatalogue:
         lost = self.lost_uppers.get(generation.space_id, UpperFrontier())
         self.lost_uppers[generation.space_id] = lost.join(UpperFrontier.from_epochs(begun))
 
-    def facts(self, stream_id: int) -> StreamSnapshot | None:
+    def facts(self, stream_id: int) -> StreamFacts | None:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
         return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None

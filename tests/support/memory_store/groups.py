@@ -35,7 +35,7 @@ from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
     LendingTransitionResult,
-    StreamSnapshot,
+    StreamFacts,
     compute_next_id,
     is_consumed,
     to_lending,
@@ -494,7 +494,7 @@ class MemoryGroupStore:
     def _ending(self, row: LendingRow) -> bool:
         return row.status is not LendingStatus.FINISHED and self.streams.streams[row.stream_id].closed
 
-    def _facts(self, stream_id: int) -> StreamSnapshot:
+    def _facts(self, stream_id: int) -> StreamFacts:
         found = self.streams.facts(stream_id)
         assert found is not None, "a row's stream is there"
         return found
@@ -573,7 +573,7 @@ class MemoryGroupStore:
 
 
 def _only_moves(
-    change: AdvancePosition, row: LendingRow, transition: LendingTransitionResult, stream: StreamSnapshot
+    change: AdvancePosition, row: LendingRow, transition: LendingTransitionResult, stream: StreamFacts
 ) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)

@@ -21,7 +21,7 @@ from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import (
     FAILED_OVER,
     LendingRow,
-    StreamSnapshot,
+    StreamFacts,
     make_failover_event,
     to_lending,
 )
@@ -53,7 +53,7 @@ class _Findings:
     ones."""
 
     rows: Mapping[Key, LendingRow]
-    facts: Mapping[int, StreamSnapshot]
+    facts: Mapping[int, StreamFacts]
     ancestors: Mapping[Key, tuple[int, ...]]
     busy: frozenset[Key]
     on_data_loss: Mapping[int, OnDataLoss]

@@ -22,7 +22,7 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import RowLockHolder
-from sublet_storage.groups.model.lending_row import LendingRow, StreamSnapshot
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, AdvancePosition, HistoryRecord, LendingStatus
 
 Key = tuple[int, int]
@@ -212,7 +212,7 @@ def read_rows(records: Iterable[Any]) -> Iterator[LendingRow]:
     return map(_decode_row, records)
 
 
-def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamSnapshot]:
+def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
     """Return {stream_id: facts} of a result of the columns FACTS."""
     return {record[0]: _decode_facts(record) for record in cursor.fetchall()}
 
@@ -238,7 +238,7 @@ def read_ancestor_pages(connection: Connection, keys: Sequence[Key]) -> dict[Key
     return ancestors
 
 
-def read_rows_with_facts(records: Iterable[Any]) -> Iterator[tuple[LendingRow, StreamSnapshot]]:
+def read_rows_with_facts(records: Iterable[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
     """Return rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
     return map(_decode_row_and_facts, records)
 
@@ -257,7 +257,7 @@ def read_pages(connection: Connection, statement: str, parameters: Mapping[str, 
 
 def read_unfinished(
     connection: Connection, group_id: int, now_us: int | None
-) -> list[tuple[LendingRow, StreamSnapshot, int]]:
+) -> list[tuple[LendingRow, StreamFacts, int]]:
     """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
     records = read_pages(connection, _UNFINISHED, {"group": group_id, "now_us": now_us})
     return [(*_decode_row_and_facts(record), record[-1]) for record in records]
@@ -326,7 +326,7 @@ def _encode_keys(keys: Iterable[Key]) -> dict[str, list[int]]:
     return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
 
 
-def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamSnapshot]:
+def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
     return _decode_row(record[:_ROW_WIDTH]), _decode_facts(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
 
 
@@ -338,8 +338,8 @@ def _decode_row(record: Sequence[Any]) -> LendingRow:
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 
 
-def _decode_facts(record: Sequence[Any]) -> StreamSnapshot:
+def _decode_facts(record: Sequence[Any]) -> StreamFacts:
     stream_id, generation_id, low, high, head, is_closed, is_gone, lower = record
-    return StreamSnapshot(
+    return StreamFacts(
         stream_id, generation_id, int(low), int(high), head, is_closed, is_gone, lower_frontier_from_text(lower)
     )

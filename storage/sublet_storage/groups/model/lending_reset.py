@@ -7,7 +7,7 @@ from dataclasses import replace
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransitionResult,
-    StreamSnapshot,
+    StreamFacts,
     end_unheard,
     find_redelivery_end,
     is_consumed,
@@ -17,7 +17,7 @@ from sublet_storage.groups.model.records import LendingOutcome, LendingStatus
 
 
 def apply_reset(
-    row: LendingRow, stream: StreamSnapshot, position: int, reason: str, now_us: int
+    row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int
 ) -> LendingTransitionResult:
     """Return the transition of a row that an operator resets. A grant in force ends by it, without its holder's
     report."""

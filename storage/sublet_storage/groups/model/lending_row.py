@@ -65,7 +65,7 @@ class LendingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSnapshot:
+class StreamFacts:
     """The facts of a stream at one instant. Once `is_closed`, its head is final; `is_gone`: retention has taken its
     messages. `lower`: the lower frontier of its space."""
 
@@ -108,7 +108,7 @@ class LendingTransitionResult:
     problem: str = ""
 
 
-def to_lending(row: LendingRow, stream: StreamSnapshot, now_us: int, parents: Sequence[int] = ()) -> Lending:
+def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Sequence[int] = ()) -> Lending:
     """Return the row with its stream as the leader sees them at that time; `parents`: see `Lending`."""
     return Lending(
         stream_id=row.stream_id,
@@ -160,7 +160,7 @@ def finish_unlent(row: LendingRow, outcome: LendingOutcome) -> LendingTransition
 
 
 def end_unreadable(
-    row: LendingRow, stream: StreamSnapshot, now_us: int, on_data_loss: OnDataLoss
+    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss
 ) -> LendingTransitionResult | None:
     """Return the transition of a row whose position no borrower could read from; None if one could."""
     redelivery_end = find_redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
@@ -228,22 +228,22 @@ def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: 
     )
 
 
-def make_failover_event(row: LendingRow, stream: StreamSnapshot) -> LendingEvent | None:
+def make_failover_event(row: LendingRow, stream: StreamFacts) -> LendingEvent | None:
     """Return the event of a row that another timeline of the database has: on the former one its stream may have been
     consumed further. None where nothing follows."""
     redelivery_end = find_redelivery_end(row, stream)
     return None if redelivery_end == row.position else make_history_event("failover", row, FAILED_OVER, redelivery_end)
 
 
-def find_redelivery_end(row: LendingRow, stream: StreamSnapshot) -> int:
+def find_redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
     """Return the offset up to which messages from the row's position on may be seen twice when its grant ends without a
     final report."""
     return max(row.position, stream.head)
 
 
-def is_consumed(position: int, stream: StreamSnapshot) -> bool:
+def is_consumed(position: int, stream: StreamFacts) -> bool:
     return stream.is_closed and position == stream.head
 
 
-def format_beyond_head(position: int, stream: StreamSnapshot) -> str:
+def format_beyond_head(position: int, stream: StreamFacts) -> str:
     return f"offset {position} is beyond the head {stream.head}"

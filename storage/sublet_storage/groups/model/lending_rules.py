@@ -26,7 +26,7 @@ from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
     LendingTransitionResult,
-    StreamSnapshot,
+    StreamFacts,
     block,
     compute_next_id,
     end_grant,
@@ -58,7 +58,7 @@ from sublet_storage.groups.model.records import (
 def apply_change(
     change: LendingChange,
     row: LendingRow,
-    stream: StreamSnapshot,
+    stream: StreamFacts,
     *,
     held_back: bool,
     term: int,
@@ -92,7 +92,7 @@ def apply_change(
 
 
 def close_out(
-    row: LendingRow, stream: StreamSnapshot, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
+    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
 ) -> LendingTransitionResult | None:
     """Return the transition of a row in a stream sync: finish it, block it, or leave it (None)."""
     if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
@@ -107,7 +107,7 @@ def close_out(
 def _grant(
     change: GrantStream,
     row: LendingRow,
-    stream: StreamSnapshot,
+    stream: StreamFacts,
     held_back: bool,
     now_us: int,
     on_data_loss: OnDataLoss,
@@ -154,7 +154,7 @@ def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> Lend
     )
 
 
-def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamSnapshot, now_us: int) -> LendingTransitionResult:
+def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if row.agent != change.agent:
         return LendingTransitionResult(LendingOutcome.REFUSED, row)
     if impossible := find_impossible(change, row, stream, now_us):
@@ -173,7 +173,7 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamSnapshot, now
     )
 
 
-def _release(change: ReleaseStream, row: LendingRow, stream: StreamSnapshot, now_us: int) -> LendingTransitionResult:
+def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     position = max(row.position, change.position)
@@ -189,9 +189,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamSnapshot, now
     return _make_end_transition("release", row, released_row, change.reason, redelivery_end)
 
 
-def _force_release(
-    change: ForceRelease, row: LendingRow, stream: StreamSnapshot, now_us: int
-) -> LendingTransitionResult:
+def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     """Free or block the row. Losses count only if there was a message that may have caused them: not in an idle stream,
     nor in one that waits for epochs to be completed. A row that is reserved for its session is never blocked, as it is
     granted to no other session, which has to process the same range again."""
@@ -207,9 +205,7 @@ def _force_release(
     return _make_end_transition("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
-def _end_at_poison(
-    change: ReleaseStream, row: LendingRow, stream: StreamSnapshot, now_us: int
-) -> LendingTransitionResult:
+def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.may_skip:
         redelivery_end = change.delivered_end if change.delivered_end > row.position else None
@@ -224,7 +220,7 @@ def _end_at_poison(
     return LendingTransitionResult(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
 
 
-def _is_waiting_for_epochs(row: LendingRow, stream: StreamSnapshot) -> bool:
+def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
     """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 

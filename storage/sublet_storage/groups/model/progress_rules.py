@@ -15,7 +15,7 @@ from sublet_protocol.domain.limits import MAX_ANTICHAIN, MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransitionResult,
-    StreamSnapshot,
+    StreamFacts,
     block,
     find_redelivery_end,
     finish,
@@ -72,7 +72,7 @@ def initial_frontier(
     return LowerFrontier(((MIN_EPOCH,) * len(begun_epochs.greatest[0]),)).after_completing(begun_epochs)
 
 
-def advance(change: AdvancePosition, row: LendingRow, stream: StreamSnapshot, now_us: int) -> LendingTransitionResult:
+def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     position = max(row.position, change.position)
@@ -91,7 +91,7 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
 
 
 def find_impossible(
-    change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamSnapshot, now_us: int
+    change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
 ) -> LendingTransitionResult | None:
     """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
     the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""

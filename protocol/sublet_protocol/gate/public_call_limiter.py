@@ -1,4 +1,4 @@
-"""Bounds the cost of calls without authentication: health, which answers every caller.
+"""Limits calls of public methods (health), which answer every caller without authentication.
 
 Such a call is made as one whose requests are a stream, so that its one request is read here: within a time, and not at
 all for an address that has as many calls under way as it may. A watch of health stays as long as its client likes.
@@ -17,7 +17,7 @@ from sublet_protocol.gate.bounded_request_parser import parse_request, read_requ
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
 
-class UnauthenticatedCallLimiter:
+class PublicCallLimiter:
     """A limit on the open calls under way, by client address."""
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
