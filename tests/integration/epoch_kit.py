@@ -12,7 +12,7 @@ from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.log.epoch_leases import hold
-from sublet_storage.readers.complete_epoch_tail import EpochTailItem, EpochTailMessages, StartingFrontiers
+from sublet_storage.readers.complete_epoch_tail import EpochTailItem, EpochTailMessages, FrontierSnapshot
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import in_epochs
 from tests.support.streams import open_streams
@@ -82,8 +82,8 @@ def reported(messages: Iterable[EpochTailItem]) -> list[tuple[Epoch, ...]]:
 
 def check_course(messages: list[EpochTailItem]) -> None:
     """The snapshot first and once; frontiers move on only; nothing of an epoch comes after it was completed."""
-    assert isinstance(messages[0], StartingFrontiers)
-    assert not any(isinstance(each, StartingFrontiers) for each in messages[1:])
+    assert isinstance(messages[0], FrontierSnapshot)
+    assert not any(isinstance(each, FrontierSnapshot) for each in messages[1:])
     lower = messages[0].lower
     for message in messages[1:]:
         if isinstance(message, LowerFrontier):

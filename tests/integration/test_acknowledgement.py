@@ -9,6 +9,7 @@ import functools
 import itertools
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
@@ -537,6 +539,33 @@ def test_the_end_of_a_session_acknowledges(place: Place) -> None:
             end(place.session(group), leave, seen)
         ended_well = leave in WELL or (leave is by_hand and end is not closed)
         assert (seen, place.progress(group)) == ([0, 1], 2 if ended_well else 1), group
+
+
+def test_a_second_thread_is_refused(place: Place) -> None:
+    """In the middle of another's call, which goes on; later it may call."""
+    with place.session() as session, ThreadPoolExecutor(1, "other") as pool:
+        batch = [session.poll(WAIT_S) for _ in range(6)][-1]
+        assert batch is not None
+        waiting = pool.submit(session.poll)
+
+        def refusal() -> str:
+            try:
+                session.wait(0.0)
+            except UsageError as refused:
+                return str(refused)
+            return ""
+
+        assert "in the middle of a call of thread 'other_0': one thread at a time uses" in eventually(refusal, WAIT_S)
+        with pytest.raises(UsageError, match="one thread at a time"):
+            session.poll(WAIT_S)
+        with pytest.raises(UsageError, match="one thread at a time"), session.transaction(batch):
+            pass
+        session.wakeup()
+        assert waiting.result(WAIT_S) is None
+        place.publish(1)
+        again = session.poll(WAIT_S)
+        assert (again and again.first) == 6
+    assert place.progress() == 7
 
 
 def plainly(session: AsyncSession) -> AsyncIterable[Batch]:

@@ -21,7 +21,7 @@ from sublet_storage.readers.complete_epoch_tail import (
     EpochTailItem,
     EpochTailMessages,
     EpochTailReader,
-    StartingFrontiers,
+    FrontierSnapshot,
 )
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
@@ -62,7 +62,7 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
     reading = EpochTailReader(conn, ALL, begin)
     first = list(reading.read_available(conn))
     lower = None if begin == "earliest" else LowerFrontier(((3,),))
-    assert first[0] == reading.snapshot == StartingFrontiers(lower, UpperFrontier(((5,),)))
+    assert first[0] == reading.snapshot == FrontierSnapshot(lower, UpperFrontier(((5,),)))
     assert numbers(seen(first)) == at_first
     assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is told of what it was given"
     story.the_rest()
@@ -137,7 +137,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
     other.advance(B, 3)
     other.publish(B, 6, stream=1)
     reading = EpochTailReader(conn, ALL)
-    assert reading.snapshot == StartingFrontiers(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
+    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
     story.publish(A, 5, 6, 7)
     story.advance(A, 9)
     other.publish(B, 6, 7, 8)
@@ -237,7 +237,7 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
     other.advance(B, 3)
     mine = TopicFilter("eu/#")
     live, history = EpochTailReader(conn, mine), EpochTailReader(conn, mine, "earliest")
-    assert live.snapshot == StartingFrontiers(LowerFrontier(((3,),)), UpperFrontier())
+    assert live.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier())
     other.publish(B, 3)
     other.advance(B, 4)
     for reading in (live, history):
@@ -259,7 +259,7 @@ def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story
     conn.execute("update generation set state = 'gone' where space_id = %s and state = 'closed'", (story.space,))
     reading = EpochTailReader(conn, TopicFilter("t"), begin)
     first = list(reading.read_available(conn))
-    assert first == [StartingFrontiers(None, UpperFrontier())]
+    assert first == [FrontierSnapshot(None, UpperFrontier())]
     first += reading.read_available(conn)
     drop_space(conn, "all")
     story.publish(A, 7, 8)

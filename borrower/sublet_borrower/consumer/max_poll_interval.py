@@ -21,6 +21,7 @@ from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
+from sublet_protocol.domain.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,8 @@ class PollMonitor:
         self.origin = describe_origin("a Session", member.subscription)
         """Of what its user has made."""
         self._watched_handle = 0
-        self._last_call_at, self._is_in_call = time.monotonic(), False
+        self._last_call_at = time.monotonic()
+        self._calling_thread: threading.Thread | None = None
         member.assignment.came_back = self.touch
 
     def start(self) -> None:
@@ -57,10 +59,19 @@ class PollMonitor:
         """Note that the user has polled."""
         self._last_call_at = time.monotonic()
 
+    def check_thread(self) -> None:
+        """Raise `UsageError` in the middle of another thread's call."""
+        if (caller := self._calling_thread) not in (None, threading.current_thread()):
+            raise UsageError(
+                f"this session of {self._member.subscription} is in the middle of a call of thread {caller.name!r}: "
+                "one thread at a time uses a session. Make a session for each thread, or let one thread poll and give "
+                "the others its batches. Only drain, leave, wakeup and close may be called meanwhile."
+            )
+
     @contextlib.contextmanager
     def user_call(self) -> Iterator[None]:
         """Count the user as present as long as the block lasts."""
-        self._is_in_call = True
+        self._calling_thread = threading.current_thread()
         try:
             yield
         finally:
@@ -72,18 +83,19 @@ class PollMonitor:
         try:
             function(argument)
         finally:
-            self._is_in_call = True
+            self._calling_thread = threading.current_thread()
 
     def end_call(self) -> None:
         """Note that the user begins to work outside of the session."""
-        self._is_in_call = False
+        if self._calling_thread is threading.current_thread():
+            self._calling_thread = None
         self.touch()
 
     def _check(self, handle: int) -> None:
         """Give the member up if the time is over, else check again when it may be; on the network's thread."""
         if handle != self._watched_handle or self._member.is_given_up:
             return
-        absent_s = 0.0 if self._is_in_call else time.monotonic() - self._last_call_at
+        absent_s = 0.0 if self._calling_thread is not None else time.monotonic() - self._last_call_at
         if absent_s < self._max_s:
             network_loop().call_later(max(self._max_s - absent_s, 0.001), self._check, handle)
             return

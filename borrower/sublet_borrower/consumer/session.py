@@ -16,7 +16,8 @@ Work that ended well is acknowledged and not repeated; work that failed is not a
 - A batch that an exception in the middle of `poll` (a signal handler's) kept back is returned by the next call.
 
 A stream's progress stops before the first batch that was given out and not acknowledged; from there all is given out
-again when the stream moves: at least once. One thread uses a session; an agent's thread keeps it in touch.
+again when the stream moves: at least once. One thread at a time uses a session: `poll`, `wait` and `transaction` raise
+`UsageError` in the middle of another's call. An agent's thread keeps it in touch.
 """
 
 from __future__ import annotations
@@ -185,6 +186,7 @@ class Session:
 
     def fetch_batch(self, timeout_s: float | None = None) -> Batch | None:
         """Do what `poll` does, but for loops that it shows to be over. For `AsyncSession`, which polls elsewhere."""
+        self._poll_monitor.check_thread()
         previous_batch = self._last
         try:
             with self._poll_monitor.user_call():
@@ -262,6 +264,7 @@ class Session:
         committed together. For one batch use `batch.transaction()`, which has the details.
         """
         self._member.check_owner()
+        self._poll_monitor.check_thread()
         try:
             with self._transactions.run(batches) as connection:
                 yield connection
@@ -275,6 +278,7 @@ class Session:
         Raise `SubscriptionEnded`.
         """
         self._member.check_owner()
+        self._poll_monitor.check_thread()
         deadline = time.monotonic() + timeout_s
         with self._poll_monitor.user_call():
             while not self.is_closed:

@@ -76,7 +76,7 @@ class UndeclaredQueue(NotFound):
 
 
 class Conflict(SubletError):
-    """An object that exists already, and is different."""
+    """What is asked for contradicts what is there: an object that differs, another holder, a newer producer."""
 
     exit_code = 4
 

@@ -49,7 +49,7 @@ _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %
 
 
 @dataclass(frozen=True, slots=True)
-class StartingFrontiers:
+class FrontierSnapshot:
     """The start of a reader. `lower`: it gets epochs at or after these only (None: any); `upper`: the greatest that
     have begun and are not completed, or, of all history, that have begun."""
 
@@ -64,7 +64,7 @@ class EpochTailMessages:
     table: pa.Table
 
 
-EpochTailItem = StartingFrontiers | EpochTailMessages | LowerFrontier
+EpochTailItem = FrontierSnapshot | EpochTailMessages | LowerFrontier
 """Epochs that are not at or after a `LowerFrontier` are completed, and were delivered completely or not at all."""
 
 
@@ -190,7 +190,7 @@ def _make_selection(
     cursors: list[StreamCursor],
     spaces: list[tuple[Any, ...]],
     begun_in_streams: list[tuple[Any, ...]],
-) -> tuple[CompleteEpochFilter, StartingFrontiers]:
+) -> tuple[CompleteEpochFilter, FrontierSnapshot]:
     lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
     gone_frontiers = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
@@ -214,7 +214,7 @@ def _make_selection(
     selection = CompleteEpochFilter.starting_at(
         begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart, elsewhere
     )
-    return selection, StartingFrontiers(
+    return selection, FrontierSnapshot(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)
     )
 

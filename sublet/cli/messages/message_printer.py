@@ -51,12 +51,12 @@ class EpochPrinter:
 
     def print_item(self, message: EpochTailItem) -> bool:
         """Write and flush an item; return whether there is room for more."""
-        from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, StartingFrontiers
+        from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, FrontierSnapshot
 
         self.count += 1
         if isinstance(message, EpochTailMessages):
             self._printer.print_batch(message.table)
-        elif isinstance(message, StartingFrontiers):
+        elif isinstance(message, FrontierSnapshot):
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
             snapshot = {"lower": lower, "upper": upper}

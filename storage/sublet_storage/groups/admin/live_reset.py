@@ -25,7 +25,7 @@ from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import PositionChange
 from sublet_storage.groups.coordinator import group_lifecycle
-from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseForReset, ResumeGroup
+from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseGroupForReset, ResumeGroup
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.records import Group
 
@@ -126,7 +126,7 @@ def reset_live_group(
 def pause_during_reset(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
     subscription, reason = group.subscription, f"{FOR_A_RESET}{target}"
-    paused_group, _ = send_command(url, subscription, PauseForReset(reason))
+    paused_group, _ = send_command(url, subscription, PauseGroupForReset(reason))
     try:
         if paused_group.group_id != group.group_id:
             raise NotFound(

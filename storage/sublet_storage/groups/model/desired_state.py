@@ -38,7 +38,7 @@ class PauseGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseForReset(PauseGroup):
+class PauseGroupForReset(PauseGroup):
     """Pauses the group for a reset: `reason` begins with `FOR_A_RESET`."""
 
 
