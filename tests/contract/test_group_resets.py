@@ -117,6 +117,26 @@ def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
     assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
 
 
+@pytest.mark.conforms("A4", "E33")
+@pytest.mark.parametrize("is_noticed", [False, True])
+@pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest(), ResetTarget.current()], ids=str)
+def test_a_reset_goes_past_what_is_gone(postgres: PostgresWorld, target: ResetTarget, is_noticed: bool) -> None:
+    """Whether a leader has noticed the stream before retention took it, or not."""
+    postgres.add_space()
+    group = postgres.declare(on_data_loss=OnDataLoss.FAIL)
+    (gone,) = postgres.rollover(1)
+    postgres.append(gone, 3)
+    (last,) = postgres.rollover(1)
+    if is_noticed:
+        postgres.write(group, postgres.lead(group), renew=True)
+    postgres.retire(2)
+    assert postgres.reset(group, target)[gone] == (0 if is_noticed else None, 3)
+    term = postgres.lead(group)
+    postgres.write(group, term, renew=True)
+    assert postgres.row(group, term, last).parents == ()
+    assert not [row for row in postgres.store.load(group.group_id, term) if row.status is BLOCKED]
+
+
 @pytest.mark.conforms("A5", "E7")
 def test_a_granted_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
     """Its grant is then over."""

@@ -180,7 +180,10 @@ class WatchedGroups(MemoryGroupStore):
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
         new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
-        before = self._set_revoked_at(life, new) | life.rows
+        unchanged = _copied(life)
+        life.rows |= self._set_revoked_at(life, new)
+        self._add_rows(life)  # those that others descend from, too
+        before = dict(life.rows)
         reasons = {s: f"reset to {target}; was at {before[s].position}" for s in moves}
         transitions = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
         after = before | {stream_id: transition.row for stream_id, transition in transitions.items()}
@@ -189,6 +192,7 @@ class WatchedGroups(MemoryGroupStore):
                 why = f"reset to {target}; waits for {above}"
                 transitions[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
         if not force and any(before[stream_id].status in _GRANTED for stream_id in transitions):
+            self._lives[group_id] = unchanged
             return False
         for transition in transitions.values():
             self._keep(transition, leader.term if leader is not None else 0, now)

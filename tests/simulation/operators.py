@@ -173,9 +173,10 @@ class Operators:
         rows, life, moves = self._store.rows(group.group_id), self._simulation.checkers.lives[group.group_id], {}
         for stream_id in self._streams.streams:
             row = rows.get(stream_id)
-            gone = self._streams.streams[stream_id].generation.gone
+            generation = self._streams.streams[stream_id].generation
+            gone, was_never_its = generation.gone, generation.deleted or stream_id in life.existed
             shadowed = row is not None and row.status is LendingStatus.FINISHED and not self._is_closed(stream_id)
-            if (row is None and gone) or shadowed or (streams and stream_id not in streams):
+            if (row is None and gone and was_never_its) or shadowed or (streams and stream_id not in streams):
                 continue
             before = None if row is None else row.position
             now = before if before is not None or stream_id in life.existed else 0

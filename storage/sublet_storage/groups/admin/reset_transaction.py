@@ -56,13 +56,14 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
   cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
- where (l.stream_id is not null or (n.state <> 'gone' and {MAY_MATCH}))
+ where (l.stream_id is not null or ((n.state <> 'gone' or is_later) and {MAY_MATCH}))
    and not (l.status is not distinct from 'finished' and s.state = 'open')
  order by s.stream_id"""
 """Of the streams that the group may have; an open one that is finished lies in the shadow of another space.
 
 Where the group is in a stream that it has no row of: at 0, if the stream came since; one that ended before the group
-began is none of its own, and what goes from where the group is (current, shift) does not concern it."""
+began is none of its own, and what goes from where the group is (current, shift) does not concern it. What retention has
+taken of a stream that came since is passed by, whether a leader has noticed the stream or not."""
 
 _HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
 
