@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.address import split_address
 from sublet_protocol.domain.errors import InvalidSetting
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
+class ListenAddress(Struct, frozen=True):
     """A host and a port; port 0 lets the system choose."""
 
     host: str

@@ -1,8 +1,7 @@
 """The event of every machine that time has passed."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Struct, frozen=True):
     """The event that time has passed: the machine's `wake_at` has come, or may have."""

@@ -8,17 +8,17 @@ one's lease has run out, the next may take it. The desired state of a live node 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import Conflict, NodeNameTaken, NotFound
 
 
-@dataclass(frozen=True, slots=True)
-class NodeIncarnation:
+class NodeIncarnation(Struct, frozen=True):
     """One incarnation of a node: a name can come back, an incarnation cannot."""
 
     name: str
@@ -26,8 +26,7 @@ class NodeIncarnation:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeEntry:
+class NodeEntry(Struct, frozen=True):
     """A registered node; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach it.
     `is_draining`: it is to lead nothing any more."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from sublet_storage.groups.model.records import HistoryRecord
 
@@ -20,8 +20,7 @@ KILLS_BETWEEN = 0.3, 0.7
 """A kill before or after that would not be in the middle of the work, and would prove little."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillRecord:
+class KillRecord(Struct, frozen=True):
     """The killed process, and the share of all messages that was durably consumed right before."""
 
     what: str
@@ -34,8 +33,7 @@ class KillRecord:
         return min_share <= self.consumed_share <= max_share
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryRecord:
+class DeliveryRecord(Struct, frozen=True):
     """One batch delivered to one process."""
 
     worker: str
@@ -45,8 +43,7 @@ class DeliveryRecord:
     rows: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class DeliveryCheckResult:
+class DeliveryCheckResult(Struct):
     """Counts of messages; a range is [from, to) of a stream that was delivered twice, under the grant that was lost."""
 
     published: int

@@ -12,11 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from sublet.demo import delivery_check, flights
 from sublet.demo.child_processes import ChildProcesses
@@ -87,8 +88,7 @@ def _make_empty_directory(directory: Path) -> Path:
     return directory
 
 
-@dataclass(slots=True)
-class _DemoRun:
+class _DemoRun(Struct):
     """One run of the demo."""
 
     url: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
@@ -18,8 +19,7 @@ from sublet_storage.groups import consumer_progress
 from sublet_storage.node_directory import list_live_nodes
 
 
-@dataclass(frozen=True, slots=True)
-class DatabaseOrNodeAccess:
+class DatabaseOrNodeAccess(Struct, frozen=True):
     """A member's access to messages and nodes. `url`: of the database; None where nodes replace it. `subscribe_heads`
     takes a function to call with stream heads, and returns a function that ends that; None where nodes alone push.
     """

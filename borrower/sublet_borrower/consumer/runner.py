@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import psycopg
+from msgspec import Struct
 
 from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
@@ -45,8 +45,7 @@ class PollableSession(Protocol):
     def may_continue(self, batch: Batch) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     """Retries, backoff and dead letters for a user's function that raises.
 
     A batch is tried `max_attempts` times in all, and so is a single record before it counts as failed; where sublet's
@@ -80,8 +79,7 @@ class RetryPolicy:
         return Backoff(self.backoff_s, self.max_backoff_s)
 
 
-@dataclass(slots=True)
-class RunSummary:
+class RunSummary(Struct):
     """The counts of one run so far; another thread may read them meanwhile.
 
     `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches were

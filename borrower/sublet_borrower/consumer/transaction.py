@@ -15,10 +15,10 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import psycopg
+from msgspec import Struct
 
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
@@ -61,8 +61,7 @@ class TransactionalBatch(Protocol):
     def complete_transaction(self, *, recovered: bool) -> None: ...
 
 
-@dataclass(slots=True)
-class _Doubt:
+class _Doubt(Struct):
     """A transaction whose commit was begun, until its batches know its outcome. `is_committed`: whether it was
     committed, once that is known.
     """

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
+from msgspec import Struct
+
 from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
@@ -45,8 +47,7 @@ SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
+class JoinGroup(Struct, frozen=True):
     """The command to begin a subscription under a handle not used before."""
 
     handle: int
@@ -57,8 +58,7 @@ class JoinGroup:
     session_epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSubscription:
+class CloseSubscription(Struct, frozen=True):
     """The command to hand every stream over and end; `SubscriptionClosed` follows. `reason`: where the session did not
     request it.
     """
@@ -67,31 +67,27 @@ class CloseSubscription:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMessageReceived:
+class NodeMessageReceived(Struct, frozen=True):
     """A message from the node at that address."""
 
     node: str
     message: ToBorrower
 
 
-@dataclass(frozen=True, slots=True)
-class NodesDiscovered:
+class NodesDiscovered(Struct, frozen=True):
     """The addresses of all live nodes, as far as is known."""
 
     nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionProgressReported:
+class SessionProgressReported(Struct, frozen=True):
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
     progress: ProgressReported
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLockUnavailable:
+class AgentLockUnavailable(Struct, frozen=True):
     """The agent has no lock, and will not have it soon: subscriptions do not wait for it."""
 
 
@@ -108,16 +104,14 @@ AgentEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SessionAssignmentUpdate:
+class SessionAssignmentUpdate(Struct, frozen=True):
     """An update for the session that owns the handle."""
 
     handle: int
     update: AssignmentUpdate
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionClosed:
+class SubscriptionClosed(Struct, frozen=True):
     """The update that the subscription is over and no borrower will be made for it again."""
 
     handle: int
@@ -125,8 +119,7 @@ class SubscriptionClosed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOutcome:
+class AgentOutcome(Struct, frozen=True):
     """Actions of the agent: `sends` are (node address, message) in order; `needs_discovery`: look the live nodes up
     again.
     """

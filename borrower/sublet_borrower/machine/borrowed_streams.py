@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
@@ -11,8 +13,7 @@ from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamProgress
 
 
-@dataclass(slots=True)
-class BorrowedStream:
+class BorrowedStream(Struct):
     """One stream under one grant. `is_confirmed`: this borrower's own leader has granted it, and not only a
     predecessor's, under whose grant it may be worked on until `inherited_until`. `ends_at`: the leader takes it by
     force, and no later answer to a ping covers it. `send_at`: when its progress is to be sent, if not saved by then."""

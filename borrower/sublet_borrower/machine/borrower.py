@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from sublet_borrower.machine.borrowed_streams import BorrowedStream, BorrowedStreams
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
@@ -64,8 +66,7 @@ _KINDS: dict[type, BorrowerEventKind] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionRequest:
+class SubscriptionRequest(Struct, frozen=True):
     """The parameters of a subscription, the same for every borrower made for it. See `LeaderWanted` for the fields."""
 
     subscription: str
@@ -75,8 +76,7 @@ class SubscriptionRequest:
     session_epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class InheritedState:
+class InheritedState(Struct, frozen=True):
     """The state that a borrower takes over from its invalidated predecessor.
 
     `streams` have how long user calls may start under the predecessor's grants. `leave_deadline`: set for one that is

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
@@ -19,23 +19,20 @@ from sublet_protocol.tick import Tick
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderMessageReceived:
+class LeaderMessageReceived(Struct, frozen=True):
     """A message of a leader, or of a node with the leader's address, came in from `node`."""
 
     node: str
     message: ToBorrower
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(Struct, frozen=True):
     """The event that the connection to this node is dead."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressReported:
+class ProgressReported(Struct, frozen=True):
     """The session's progress on a stream up to `position`. `is_final`: it will not touch the stream under this grant
     again.
 
@@ -59,8 +56,7 @@ class ProgressReported:
     is_beyond_head: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveRequested:
+class LeaveRequested(Struct, frozen=True):
     """The request to stop every stream, wait for their last progress and hand all over. `reason`: where the session did
     not request it.
     """
@@ -74,8 +70,7 @@ Event = LeaderMessageReceived | NodeLost | ProgressReported | LeaveRequested | T
 # --- out ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Struct, frozen=True):
     """The action to deliver to the node at that address; None: to the node that the agent prefers for this
     subscription.
     """
@@ -84,15 +79,13 @@ class Send:
     message: ToLeader
 
 
-@dataclass(frozen=True, slots=True)
-class StreamGranted:
+class StreamGranted(Struct, frozen=True):
     """The update to begin to consume this stream from the grant's position."""
 
     grant: Grant
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeStarted:
+class RevokeStarted(Struct, frozen=True):
     """The update to begin no new batch of this stream, and to report its final progress when the running one has
     ended.
     """
@@ -101,8 +94,7 @@ class RevokeStarted:
     grant_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRemoved:
+class StreamRemoved(Struct, frozen=True):
     """The update that the stream is no longer granted under this grant. After `LOST`, work still running may be done
     twice.
     """
@@ -112,8 +104,7 @@ class StreamRemoved:
     reason: GrantEndOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class SavedProgress:
+class SavedProgress(Struct, frozen=True):
     """Durable progress up to `position`, with what is in doubt; `consumed` in a group that is atomic."""
 
     stream_id: int
@@ -123,8 +114,7 @@ class SavedProgress:
     consumed: ConsumedFrontier | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFrontiersAdvanced:
+class GroupFrontiersAdvanced(Struct, frozen=True):
     """The progress of an atomic group, in each space."""
 
     frontiers: tuple[GroupFrontier, ...]
@@ -133,8 +123,7 @@ class GroupFrontiersAdvanced:
 AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress | GroupFrontiersAdvanced
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowerEnded:
+class BorrowerEnded(Struct, frozen=True):
     """The update that the borrower is destroyed. After `RETRY` the agent makes a successor that requests to keep
     `held_grants`.
     """
@@ -145,8 +134,7 @@ class BorrowerEnded:
     is_leaving: bool
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowerOutcome:
+class BorrowerOutcome(Struct, frozen=True):
     """Messages and updates, in order. `wake_at`: call again with a `Tick` no later than this."""
 
     sends: tuple[Send, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
@@ -14,8 +14,7 @@ RETRY_INTERVAL_S = 60.0
 """Minimum time between two reports of an error that comes and goes: each is two lines of history."""
 
 
-@dataclass(slots=True)
-class ReadFailureTracker:
+class ReadFailureTracker(Struct):
     """Tracks a stream's read failure. `current_error`: in the log, as it is now. `reported_error`: sent to the leader,
     as it was first of its kind; both are empty where reading works. `failing_since`: the first failure, of any kind.
     """

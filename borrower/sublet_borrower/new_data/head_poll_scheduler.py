@@ -16,8 +16,9 @@ pushes would be of no use.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec import Struct, field
 
 from sublet_protocol.tick import Tick
 
@@ -25,8 +26,7 @@ WEIGHT = 0.25
 """The weight of the last poll in the average duration of polls."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPollSchedulerSettings:
+class HeadPollSchedulerSettings(Struct, frozen=True):
     """Times of a head tracker in seconds. Poll intervals begin at `poll_initial_s`, or at a multiple of the time that
     recent polls took if that is longer (but not than `poll_max_with_push_s`), and grow to `poll_max_s`, or to
     `poll_max_with_push_s` where push works.
@@ -42,8 +42,7 @@ class HeadPollSchedulerSettings:
     """A stream that was not read to its end for this long is no longer subscribed to."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSubscriptionId:
+class HeadSubscriptionId(Struct, frozen=True):
     """The id under which heads of a stream are pushed."""
 
     stream_id: int
@@ -51,23 +50,20 @@ class HeadSubscriptionId:
     counter: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsCaughtUp:
+class StreamsCaughtUp(Struct, frozen=True):
     """The streams that are read to where they ended when last looked at: {stream: (grant id, head)}; all of them."""
 
     streams: Mapping[int, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPushed:
+class HeadPushed(Struct, frozen=True):
     """A pushed head: the stream ends at `head` by now, unverified."""
 
     subscription: HeadSubscriptionId
     head: int
 
 
-@dataclass(frozen=True, slots=True)
-class HeadsRead:
+class HeadsRead(Struct, frozen=True):
     """Heads read from the log, {stream: head}; absent where it did not answer. `took_s`: how long that took."""
 
     heads: Mapping[int, int]
@@ -77,8 +73,7 @@ class HeadsRead:
 HeadPollSchedulerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPollSchedulerOutcome:
+class HeadPollSchedulerOutcome(Struct, frozen=True):
     """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
     to be read from the log and returned as `HeadsRead`. `read`: {stream: head} of a stream that is to be read on
     from there, as it has probably grown; the head that this shows is returned as `HeadsRead`.
@@ -92,8 +87,7 @@ class HeadPollSchedulerOutcome:
     wake_at: float | None = None
 
 
-@dataclass(slots=True)
-class _HeadSubscription:
+class _HeadSubscription(Struct):
     """A stream under a head subscription. `is_doubted`: a head was missed, and none was pushed since. `awaited_until`:
     until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
     not read to its end yet. `has_grown`: by the last look at the log.
@@ -112,8 +106,7 @@ class _HeadSubscription:
     has_grown: bool = False
 
 
-@dataclass(slots=True)
-class NewHeadCounters:
+class NewHeadCounters(Struct):
     """Counts since the session began: heads by push, by polling, rejected; polls, and misses that were healed."""
 
     pushed: int = 0

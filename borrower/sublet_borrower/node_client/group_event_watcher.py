@@ -18,8 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.session_fork_guard import new_agent_key
@@ -35,30 +36,26 @@ WAITING = 10_000
 CLOSE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class WatchedGroupEvent:
+class WatchedGroupEvent(Struct, frozen=True):
     """An event, as the object that docs/groups.md describes."""
 
     event: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEventsDropped:
+class GroupEventsDropped(Struct, frozen=True):
     """The number of events lost here because they were not taken in time."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEventsUnavailable:
+class GroupEventsUnavailable(Struct, frozen=True):
     """The event that a node does not answer, or rejects the watcher. Its events meanwhile are lost."""
 
     address: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class FindLeaderResponse:
+class FindLeaderResponse(Struct, frozen=True):
     """A node's answer to which node leads; None: no node. No `group_id`: the group does not exist. `is_led_here`: it is
     that node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id,
     agent, session} of each.

@@ -14,8 +14,9 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.grant_keys import GrantSecret
@@ -23,8 +24,7 @@ from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class PlannerGrantKeys:
+class PlannerGrantKeys(Struct, frozen=True):
     """The identity of one planner of a session, and the key of each (stream, grant id) that it has written."""
 
     session: SessionIdentity

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
@@ -13,8 +14,7 @@ from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRange:
+class PlannedRange(Struct, frozen=True):
     """Messages [start, end) of a stream, planned under `grant_id`, as stored in a checkpoint.
 
     `consumed_frontier`: in a group that is atomic, what is consumed in whole epochs behind it. Then messages behind
@@ -76,8 +76,7 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
     return PlannedRangeStatus.OPEN if last.is_pending else PlannedRangeStatus.DONE
 
 
-@dataclass(frozen=True, slots=True)
-class RunnablePlannedRange:
+class RunnablePlannedRange(Struct, frozen=True):
     """Messages that may be begun: those planned from `position` on that match the filter; in an atomic group those of
     the step. `grant_id`: under which the stream is held now.
     """
@@ -90,16 +89,14 @@ class RunnablePlannedRange:
     step: EpochStep | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
+class PlanLimits(Struct, frozen=True):
     """The maximum of a plan: messages, and bytes as they are stored, approximately. None: no limit."""
 
     max_messages: int | None = None
     max_bytes: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class PlannerStream:
+class PlannerStream(Struct, eq=False):
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `has_head_hint`: a
     later head was hinted at since. `plannable_end`: up to where may be planned now.
 

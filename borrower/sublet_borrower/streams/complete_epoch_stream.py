@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from sublet_borrower.machine.events import ProgressReported
@@ -21,16 +22,14 @@ from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep, EpochStepPlanner
 
 
-@dataclass(frozen=True, slots=True)
-class StepBoundaryProgress:
+class StepBoundaryProgress(msgspec.Struct, frozen=True):
     """The progress of a stream between two steps."""
 
     position: int
     consumed: ConsumedFrontier
 
 
-@dataclass(frozen=True, slots=True)
-class EpochStepMessages:
+class EpochStepMessages(msgspec.Struct, frozen=True):
     """Messages of [first, end) that were read for a step."""
 
     table: pa.Table
@@ -39,12 +38,11 @@ class EpochStepMessages:
     ticket: int
 
 
-@dataclass(slots=True)
-class _BegunStep:
+class _BegunStep(msgspec.Struct):
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
     step_end: StepBoundaryProgress
-    tickets: set[int] = field(default_factory=set)
+    tickets: set[int] = msgspec.field(default_factory=set)
     is_complete: bool = False
     furthest: int = 0
 

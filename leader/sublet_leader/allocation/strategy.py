@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from sublet_protocol.domain.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLoad:
+class StreamLoad(Struct, frozen=True):
     """The load of a stream on its holder, as observed recently; it should be smoothed over some seconds.
 
     `bytes_per_s`: consumed by its holder. `lag`: messages behind the head, below 0 where unknown.
@@ -21,8 +21,7 @@ class StreamLoad:
     lag: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationPlan:
+class AllocationPlan(Struct, frozen=True):
     """What to do now. `grants`: (stream, borrower) by stream; `revokes`: streams to take back, ascending."""
 
     grants: tuple[tuple[int, str], ...] = ()
@@ -33,8 +32,7 @@ class AllocationPlan:
         return bool(self.grants or self.revokes)
 
 
-@dataclass(frozen=True, slots=True)
-class AllocationInput:
+class AllocationInput(Struct, frozen=True):
     """The input for one group, now. The constructor raises `UsageError` if its parts contradict each other.
 
     `holders`: stream -> its borrower; streams of borrowers without a weight (leaving, not yet back) are left out of

@@ -7,7 +7,9 @@ check is not enough: two must find it free, some time apart, over one connection
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
@@ -42,8 +44,7 @@ class FreeLockDetector:
         self._free_since.pop(key, None)
 
 
-@dataclass(frozen=True, slots=True)
-class _MissingAgent:
+class _MissingAgent(Struct, frozen=True):
     """An agent that holds no poll. `since`: when that, or its last message, was noticed. `was_held`: its lock was held
     in this database when a former leader granted it what it has not reclaimed."""
 

@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sublet_protocol.tick import Tick
 from sublet_storage.db.liveness_lock import LockEvent
 from sublet_storage.groups.model.records import LeaderLivenessLock, Leadership
 
 
-@dataclass(frozen=True, slots=True)
-class StartCampaign:
+class StartCampaign(Struct, frozen=True):
     """This node should lead if no other node does. Repeated while waiting, it brings the next claim forward."""
 
     leadership_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resign:
+class Resign(Struct, frozen=True):
     """This node should not lead: release what it has and stop trying."""
 
     leadership_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResignAll:
+class ResignAll(Struct, frozen=True):
     """The node is drained or shut down: release everything it leads in one statement."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimCompleted:
+class ClaimCompleted(Struct, frozen=True):
     """The row as the claim left it, or None where the claim failed or its outcome is unknown.
 
     `attempt_started`: taken before the statement was sent. `jitter_s`: a small random delay for the next attempt.
@@ -42,16 +39,14 @@ class ClaimCompleted:
     jitter_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class RenewCompleted:
+class RenewCompleted(Struct, frozen=True):
     """Which of the batch were renewed, or None where the renewal failed or its outcome is unknown."""
 
     attempt_started: float
     renewed: frozenset[int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseCompleted:
+class ReleaseCompleted(Struct, frozen=True):
     """The terms of one release batch are over; or, not `is_done`, the release failed or its outcome is unknown."""
 
     terms: Mapping[int, int]
@@ -64,8 +59,7 @@ Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | R
 # --- outcomes -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipAcquired:
+class LeadershipAcquired(Struct, frozen=True):
     """This node leads under `term`: load the rows and begin. Until `deposed_until` the previous leader may still act as
     the leader."""
 
@@ -74,8 +68,7 @@ class LeadershipAcquired:
     deposed_until: float = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipHeldElsewhere:
+class LeadershipHeldElsewhere(Struct, frozen=True):
     """That node leads; this one claims again at `retry_at`, or sooner if it campaigns again."""
 
     leadership_id: int
@@ -84,8 +77,7 @@ class LeadershipHeldElsewhere:
     retry_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipLost:
+class LeadershipLost(Struct, frozen=True):
     """This node does not lead any more, though it did not resign: step down."""
 
     leadership_id: int
@@ -94,8 +86,7 @@ class LeadershipLost:
 Notice = LeadershipAcquired | LeadershipHeldElsewhere | LeadershipLost
 
 
-@dataclass(frozen=True, slots=True)
-class ElectionOutcome:
+class ElectionOutcome(Struct, frozen=True):
     """The attempts to make now, and the changes of leadership.
 
     `claims`: leadership ids, one claim each; `rivals`: of those, the leaders whose locks were found free. `renew` and

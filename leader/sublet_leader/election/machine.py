@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import assert_never
+
+from msgspec import Struct
 
 from sublet_leader.election.dead_process_detectors import FreeLockDetector
 from sublet_leader.election.events import (
@@ -30,8 +31,7 @@ from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLo
 from sublet_storage.groups.model.records import LeaderLivenessLock
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(Struct):
     """The state of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the lock of the
     node that leads, on standby; `claimed_from`, the free lock by which the last claim was made; `lock_key`, which this
     node has declared or may have, while led."""

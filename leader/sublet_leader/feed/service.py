@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import psycopg
+from msgspec import Struct
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
@@ -63,8 +63,7 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class FeedLimits:
+class FeedLimits(Struct, frozen=True):
     """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds."""
 
     max_batches: int = 64

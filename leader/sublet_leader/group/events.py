@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord, LendingChange
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowerMessageReceived:
+class BorrowerMessageReceived(Struct, frozen=True):
     """A borrower's message, from the agent that sent it."""
 
     agent: str
@@ -24,31 +25,27 @@ class WritesCommitted:
     result: GroupWriteResult
 
 
-@dataclass(frozen=True, slots=True)
-class WritesNotCommitted:
+class WritesNotCommitted(Struct, frozen=True):
     """The transaction certainly did not commit: these changes are still to be written."""
 
     changes: tuple[LendingChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ForcedRevokeRequested:
+class ForcedRevokeRequested(Struct, frozen=True):
     """An operator, a drain or a reset takes these streams back by the deadline, with or without final progress."""
 
     stream_ids: tuple[int, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRightRevoked:
+class MemberRightRevoked(Struct, frozen=True):
     """A member has lost the right to be one."""
 
     borrower_id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class AgentProcessesEnded:
+class AgentProcessesEnded(Struct, frozen=True):
     """The processes of these agents have ended, as far as their locks show, on that timeline of the database (None: not
     known)."""
 
@@ -73,8 +70,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOutcome:
+class GroupOutcome(Struct, frozen=True):
     """The result of one event. `changes` and `needs_stream_sync` are to be committed under the term; `sends` are
     (agent, message) and may go at once.
 

@@ -7,7 +7,7 @@ term.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from sublet_leader.allocation import (
     AllocationInput,
@@ -28,8 +28,7 @@ from sublet_storage.groups.model.records import LendingStatus
 _NEVER = float("inf")
 
 
-@dataclass(slots=True)
-class _GroupView:
+class _GroupView(Struct):
     """The group as the strategy gets it. `retry_at`: when streams that cannot move now may."""
 
     holders: dict[int, str] = field(default_factory=dict)
@@ -44,8 +43,7 @@ class _GroupView:
     retry_at: float = _NEVER
 
 
-@dataclass(frozen=True, slots=True)
-class RebalanceResult:
+class RebalanceResult(Struct, frozen=True):
     """The plan of one rebalance. `reclaimed`: (stream, borrower) of streams that go back to the session they were
     reserved for. `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: when to
     rebalance again."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+
+from msgspec import Struct, field
 
 from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.throughput import ThroughputMeter
@@ -29,8 +31,7 @@ BUSY_RETRY_S = 0.1
 """After which a change is retried whose row a user's transaction held locked."""
 
 
-@dataclass(slots=True)
-class StreamAssignment:
+class StreamAssignment(Struct):
     """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
     to end, once that is decided; `delivered_end`: the offset up to which it was delivered, by its holder's final
     progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: the offset before which it cannot be
@@ -56,8 +57,7 @@ class StreamAssignment:
     revoked_reason: GrantEndOutcome = GrantEndOutcome.LOST
 
 
-@dataclass(frozen=True, slots=True)
-class LastHolder:
+class LastHolder(Struct, frozen=True):
     """The last holder of a stream."""
 
     borrower_id: str
@@ -65,8 +65,7 @@ class LastHolder:
     session: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeferredForceRelease:
+class DeferredForceRelease(Struct, frozen=True):
     """The end of a grant without final progress, to be written when the promise to its holder has expired."""
 
     change: ForceRelease
@@ -75,8 +74,7 @@ class DeferredForceRelease:
     agent: str | None
 
 
-@dataclass(slots=True)
-class StreamEntry:
+class StreamEntry(Struct):
     """One stream: its row as last seen, its holder, and the changes that wait for their turn.
 
     `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_leader.allocation import StreamLoad
 
@@ -11,8 +12,7 @@ HALF_LIFE_S = 30.0
 """Half-life of an observation: long enough that a pause in a batch is no change of load."""
 
 
-@dataclass(slots=True)
-class ThroughputMeter:
+class ThroughputMeter(Struct):
     """Measures one stream's throughput; it outlives grants, so that a stream that has moved has a known load."""
 
     _grant_id: int = 0

@@ -6,8 +6,9 @@ leader's memory: those records are in no table, and have the time of the node's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.json_views import history_to_json
@@ -47,8 +48,7 @@ def transient_record(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWatchEvent:
+class GroupWatchEvent(Struct, frozen=True):
     """An event of the group of that subscription that has happened."""
 
     subscription: str

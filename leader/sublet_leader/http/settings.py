@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.metrics_settings import MetricsSettings
@@ -28,8 +28,7 @@ CERTIFICATE = "certificate"
 """Key in a request's `state` of the client's certificate, in DER; None if none was requested."""
 
 
-@dataclass(frozen=True, slots=True)
-class HttpOptions:
+class HttpOptions(Struct, frozen=True):
     """A port: where it listens, its bounds, the token for actions (None: actions are off), and its certificate."""
 
     listen: ListenAddress

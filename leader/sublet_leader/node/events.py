@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import Struct, field
 
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
@@ -26,8 +28,7 @@ from sublet_storage.groups.model.records import (
 # --- requests to the database, executed in order --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FindOrCreateGroup:
+class FindOrCreateGroup(Struct, frozen=True):
     """Open the group of that subscription, created if it is a share's first subscriber.
 
     With `group_id`: that group, if it is not deleted; none is created. `principal`: for which it is created; None:
@@ -40,8 +41,7 @@ class FindOrCreateGroup:
     principal: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimLeadership:
+class ClaimLeadership(Struct, frozen=True):
     """Try to lead; `attempt_started` is returned with the answer. `lock_key`: what this node declares; None: its lock
     is not held. `rival`: the present leader, succeeded before its lease has run out if its lock is free."""
 
@@ -51,8 +51,7 @@ class ClaimLeadership:
     rival: LeaderLivenessLock | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RenewLeaderships:
+class RenewLeaderships(Struct, frozen=True):
     """All leases of this node in one statement. `lock_key`: as of a claim."""
 
     terms: Mapping[int, int]
@@ -60,15 +59,13 @@ class RenewLeaderships:
     lock_key: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseLeaderships:
+class ReleaseLeaderships(Struct, frozen=True):
     """Expire these leases."""
 
     terms: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadGroup:
+class LoadGroup(Struct, frozen=True):
     """The rows of a group just claimed. `deposed_until`: until then the previous leader may still act as the leader."""
 
     group: Group
@@ -76,22 +73,19 @@ class LoadGroup:
     deposed_until: float = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class CommitWrites:
+class CommitWrites(Struct, frozen=True):
     """Changes of many groups, in one transaction."""
 
     batch: tuple[GroupWrites, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LookUpLeader:
+class LookUpLeader(Struct, frozen=True):
     """Read the group of that subscription and its leader. Changes nothing."""
 
     subscription: Subscription
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSessionEpoch:
+class ReadSessionEpoch(Struct, frozen=True):
     """Read the epoch that was drawn last for a session's name in a group. A name without an owner is the principal's
     from then on; None: the caller is unknown."""
 
@@ -115,13 +109,11 @@ DatabaseRequest = (
 # --- in -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStarted:
+class NodeStarted(Struct, frozen=True):
     """The node has started: campaign for the maintenance of the database."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentMessageReceived:
+class AgentMessageReceived(Struct, frozen=True):
     """A message of the agent with that id. `principal`: to which the agent belongs; None: unknown."""
 
     agent: str
@@ -134,8 +126,7 @@ class AgentMessageReceived:
         return self.principal or self.agent
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLongPollChanged:
+class AgentLongPollChanged(Struct, frozen=True):
     """No poll of that agent is held: its last one was broken, or no next one has come; or, `is_held`, it polls
     again."""
 
@@ -143,8 +134,7 @@ class AgentLongPollChanged:
     is_held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFoundOrCreated:
+class GroupFoundOrCreated(Struct, frozen=True):
     """Answer to `FindOrCreateGroup`: the group; or None with the reason, `is_final` if a retry cannot help.
     `is_limited`: its principal has reached its limit of created groups for now."""
 
@@ -155,8 +145,7 @@ class GroupFoundOrCreated:
     is_limited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipClaimCompleted:
+class LeadershipClaimCompleted(Struct, frozen=True):
     """Answer to `ClaimLeadership`: the row as it is; None if the database did not answer.
 
     `jitter_s`: a small random delay before the next attempt, so that the losers of a race do not race again.
@@ -172,8 +161,7 @@ class LeadershipClaimCompleted:
         return el.ClaimCompleted(request.leadership_id, request.attempt_started, self.leadership, self.jitter_s)
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipRenewalCompleted:
+class LeadershipRenewalCompleted(Struct, frozen=True):
     """Answer to `RenewLeaderships`: the ids that are still led; None if the database did not answer."""
 
     request: RenewLeaderships
@@ -184,8 +172,7 @@ class LeadershipRenewalCompleted:
         return el.RenewCompleted(self.request.attempt_started, self.renewed)
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipReleaseCompleted:
+class LeadershipReleaseCompleted(Struct, frozen=True):
     """Answer to `ReleaseLeaderships`; None if the database did not answer."""
 
     request: ReleaseLeaderships
@@ -196,8 +183,7 @@ class LeadershipReleaseCompleted:
         return el.ReleaseCompleted(self.request.terms, self.released is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLoadCompleted:
+class GroupLoadCompleted(Struct, frozen=True):
     """Answer to `LoadGroup`: None if the term is over, the group is `is_deleted`, or the database did not answer.
     `group` is as it is now, with its desired state."""
 
@@ -215,16 +201,14 @@ class WritesCommitted:
     results: tuple[GroupWriteResult, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WritesCommitFailed:
+class WritesCommitFailed(Struct, frozen=True):
     """Answer to `CommitWrites`: it failed. `is_outcome_unknown`: it may have been committed all the same."""
 
     request: CommitWrites
     is_outcome_unknown: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderLookupCompleted:
+class LeaderLookupCompleted(Struct, frozen=True):
     """Answer to `LookUpLeader`: the group and its leadership, None if there is none; not `is_answered`: unknown."""
 
     request: LookUpLeader
@@ -233,8 +217,7 @@ class LeaderLookupCompleted:
     is_answered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEpochRead:
+class SessionEpochRead(Struct, frozen=True):
     """Answer to `ReadSessionEpoch`; None if the database did not answer. `denied`: why the caller may not use the
     name."""
 
@@ -243,16 +226,14 @@ class SessionEpochRead:
     denied: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WatcherLeaderQueryReceived:
+class WatcherLeaderQueryReceived(Struct, frozen=True):
     """A watcher of that subscription queries its leader."""
 
     subscriber_id: str
     subscription: Subscription
 
 
-@dataclass(frozen=True, slots=True)
-class GroupLeaderEvent:
+class GroupLeaderEvent(Struct, frozen=True):
     """An event of the leader of a group that may be led here."""
 
     group_id: int
@@ -268,16 +249,14 @@ class StreamsChanged:
     group_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDesiredStateRead:
+class NodeDesiredStateRead(Struct, frozen=True):
     """The node's desired state, repeated: lead nothing, or no longer under those terms {group: term}."""
 
     is_draining: bool
     step_down: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownRequested:
+class ShutdownRequested(Struct, frozen=True):
     """Hand over what is led and stop; wait no longer than `deadline` for pending writes."""
 
     deadline: float
@@ -314,8 +293,7 @@ NodeEvent = (
 # --- out ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOutcome:
+class NodeOutcome(Struct, frozen=True):
     """The result of one event. `sends` are (agent, message) and may go at once. `is_stopped`: the process may end.
 
     `invariant_violations`: invariants that a group's leader found broken; it is over, the other groups continue.
@@ -331,8 +309,7 @@ class NodeOutcome:
     leader_locations: tuple[WatcherLeaderQueryReply, ...] = ()
 
 
-@dataclass(slots=True)
-class NodeOutcomeBuilder:
+class NodeOutcomeBuilder(Struct):
     """The parts of an outcome while an event is handled."""
 
     requests: list[DatabaseRequest] = field(default_factory=list)
@@ -354,8 +331,7 @@ class NodeOutcomeBuilder:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
+class NodeSnapshot(Struct, frozen=True):
     """The state of a node. `agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what
     was pushed, missed, healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as
     pushes and catch-ups have shown; both empty where nothing is pushed. `leaks`: what connections still store in

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_leader.group.members import Member
 from sublet_leader.group.watch_events import GroupWatchEvent
@@ -28,8 +29,7 @@ MAX_QUERIES_OF_CALLER = 50
 """Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for all."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatcherLeaderQueryReply:
+class WatcherLeaderQueryReply(Struct, frozen=True):
     """The answer to a leader query: no `group` of that subscription, or no `leadership` on it that is in force.
     `members`: all that are connected, if it is led here."""
 

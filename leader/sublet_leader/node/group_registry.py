@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.caller_count_limit import CallerCountLimit
@@ -18,8 +19,7 @@ BorrowerKey = tuple[str, str]
 """(agent, borrower id): an agent cannot refer to another's borrower."""
 
 
-@dataclass(slots=True)
-class _GroupEntry:
+class _GroupEntry(Struct):
     """One subscription that was requested."""
 
     group: Group | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct, field
 
 from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived
@@ -27,8 +29,7 @@ Splittable = LeaderWanted | Disconnect
 _Key = tuple[str, str, type[Splittable]]
 
 
-@dataclass(slots=True)
-class _PartialMessage:
+class _PartialMessage(Struct):
     """The streams of the received parts, by id, and when the last of these came."""
 
     received_at: float = 0.0

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_protocol.messages.head_and_group_events import StreamHead
@@ -147,8 +148,7 @@ class NotificationHub:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedGroups:
+class ChangedGroups(Struct, frozen=True):
     """What groups are to look at. `is_of_spaces`: all of them at all; `is_of_epochs`: all of them at completed
     epochs."""
 

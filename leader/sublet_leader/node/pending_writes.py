@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sublet_storage.groups.model.records import GroupWrites, LendingChange
 
@@ -12,8 +13,7 @@ MAX_CHANGES_PER_COMMIT = 500
 machine is busy, and would all be done again, for ever."""
 
 
-@dataclass(slots=True)
-class PendingWrites:
+class PendingWrites(Struct):
     """Changes of one group for the next commits, under that term. `sync_after`: how many of them come before a stream
     sync; None: no sync is due."""
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import psycopg
+from msgspec import Struct, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -38,8 +38,7 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ScrapedLags:
+class ScrapedLags(Struct, frozen=True):
     """Lags in the database; `took_s` None: it did not answer. `sums`: of groups led here, `leaderless`: groups without
     a leader, `not_exported_count`: further groups without a leader; `streams`: of some of both."""
 
@@ -51,8 +50,7 @@ class ScrapedLags:
     took_s: float | None = None
 
 
-@dataclass(slots=True)
-class _MetricFamilies:
+class _MetricFamilies(Struct):
     """Metrics being collected, one per definition."""
 
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = field(default_factory=dict)

@@ -7,8 +7,9 @@ this node in particular, and the jobs of the maintenance serve no consumer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
@@ -35,8 +36,7 @@ class HealthState(StrEnum):
     STALLED = "maintenance_stalled"  # Postgres is silent to a job of it, or its lease cannot be claimed
 
 
-@dataclass(frozen=True, slots=True)
-class HealthCheck:
+class HealthCheck(Struct, frozen=True):
     """One check. `is_required`: this node cannot serve unless it is ok."""
 
     name: str
@@ -50,8 +50,7 @@ class HealthCheck:
         return self.state is HealthState.OK
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Struct, frozen=True):
     """All checks, the gravest first."""
 
     checks: tuple[HealthCheck, ...]

@@ -6,9 +6,9 @@ The node's threads write them, other threads read them. Each write is one assign
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import psycopg
+from msgspec import Struct, field
 
 from sublet_leader.node.events import (
     ClaimLeadership,
@@ -24,16 +24,14 @@ from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups.model.records import MAINTENANCE, Leadership
 
 
-@dataclass(frozen=True, slots=True)
-class LeadershipLeaseFailure:
+class LeadershipLeaseFailure(Struct, frozen=True):
     """Leases that the database does not grant, and since when."""
 
     reason: str
     since: float
 
 
-@dataclass(slots=True)
-class DatabaseHealth:
+class DatabaseHealth(Struct):
     """The answers of the database to one thread of the node. `request_started_at`: when the request in flight was sent,
     None without one."""
 
@@ -55,8 +53,7 @@ class DatabaseHealth:
         self.request_started_at = None
 
 
-@dataclass(slots=True)
-class HealthSignals:
+class HealthSignals(Struct):
     """All signals, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers and no
     leader; None: not counted yet. `job_connections`: the latest connection of each job of the maintenance.
     `maintenance_failure`: the maintenance could not be claimed: groups do not depend on it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class MetricType(StrEnum):
@@ -14,8 +15,7 @@ class MetricType(StrEnum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
-class MetricDefinition:
+class MetricDefinition(Struct, frozen=True):
     """One metric. `name` is without the `_total` that a counter is exported with."""
 
     name: str

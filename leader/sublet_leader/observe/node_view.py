@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+
+from msgspec import Struct
 
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.machine import Node
@@ -22,8 +24,7 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.node_directory import NodeIncarnation
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(Struct, frozen=True):
     """One node."""
 
     ref: NodeIncarnation

@@ -15,8 +15,9 @@ import json
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsIndex
+
+from msgspec import Struct
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch
@@ -89,8 +90,7 @@ def _refuse_dimensions(left: Epoch, right: Epoch) -> bool:
     raise ValueError(f"epochs {left} and {right}: they have not as many dimensions")
 
 
-@dataclass(frozen=True, slots=True)
-class LowerFrontier:
+class LowerFrontier(Struct, frozen=True):
     """The least epochs that may still be published, with anything at or after one of them. None of them is at or before
     another, and they are sorted; empty: nothing may be published, all is completed.
     """
@@ -159,8 +159,7 @@ class LowerFrontier:
         return LowerFrontier.from_epochs(tuple(map(max, left, right)) for left in self.least for right in other.least)
 
 
-@dataclass(frozen=True, slots=True)
-class UpperFrontier:
+class UpperFrontier(Struct, frozen=True):
     """The greatest epochs that have begun, with anything at or before one of them. None of them is at or before
     another, and they are sorted; empty: nothing has begun, or all that had is completed.
     """
@@ -198,8 +197,7 @@ class UpperFrontier:
         return UpperFrontier(tuple(epoch for epoch in self.greatest if completed.admits(epoch)))
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumedFrontier:
+class ConsumedFrontier(Struct, frozen=True):
     """The messages of a stream consumed in entire epochs, in addition to all before its position.
 
     Of the messages before offset `upto` those in an epoch that `lower` no longer admits, and those in no epoch. `lower`
@@ -239,8 +237,7 @@ class ConsumedFrontier:
         return cls(stored["upto"], lower_frontier_from_json(stored["least"]))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFrontier:
+class GroupFrontier(Struct, frozen=True):
     """The progress of a group in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
 
     A space that is made anew under the name of one that was dropped has another id.

@@ -8,14 +8,14 @@ So what it plans is made durable before it begins, and is reserved for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 
 
-@dataclass(frozen=True, slots=True)
-class InDoubtRange:
+class InDoubtRange(Struct, frozen=True):
     """Messages [start, end) of a stream, planned under `grant_id`; open until progress has passed them.
 
     `hold_s`: how long after the end of the grant they are reserved for the session of their holder. `consumed`: in an

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
+
+from msgspec import Struct, field
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, UsageError
 from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
@@ -25,8 +26,7 @@ _SETTING = "starting_position"
 _OFFSET = "offset:"
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
+class Subscription(Struct, frozen=True):
     """A group's kind, name and filter. `str()` is the one canonical spelling."""
 
     kind: GroupKind
@@ -69,8 +69,7 @@ class Subscription:
         return f"${self.kind}/{self.group}/{self.filter.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class StartingPosition:
+class StartingPosition(Struct, frozen=True):
     """The position where a group begins in the streams that exist when it is created; it reads later streams
     completely.
 
@@ -143,8 +142,7 @@ class StartingPosition:
                 return policy
 
 
-@dataclass(frozen=True, slots=True)
-class Bookmark:
+class Bookmark(Struct, frozen=True):
     """The position of a reader: the next offset in each stream that it has not read to its end.
 
     Of the streams up to `known` all others are read to their end; those after it are read from their beginning.

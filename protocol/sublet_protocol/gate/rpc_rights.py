@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import (
@@ -17,8 +17,7 @@ from sublet_protocol.domain.limits import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RpcRight:
+class RpcRight(Struct, frozen=True):
     """The right that an RPC needs. `right`: checked by the method, before it does or answers anything, on what `on`
     says; None: the caller has to be authenticated, and the method checks each of its commands. `is_open`: no
     authentication is needed. `max_bytes`: a larger request is refused before it is parsed.

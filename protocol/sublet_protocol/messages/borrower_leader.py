@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
@@ -41,8 +43,7 @@ class GrantEndOutcome(StrEnum):
     LOST = "lost"  # the grant is over without final progress of the borrower
 
 
-@dataclass(frozen=True, slots=True)
-class HeldGrant:
+class HeldGrant(Struct, frozen=True):
     """A stream that a borrower held when its leader was lost, and requests the next leader to confirm."""
 
     stream_id: int
@@ -51,8 +52,7 @@ class HeldGrant:
     consumed: ConsumedFrontier | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamProgress:
+class StreamProgress(Struct, frozen=True):
     """The next offset to deliver of one stream. `final`: the last report under this grant.
 
     `size`: bytes consumed under this grant so far. `lag`: messages that were left when the reader last looked; None: it
@@ -82,8 +82,7 @@ class StreamProgress:
 # --- to the leader --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderWanted:
+class LeaderWanted(Struct, frozen=True):
     """The request to any node for the group's leader; repeated until one answers.
 
     `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`. `weight`
@@ -112,16 +111,14 @@ class LeaderWanted:
     lock_valid_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(Struct, frozen=True):
     """The command for all of an agent's borrowers on a node; `sent_at` comes back in the answer."""
 
     borrower_ids: tuple[str, ...]
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateProgress:
+class UpdateProgress(Struct, frozen=True):
     """Progress of many streams; the first one under a grant is also the receipt of the grant."""
 
     borrower_id: str
@@ -129,8 +126,7 @@ class UpdateProgress:
     streams: tuple[StreamProgress, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeFinished:
+class RevokeFinished(Struct, frozen=True):
     """The report that the borrower has dropped the stream, or never held it under this grant."""
 
     borrower_id: str
@@ -139,8 +135,7 @@ class RevokeFinished:
     grant_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+class Disconnect(Struct, frozen=True):
     """The report that the borrower leaves, with its streams' exact next offsets. Answered by `Invalidate(done)` once
     durable. `reason`: where its session did not request it. `more`: the same follows again, with more `streams`, and
     counts once the last has come.
@@ -159,8 +154,7 @@ ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect
 # --- to the borrower ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderConnectResponse:
+class LeaderConnectResponse(Struct, frozen=True):
     """The answer that this node leads the group under `term`; or, with an `address`, that node does (and term is 0)."""
 
     borrower_id: str
@@ -169,8 +163,7 @@ class LeaderConnectResponse:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PingResponse:
+class PingResponse(Struct, frozen=True):
     """The leader's answer to a ping: the borrower was within its lease; `sent_at` is the ping's.
 
     `valid_for_s`: how long after the ping was sent no other borrower gets what this one holds, with or without a
@@ -211,8 +204,7 @@ class Grant:
     grant_key: GrantSecret = field(kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Revoke:
+class Revoke(Struct, frozen=True):
     """The command to stop consuming this stream and report its final progress."""
 
     borrower_id: str
@@ -221,8 +213,7 @@ class Revoke:
     grant_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Revoked:
+class Revoked(Struct, frozen=True):
     """The message that the grant is over and the leader expects no more reports: drop the stream."""
 
     borrower_id: str
@@ -232,8 +223,7 @@ class Revoked:
     reason: GrantEndOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressSaved:
+class ProgressSaved(Struct, frozen=True):
     """The receipt that this progress is durable, with what is in doubt."""
 
     borrower_id: str
@@ -245,8 +235,7 @@ class ProgressSaved:
     in_doubt: InDoubtRange | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Invalidate:
+class Invalidate(Struct, frozen=True):
     """The message that this borrower is over; `detail` is for people."""
 
     borrower_id: str

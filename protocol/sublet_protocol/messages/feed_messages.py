@@ -7,8 +7,9 @@ alone. Messages travel as Arrow, which is opaque to this module.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import ProtocolMismatch
 from sublet_protocol.domain.limits import (
@@ -50,8 +51,7 @@ ERROR_METADATA = "sublet-error"
 node, except for `PayloadUnavailable`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FeedPublishRequest:
+class FeedPublishRequest(Struct, frozen=True):
     """A batch. `number` grows by one under one incarnation of a producer; `messages` is an Arrow IPC record batch."""
 
     producer: str
@@ -60,8 +60,7 @@ class FeedPublishRequest:
     messages: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedSpan:
+class PublishedSpan(Struct, frozen=True):
     """The messages of a batch that went to one stream: number `rows[i]` lies at `first_offset + i`."""
 
     stream_id: int
@@ -69,8 +68,7 @@ class PublishedSpan:
     rows: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishResult:
+class PublishResult(Struct, frozen=True):
     """The answer that the batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is no longer
     stored.
     """
@@ -79,8 +77,7 @@ class PublishResult:
     is_duplicate: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FeedReadRequest:
+class FeedReadRequest(Struct, frozen=True):
     """A request to read matching messages from a position. Every page of the answer has its `subscription_id`."""
 
     filter: TopicFilter
@@ -88,8 +85,7 @@ class FeedReadRequest:
     subscription_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FeedPage:
+class FeedPage(Struct, frozen=True):
     """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which keeps the call
     alive.
 

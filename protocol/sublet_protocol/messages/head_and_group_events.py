@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 LEADER = "leader"
 """The kind of a group event that answers which node leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamHead:
+class StreamHead(Struct, frozen=True):
     """The newest known end of a stream: the next offset to be appended, and whether the stream is closed."""
 
     stream_id: int
@@ -17,8 +16,7 @@ class StreamHead:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GroupEventPayload:
+class GroupEventPayload(Struct, frozen=True):
     """An event of a group for its watchers; `payload` is JSON, opaque to the connection.
 
     Two parties of your own may use it for any content.

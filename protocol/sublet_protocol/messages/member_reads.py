@@ -8,8 +8,9 @@ opaque.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -19,8 +20,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage, check_id, ch
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(Struct, frozen=True):
     """A request to read what matches in a stream from `position` on, about `limit_bytes` of it at most, under a
     grant.
     """
@@ -33,8 +33,7 @@ class FetchRequest:
     grant_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedPage:
+class FetchedPage(Struct, frozen=True):
     """The messages that match from `start` up to before `position`, of a stream that ends at `head`.
 
     `messages` is an Arrow IPC stream, None where nothing matches.
@@ -47,8 +46,7 @@ class FetchedPage:
     messages: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPositionGone:
+class FetchPositionGone(Struct, frozen=True):
     """The reply that retention has taken the requested messages; `oldest_offset` is the oldest that is left of the
     stream, None: nothing.
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from msgspec import Struct
 
 from sublet_protocol.pubsub.model import Command, CommandRefusal, SequencedMessage
 from sublet_protocol.tick import Tick
@@ -33,15 +34,13 @@ class ConnectionLostReason(StrEnum):
 # --- events; commands are events too ---
 
 
-@dataclass(frozen=True, slots=True)
-class PollWithoutSubscriptions:
+class PollWithoutSubscriptions(Struct, frozen=True):
     """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
     is_expected: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CommandsReplied:
+class CommandsReplied(Struct, frozen=True):
     """The node's receipt for a batch. `jitter` in [0, 1), as in all answers, spreads what many agents do next."""
 
     subscriber_incarnation: int
@@ -52,8 +51,7 @@ class CommandsReplied:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PollReplied:
+class PollReplied(Struct, frozen=True):
     """The end of a held poll."""
 
     subscriber_incarnation: int
@@ -63,8 +61,7 @@ class PollReplied:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CommandsUnanswered:
+class CommandsUnanswered(Struct, frozen=True):
     """The event that a batch was not answered."""
 
     subscriber_incarnation: int
@@ -72,8 +69,7 @@ class CommandsUnanswered:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PollUnanswered:
+class PollUnanswered(Struct, frozen=True):
     """The event that a poll was not answered."""
 
     subscriber_incarnation: int
@@ -81,8 +77,7 @@ class PollUnanswered:
     jitter: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionRejected:
+class ConnectionRejected(Struct, frozen=True):
     """The event that the node rejects this agent as such."""
 
     subscriber_incarnation: int
@@ -104,8 +99,7 @@ Event = (
 # --- instructions ---
 
 
-@dataclass(frozen=True, slots=True)
-class SendCommands:
+class SendCommands(Struct, frozen=True):
     """The action to call `Commands`; answer with `CommandsReplied` or `CommandsUnanswered`."""
 
     subscriber_id: str
@@ -114,8 +108,7 @@ class SendCommands:
     commands: tuple[Command, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CallPoll:
+class CallPoll(Struct, frozen=True):
     """The action to call `Poll`; answer with `PollReplied` or `PollUnanswered`."""
 
     subscriber_id: str
@@ -125,32 +118,27 @@ class CallPoll:
     hold_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CancelCommandsCall:
+class CancelCommandsCall(Struct, frozen=True):
     """The action to cancel the batch under way; its life is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class CancelPollCall:
+class CancelPollCall(Struct, frozen=True):
     """The action to cancel the poll that is held; its answer is not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(Struct, frozen=True):
     """The action to pass these to their callbacks, in order, before anything else is done."""
 
     deliveries: tuple[SequencedMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRejectedCommands:
+class ReportRejectedCommands(Struct, frozen=True):
     """The report that the node refused these commands, each with its reason."""
 
     rejected: tuple[tuple[Command, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportConnectionLost:
+class ReportConnectionLost(Struct, frozen=True):
     """The report that the connection is lost, once; `subscriptions` (channel, key or None) are declared again by
     themselves.
 
@@ -167,8 +155,7 @@ class ReportConnectionLost:
         return self.reason is ConnectionLostReason.REJECTED
 
 
-@dataclass(frozen=True, slots=True)
-class ReportConnectionStillLost:
+class ReportConnectionStillLost(Struct, frozen=True):
     """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
     lost: ReportConnectionLost
@@ -186,8 +173,7 @@ Instruction = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSideOutcome:
+class AgentSideOutcome(Struct, frozen=True):
     """The actions to carry out now, in this order, and the latest time for the next event."""
 
     sends: tuple[Instruction, ...]

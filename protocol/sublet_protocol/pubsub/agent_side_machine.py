@@ -15,8 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import assert_never
+
+from msgspec import Struct, field
 
 from sublet_protocol.domain.limits import MAX_COMMAND_BYTES, MAX_COMMANDS, MAX_ITEMS
 from sublet_protocol.pubsub.agent_side_events import (
@@ -61,8 +63,7 @@ HOLD_SPREAD = 0.2
 """The maximum fraction by which jitter shortens a hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class PubSubClientSettings:
+class PubSubClientSettings(Struct, frozen=True):
     """Times in seconds, and bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
     `spread_s`: over this time the agents of a node that has restarted, or dropped them, come back.
@@ -78,8 +79,7 @@ class PubSubClientSettings:
     queued_commands: int = 200_000
 
 
-@dataclass(slots=True)
-class _CallState:
+class _CallState(Struct):
     """One of the two calls that may be under way: a batch or a poll."""
 
     is_busy: bool = False
@@ -88,8 +88,7 @@ class _CallState:
     failed_at: float = -math.inf
 
 
-@dataclass(slots=True)
-class _SubscriberState:
+class _SubscriberState(Struct):
     """State under one subscriber id. `number`: of the last batch; `flight`: its commands if unanswered."""
 
     id: int

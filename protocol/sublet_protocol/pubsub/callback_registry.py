@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ReportConnectionLost
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage, Subject
@@ -19,8 +20,7 @@ OnDelivery = Callable[[SequencedMessage], None]
 OnLost = Callable[[ReportConnectionLost], None]
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionCallbacks:
+class SubscriptionCallbacks(Struct, frozen=True):
     """The callbacks of one subscription; None: the connection's is called."""
 
     on_message: OnDelivery | None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSideCounters:
+class NodeSideCounters(Struct, frozen=True):
     """Counters of the node's side, over all its subscribers since its life began."""
 
     batches: int = 0  # executed
@@ -28,8 +28,7 @@ class NodeSideCounters:
     unknown_subscriber_replies: int = 0  # calls answered "unknown subscriber"
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSideCounters:
+class AgentSideCounters(Struct, frozen=True):
     """Counters of the agent's side, over all its lives with one node."""
 
     batches: int  # sent for the first time

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from msgspec import Struct
 
 
 class Channel(StrEnum):
@@ -59,31 +60,27 @@ CHANNELS = ChannelCatalog(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Struct, frozen=True):
     """The command to subscribe to one key of a channel; to all of them where `key` is None."""
 
     channel: str
     key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class Unsubscribe(Struct, frozen=True):
     """The command to undo the subscribe with the same channel and key."""
 
     channel: str
     key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class MessageToNode:
+class MessageToNode(Struct, frozen=True):
     """A message to the node."""
 
     body: object
 
 
-@dataclass(frozen=True, slots=True)
-class UndecodableCommand:
+class UndecodableCommand(Struct, frozen=True):
     """A command that could not be decoded; `text` is the reason. It is answered with an error and has no other
     effect.
     """
@@ -95,16 +92,14 @@ Command = Subscribe | Unsubscribe | MessageToNode
 ReceivedCommand = Command | UndecodableCommand
 
 
-@dataclass(frozen=True, slots=True)
-class CommandRefusal:
+class CommandRefusal(Struct, frozen=True):
     """The error that the command at `index` of a batch was refused."""
 
     index: int
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class MailboxOverflow:
+class MailboxOverflow(Struct, frozen=True):
     """The gap where the mailbox overflowed, and `dropped` messages of these channels were lost: read the state
     again.
     """
@@ -113,8 +108,7 @@ class MailboxOverflow:
     channels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SequencedMessage:
+class SequencedMessage(Struct, frozen=True):
     """One numbered message to one subscriber.
 
     `predecessor` (log channels): the sequence of the delivery before it on this channel, 0 for the first. `version`

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sublet_protocol.domain.limits import MAX_KEY_BYTES, MAX_SUBSCRIBERS, MAX_SUBSCRIPTIONS
 from sublet_protocol.pubsub.channel_subscribers import LatestValues, SubscriptionIndex
@@ -45,8 +46,7 @@ MAX_REMEMBERED = 10_000
 """How many dropped subscriber ids are stored, so that none of them can begin a second life."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberLimits:
+class SubscriberLimits(Struct, frozen=True):
     """The bounds on the cost of subscribers; `hold_s` is the longest that a poll is held."""
 
     hold_s: float = 5.0
@@ -56,8 +56,7 @@ class SubscriberLimits:
     key_bytes: int = MAX_KEY_BYTES
 
 
-@dataclass(slots=True)
-class _Subscriber:
+class _Subscriber(Struct):
     """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
 
-@dataclass(frozen=True, slots=True)
-class MailboxLimits:
+class MailboxLimits(Struct, frozen=True):
     """The bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
 
     messages: int = 10_000
@@ -26,8 +26,7 @@ class MailboxLimits:
     reply_bytes: int = 1 << 20
 
 
-@dataclass(slots=True)
-class QueuedMessage:
+class QueuedMessage(Struct):
     """A message with its place still open. `is_deduplicated`: while it is unacknowledged, an equal one is not queued
     again."""
 

@@ -8,8 +8,9 @@ import ssl
 import stat
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting
 
@@ -18,8 +19,7 @@ log = logging.getLogger(__name__)
 Signature = tuple[tuple[int, ...] | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TlsContent:
+class TlsContent(Struct, frozen=True):
     """The content of the files."""
 
     certificates: bytes | None
@@ -27,8 +27,7 @@ class TlsContent:
     authorities: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
+class TlsFiles(Struct, frozen=True):
     """The paths of PEM files: one's own certificates, the first of them one's own and then those between it and the
     authority; its key; the authorities that the other side's certificate is checked against.
     """

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_protocol.domain.secret import Secret
@@ -20,8 +20,7 @@ from sublet_storage.db.connect import check_schema, connect
 from sublet_storage.db.database_url import as_secret, format_url, resolve_database_url
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedDatabase:
+class OpenedDatabase(Struct, frozen=True):
     """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, which
     only processes of this machine can reach, else None."""
 

@@ -12,10 +12,10 @@ import logging
 import select
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
@@ -41,22 +41,19 @@ select key from unnest(%s::integer[]) key where pg_try_advisory_xact_lock_shared
 _ACQUIRE_LOCK = f"select pg_try_advisory_lock({LOCK_CLASS}, %s::integer)"
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessLockAcquired:
+class LivenessLockAcquired(Struct, frozen=True):
     """The process holds its lock in the database, under this key."""
 
     key: int
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessLockLost:
+class LivenessLockLost(Struct, frozen=True):
     """The lock was last known to be held at that time: another process may find it free, though this one lives."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class PeerLocksChecked:
+class PeerLocksChecked(Struct, frozen=True):
     """One check of other processes' locks, over a connection that was opened at `connected_at`: which were `free`, and
     which `held`, at some time between `sent_at` and `answered_at`. The process's own lock, if it was held before, was
     still held. `timeline`: the number of the server's; None: not known."""
@@ -72,8 +69,7 @@ class PeerLocksChecked:
 LockEvent = LivenessLockAcquired | LivenessLockLost | PeerLocksChecked
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessLockSettings:
+class LivenessLockSettings(Struct, frozen=True):
     """`retry_grace_s`: for how long a lock that was lost is tried again and again. `receive_timeout_s`: after which a
     connection that answers nothing is closed."""
 

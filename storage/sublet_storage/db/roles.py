@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 
 Connection = psycopg.Connection[Any]
 
@@ -190,8 +190,7 @@ select r.rolname, array(select m.rolname::text from pg_auth_members a join pg_ro
   from pg_roles r where r.rolname = any(%s)"""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class DatabasePrivilege:
+class DatabasePrivilege(Struct, frozen=True, order=True):
     """A privilege on a table, a function (with its arguments), the schema, or one column of a table."""
 
     privilege: str
@@ -199,8 +198,7 @@ class DatabasePrivilege:
     column: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _SchemaObject:
+class _SchemaObject(Struct, frozen=True):
     """A table or a function of the schema. `listed`: its row in the table above."""
 
     name: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 from shlex import quote
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.address import is_tls, split_node_address
 from sublet_protocol.domain.errors import format_error
@@ -57,8 +57,7 @@ class Severity(StrEnum):
     ERROR = "error"  # something does not work
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorCheckResult:
+class DoctorCheckResult(Struct, frozen=True):
     """The result of one check: what was found, and the hint unless it is OK."""
 
     check: str
@@ -300,8 +299,7 @@ def _check_maintenance(connection: Connection) -> DoctorCheckResult:
     return DoctorCheckResult("maintenance", Severity.WARNING, "nobody does it at present", hint)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderlessGroups:
+class LeaderlessGroups(Struct, frozen=True):
     """Groups that have consumers and no leader: their number, and the first of them by name."""
 
     total: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from msgspec import Struct, field
 
 from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.db.roles import DatabasePrivilege, Role, compute_expected_rights, find_missing_rights, read_rights
@@ -23,8 +23,7 @@ select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_
 _PARTITION = re.compile(r"block_[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class UserPrivileges:
+class UserPrivileges(Struct, frozen=True):
     """The privileges of a user. `is_owner`: it has all. `roles`: those that it is a member of, or has the privileges
     of. `missing` and `excess` refer to these roles; with no role, to `lacking`."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
@@ -55,8 +55,7 @@ select pg_current_xact_id()::text, {_TIMELINE}, set_config('idle_in_transaction_
 _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(number)s::xid8) end"
 
 
-@dataclass(frozen=True, slots=True)
-class LastPlannedRange:
+class LastPlannedRange(Struct, frozen=True):
     """The last planned range of a stream, by the calling session; `is_ours`: it holds the stream, or the stream is
     reserved for it; `is_pending`: the range is not done. `grant_id`: under which the session holds it now; None if it
     does not."""
@@ -67,16 +66,14 @@ class LastPlannedRange:
     grant_id: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class SessionIdentity:
+class SessionIdentity(Struct, frozen=True):
     """A process of a session with a stable name; a higher epoch means a newer process."""
 
     name: str
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresTransactionId:
+class PostgresTransactionId(Struct, frozen=True):
     """A transaction that is about to commit: its number on the server, on one timeline of the server's. After a
     failover the numbers of lost transactions are used again."""
 
@@ -89,8 +86,7 @@ def compute_idle_limit_s(batch_s: float) -> float:
     return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
 
 
-@dataclass(frozen=True, slots=True)
-class LaggingStream:
+class LaggingStream(Struct, frozen=True):
     """A stream with messages that the group has not consumed; `is_anothers`: another session holds it, or it is
     reserved for one."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
@@ -43,16 +43,14 @@ UNNAMED: Final = 1
 """The incarnation of a producer without a name, which has no other."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerIdentity:
+class ProducerIdentity(Struct, frozen=True):
     """The identity of a producer. `incarnation` distinguishes this process from earlier ones of the same name."""
 
     producer_id: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerStamp:
+class ProducerStamp(Struct, frozen=True):
     """The stamp of an append: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
 
     producer_id: str
@@ -60,8 +58,7 @@ class ProducerStamp:
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlockAppend:
+class BlockAppend(Struct, frozen=True):
     """One block for one stream. Without a stamp a retry is stored twice."""
 
     stream_id: int
@@ -69,8 +66,7 @@ class BlockAppend:
     stamp: ProducerStamp | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AppendResult:
+class AppendResult(Struct, frozen=True):
     """The result of an append. `end_offset` is the offset after the block's last message; None where nothing was
     written, or it is forgotten."""
 

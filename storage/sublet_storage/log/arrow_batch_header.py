@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 _HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
@@ -22,8 +22,7 @@ _UNCOMPRESSED = -1
 """In place of the length of a buffer of a compressed batch that is stored as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class ArrowBatchHeader:
+class ArrowBatchHeader(Struct, frozen=True):
     """The numbers of a header. `count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
 
     count: int

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
@@ -41,8 +41,7 @@ MAX_PACKED_BYTES = MAX_BLOCK_BYTES - (1 << 20)
 """The most in a block in memory. Padding, and what the decoder estimates from above, come to less than the rest."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEpochRange:
+class BlockEpochRange(Struct, frozen=True):
     """The least and the greatest epochs in a block. `has_unset`: there are messages without an epoch among the
     others."""
 
@@ -51,8 +50,7 @@ class BlockEpochRange:
     has_unset: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PackedBlock:
+class PackedBlock(Struct, frozen=True):
     """A batch ready to be appended: its payload, and the columns of the block's row."""
 
     count: int

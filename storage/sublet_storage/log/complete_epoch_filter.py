@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import pyarrow as pa
+from msgspec import Struct, field
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
@@ -29,8 +29,7 @@ class EpochStartingPosition(StrEnum):
     EARLIEST = "earliest"  # all of which nothing was taken by retention
 
 
-@dataclass(frozen=True, slots=True)
-class ExcludedEpochs:
+class ExcludedEpochs(Struct, frozen=True):
     """The epochs of which nothing is delivered: those at or before one of `covered`, and those not at or after `least`
     (None: of these there are none)."""
 
@@ -47,8 +46,7 @@ class ExcludedEpochs:
         return {"covered": json.dumps(self.covered.greatest), "least": least}
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteEpochFilter:
+class CompleteEpochFilter(Struct, frozen=True):
     """The selection of a reader from here on.
 
     `announced`: the last lower frontier that it was given; None: any epoch may come. `covered`: of these, part was

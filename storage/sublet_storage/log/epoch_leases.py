@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import (
     Epoch,
@@ -80,8 +80,7 @@ def hold(
     return _hold(conn, space_id, producer, frontier, lease_s)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class EpochAdvanceResult:
+class EpochAdvanceResult(Struct, frozen=True):
     """The outcome of appends, and of an advance behind them: `change` if it was made, `error` if it failed. If both are
     None, not all blocks before it were stored."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from itertools import compress, groupby, pairwise
@@ -17,6 +17,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 from psycopg.errors import InsufficientPrivilege
 from psycopg.types.numeric import Int8
 
@@ -112,8 +113,7 @@ select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where 
 _BEFORE_END = "end_offset - count < %(end)s"
 
 
-@dataclass(frozen=True, slots=True)
-class LogPage:
+class LogPage(Struct, frozen=True):
     """The result of one read: batches in `DELIVERED_SCHEMA`, of the offsets from `start` up to before `position`.
 
     `head` and `is_closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
@@ -138,8 +138,7 @@ class LogPage:
         return replace(self, batches=tuple(batch for batch in cut if batch.num_rows), position=offset)
 
 
-@dataclass(frozen=True, slots=True)
-class HeadState:
+class HeadState(Struct, frozen=True):
     """The end of a stream now. `is_gone`: retention has taken its messages."""
 
     head: int

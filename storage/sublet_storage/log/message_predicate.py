@@ -5,11 +5,11 @@ A block's row has the topics, times and epochs in the block: a block that cannot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidEpoch
 from sublet_protocol.domain.limits import MAX_EPOCH, MIN_EPOCH
@@ -28,8 +28,7 @@ BLOCK_MAY_MATCH = """
 """Of a block's row: whether such messages can be in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class MessagePredicate:
+class MessagePredicate(Struct, frozen=True):
     """The conditions that a message meets together; None: no condition.
 
     `topics`: one of these; `prefix`: how its topic begins. `min_timestamp` and `max_timestamp`: blocks are left out

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from sublet_storage.notify.changes import NotifySettings
 
@@ -32,16 +33,14 @@ class CatchUpCause(StrEnum):
     RETRY = "retry"  # the database was away the last time
 
 
-@dataclass(frozen=True, slots=True)
-class StartCatchUp:
+class StartCatchUp(Struct, frozen=True):
     """A read of the present state of a channel's objects, to begin now; its end is to be reported."""
 
     channel: str
     causes: frozenset[CatchUpCause]
 
 
-@dataclass(slots=True)
-class _Channel:
+class _Channel(Struct):
     """The state of a channel. `needs`: by cause, the earliest and the latest of the times from which a read serves."""
 
     needs: dict[CatchUpCause, tuple[float, float]] = field(default_factory=dict)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
+
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
@@ -22,8 +24,7 @@ class MalformedNotification(SubletError):
     """An error for bytes that are no message of ours: they are counted and dropped."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectChange:
+class ObjectChange(Struct, frozen=True):
     """A change: the object `key` of that kind is at `version` now, or was deleted at it.
 
     Versions of one object only grow, also when it is deleted and created again; of two changes of one version the
@@ -42,8 +43,7 @@ class ObjectChange:
         return 2 * self.version + self.is_deleted
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeNotification:
+class ChangeNotification(Struct, frozen=True):
     """The changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
 
     publisher: str
@@ -54,8 +54,7 @@ class ChangeNotification:
     changes: tuple[ObjectChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationHeartbeat:
+class NotificationHeartbeat(Struct, frozen=True):
     """A sign of life of a publisher, with its last numbers of all channels it has used. `is_leaving`: its last
     message."""
 
@@ -68,8 +67,7 @@ class NotificationHeartbeat:
 Message = ChangeNotification | NotificationHeartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class CatchUpSnapshot:
+class CatchUpSnapshot(Struct, frozen=True):
     """The state of one kind of objects in the database at one instant.
 
     `keys`: the requested objects, of which those without a change do not exist; None: all objects.

@@ -18,9 +18,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.tick import Tick
@@ -294,8 +294,7 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_parents)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenSender:
+class _OpenSender(Struct, frozen=True):
     """A sender of one driver, to these endpoints."""
 
     sender: NotificationSender

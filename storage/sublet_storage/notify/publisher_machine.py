@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import assert_never
+
+from msgspec import Struct
 
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_protocol.tick import Tick
@@ -47,30 +49,26 @@ class NotificationPublisherStatus(Enum):
     CLOSED = "closed"  # the last heartbeat is out, and nothing is sent any more
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationSendersOpened:
+class NotificationSendersOpened(Struct, frozen=True):
     """Senders are open, to other endpoints than before; none accepts messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChangesQueued:
+class ChangesQueued(Struct, frozen=True):
     """These objects have changed."""
 
     changes: tuple[ObjectChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherCloseRequested:
+class PublisherCloseRequested(Struct, frozen=True):
     """The process ends, or has nothing more to publish."""
 
 
 Event = NotificationSendersOpened | ChangesQueued | PublisherCloseRequested | Tick
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationPublisherOutcome:
+class NotificationPublisherOutcome(Struct, frozen=True):
     """The messages for all senders, in this order, and when to call again at the latest (None: with the next event)."""
 
     sends: tuple[bytes, ...]

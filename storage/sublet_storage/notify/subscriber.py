@@ -14,9 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_protocol.domain.limits import MAX_QUEUED_NOTIFICATION_BYTES
@@ -60,8 +61,7 @@ JOIN_TIMEOUT_S = 2.0
 """How long `close` waits for each thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class _CatchUpRead:
+class _CatchUpRead(Struct, frozen=True):
     """The end of a catch-up; None: the database could not be read."""
 
     channel: str

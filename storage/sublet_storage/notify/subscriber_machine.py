@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec import Struct, field
 
 from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
@@ -48,8 +49,7 @@ MAX_GAPS = 64
 """On one channel of one publisher; of more, the oldest is given up early."""
 
 
-@dataclass(slots=True)
-class _Publisher:
+class _Publisher(Struct):
     """The state of one publisher. `last`: the newest number by channel; `is_complete`: other channels begin with 0."""
 
     incarnation: str

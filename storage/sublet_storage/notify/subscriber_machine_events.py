@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import StartCatchUp
 from sublet_storage.notify.changes import Message, ObjectChange
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriberStarted:
+class SubscriberStarted(Struct, frozen=True):
     """The first event."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListeningStarted:
+class ListeningStarted(Struct, frozen=True):
     """The driver has begun to listen, for the first time or again."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListeningStopped:
+class ListeningStopped(Struct, frozen=True):
     """The driver has stopped listening, until `ListeningStarted`."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationReceived:
+class NotificationReceived(Struct, frozen=True):
     """A message was received."""
 
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class MalformedNotificationReceived:
+class MalformedNotificationReceived(Struct, frozen=True):
     """Bytes were received that are no message."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeOrderUnknown:
+class ChangeOrderUnknown(Struct, frozen=True):
     """It is unknown whether a change on that channel is newer than the cached one."""
 
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class CatchUpRequested:
+class CatchUpRequested(Struct, frozen=True):
     """A read of that channel is requested."""
 
     channel: str
 
 
-@dataclass(frozen=True, slots=True)
-class CatchUpCompleted:
+class CatchUpCompleted(Struct, frozen=True):
     """The catch-up of that channel has ended; not `is_ok`: the database could not be read."""
 
     channel: str
@@ -71,8 +63,7 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationSubscriberOutcome:
+class NotificationSubscriberOutcome(Struct, frozen=True):
     """The changes for the cache, then the catch-ups to begin; when to call again at the latest (None: with the next
     event)."""
 
@@ -81,8 +72,7 @@ class NotificationSubscriberOutcome:
     wake_at: float | None
 
 
-@dataclass(slots=True)
-class SubscriberCounters:
+class SubscriberCounters(Struct):
     """The counters of a subscriber since it began. `duplicates`: came twice, or after its gap had been given up."""
 
     received: int = 0
@@ -97,8 +87,7 @@ class SubscriberCounters:
     disconnects: int = 0
 
 
-@dataclass(slots=True)
-class SequenceGap:
+class SequenceGap(Struct):
     """The messages missing between messages that were received, and until when they are waited for.
 
     A range (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from sublet_protocol.domain.limits import MAX_NOTIFIED_CACHE_BYTES, MAX_TOMBSTONE_BYTES
 from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
@@ -30,8 +31,7 @@ class ChangeNovelty(Enum):
     AMBIGUOUS = "ambiguous"  # a snapshot did not have the object, and may be newer or older than this
 
 
-@dataclass(slots=True)
-class _CachedVersion:
+class _CachedVersion(Struct):
     """A cached change. `at`: when it was last applied, or a snapshot last confirmed it. `turn`: the number of its
     application."""
 

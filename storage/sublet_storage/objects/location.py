@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from urllib.parse import parse_qsl, urlsplit
 
 import xxhash
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting
 
@@ -36,8 +37,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9.-]*")
 _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST:PORT&scheme=http&region=NAME as needed"
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadStoreLocation:
+class PayloadStoreLocation(Struct, frozen=True):
     """A parsed location. `scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of
     `OPTIONS` that it has.
 
@@ -59,8 +59,7 @@ class PayloadStoreLocation:
         return f"{self.prefix}?{query}" if query else self.prefix
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadObjectName:
+class PayloadObjectName(Struct, frozen=True):
     """The name of an object: its block, and the digest of its bytes. `text`: relative to the location."""
 
     generation_id: int

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.db.store_connection import Guard
@@ -80,8 +80,7 @@ _DELETE_FAILED = "update payload_object set delete_failed_at = clock_timestamp()
 Connection = psycopg.Connection[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOwner:
+class BlockOwner(Struct, frozen=True):
     """The space, generation and stream of an object's block."""
 
     space_id: int

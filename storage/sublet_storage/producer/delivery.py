@@ -9,11 +9,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
@@ -31,16 +31,14 @@ def wake_loop(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> No
         loop.call_soon_threadsafe(wake)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(Struct, frozen=True):
     """The position of one message."""
 
     stream: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedSpan:
+class AppendedSpan(Struct, frozen=True):
     """The positions of some messages of a batch: number `rows[i]` is at `first_offset + i` of the stream."""
 
     stream: int

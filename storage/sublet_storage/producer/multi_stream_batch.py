@@ -9,11 +9,11 @@ others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, UsageError
 from sublet_protocol.domain.limits import MAX_STEP
@@ -58,8 +58,7 @@ class StreamClosedError(Exception):
     """An error for a stream of the batch that was closed: nothing was stored, route again."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdempotentBatch:
+class IdempotentBatch(Struct, frozen=True):
     """A batch in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
     same messages: at least 0, and less than 2^63."""
 
@@ -70,8 +69,7 @@ class IdempotentBatch:
     digest: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStoreResult:
+class BatchStoreResult(Struct, frozen=True):
     """The result of a batch that is durable. `is_duplicate`: it was stored before. `spans` None: its positions are
     forgotten."""
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import AppendOutcome, BlockAppend, append
@@ -85,8 +85,7 @@ select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (selec
   from outbox"""
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxBacklog:
+class OutboxBacklog(Struct, frozen=True):
     """The number of messages still to be moved, the age in seconds of the oldest, and the number of rejected ones."""
 
     messages: int
@@ -94,8 +93,7 @@ class OutboxBacklog:
     rejected: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutboxMoveResult:
+class OutboxMoveResult(Struct, frozen=True):
     """The result of one move: messages moved into the log, the new heads {stream_id: head}, {outbox_id: why rejected}.
 
     `has_more`: it moved the maximum of one move, and the next need not wait.
@@ -110,8 +108,7 @@ class OutboxMoveResult:
 NOTHING: Final = OutboxMoveResult(0, {}, {})
 
 
-@dataclass(frozen=True, slots=True)
-class _ScanPosition:
+class _ScanPosition(Struct, frozen=True):
     """The last moved row: all up to it are moved, except what the transactions wrote that were running then."""
 
     xact: str

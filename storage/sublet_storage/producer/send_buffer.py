@@ -17,9 +17,9 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
@@ -44,8 +44,7 @@ ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
 
-@dataclass(frozen=True, slots=True)
-class BufferLimits:
+class BufferLimits(Struct, frozen=True):
     """The limits of a block and of the buffer, and how long a message may wait for others."""
 
     block_messages: int

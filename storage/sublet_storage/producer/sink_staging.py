@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
@@ -46,8 +46,7 @@ _REMOVE = "select delete_staged_blocks(%(sink)s, %(batch)s, %(attempt)s, %(strea
 _PUBLISH = "select * from append_staged_blocks(%(sink)s, %(batch)s, %(attempts)s)"
 
 
-@dataclass(frozen=True, slots=True)
-class SinkBatchId:
+class SinkBatchId(Struct, frozen=True):
     """A batch of a sink; the batches of a sink have growing numbers. `is_single`: the sink has no other."""
 
     sink: str
@@ -55,8 +54,7 @@ class SinkBatchId:
     is_single: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class StagedTask:
+class StagedTask(Struct, frozen=True):
     """The result of staging an attempt at a task."""
 
     task: int
@@ -65,8 +63,7 @@ class StagedTask:
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class SinkCommitResult:
+class SinkCommitResult(Struct, frozen=True):
     """The result of a batch that is durable. `messages`: how many it has; `is_duplicate`: it was stored before;
     `heads`: {stream: its head}, of those that have grown."""
 

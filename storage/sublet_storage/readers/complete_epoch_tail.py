@@ -10,11 +10,11 @@ what was published in an epoch that it has passed lies below these heads, by the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import (
     LowerFrontier,
@@ -48,8 +48,7 @@ select space_id, upper_frontier from stream where space_id = any(%s::bigint[]) a
 _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %s"
 
 
-@dataclass(frozen=True, slots=True)
-class FrontierSnapshot:
+class FrontierSnapshot(Struct, frozen=True):
     """The start of a reader. `lower`: it gets epochs at or after these only (None: any); `upper`: the greatest that
     have begun and are not completed, or, of all history, that have begun."""
 
@@ -57,8 +56,7 @@ class FrontierSnapshot:
     upper: UpperFrontier
 
 
-@dataclass(frozen=True, slots=True)
-class EpochTailMessages:
+class EpochTailMessages(Struct, frozen=True):
     """Messages of one stream, in `DELIVERED_SCHEMA`."""
 
     table: pa.Table
@@ -68,8 +66,7 @@ EpochTailItem = FrontierSnapshot | EpochTailMessages | LowerFrontier
 """Epochs that are not at or after a `LowerFrontier` are completed, and were delivered completely or not at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamSnapshot:
+class _StreamSnapshot(Struct, frozen=True):
     """The heads of all streams that are read, and the frontiers of the spaces of those that are open."""
 
     heads: dict[int, message_log.HeadState]

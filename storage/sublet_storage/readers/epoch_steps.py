@@ -17,7 +17,7 @@ import functools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -25,6 +25,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
@@ -57,8 +58,7 @@ select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text, spac
  where s.stream_id = any(%s::bigint[])"""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEpochSummary:
+class BlockEpochSummary(Struct, frozen=True):
     """A block of [first, end): `size` in bytes, the lower frontier that its writer saw, and the epochs in it."""
 
     first: int
@@ -72,8 +72,7 @@ class BlockEpochSummary:
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockEpochSummaries:
+class BlockEpochSummaries(Struct, frozen=True):
     """Consecutive blocks, and the stream at that instant. `lower` is the lower frontier of its space, whose name may be
     another's as well, of one that was dropped."""
 
@@ -114,8 +113,7 @@ def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[in
     }
 
 
-@dataclass(frozen=True, slots=True)
-class BlockRun:
+class BlockRun(Struct, frozen=True):
     """Consecutive blocks of [start, end), to be read together. `is_fully_matching`: all messages in them match."""
 
     start: int
@@ -124,8 +122,7 @@ class BlockRun:
     is_fully_matching: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EpochStep:
+class EpochStep(Struct, frozen=True):
     """The messages delivered next, and the position and frontier after that.
 
     `start_frontier` is the frontier until then: the messages delivered are those it admits, and `consumed` no longer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
@@ -20,8 +20,7 @@ select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
  order by s.generation_id, s.stream_id"""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
+class OffsetRange(Struct, frozen=True):
     """The messages [start, end) of a stream, some of which match. `generation_filter`: the filter of its generation;
     `epoch_dimensions`: the number of dimensions of its space's epochs, None if it has none."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, PositionBeyondHead, PositionGone, SubletError
 from sublet_protocol.domain.subscriptions import Bookmark
@@ -43,8 +44,7 @@ _LOST = "select filter, stream_id from lost_generation where stream_id > %(known
 _FILTERS_SINCE = "select filter from space where dropped_at is null and filter_since <= %(known)s"
 
 
-@dataclass(slots=True)
-class StreamCursor:
+class StreamCursor(Struct):
     """The position of a reader in one stream. `initial_head`: the head when the reader began. `is_done`: no message is
     left, now or later.
 
@@ -65,8 +65,7 @@ class StreamCursor:
     read_error: SubletError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MatchingStreams:
+class MatchingStreams(Struct, frozen=True):
     """The streams that match a filter, of one instant. `newest`: of all streams there are. `lost`: the deleted streams
     newer than `known` that had messages for the filter, the newest of each filter of spaces."""
 
@@ -75,8 +74,7 @@ class MatchingStreams:
     lost: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class TailPage:
+class TailPage(Struct, frozen=True):
     """The result of one read of one stream: the matching messages from `start` up to before `position`.
 
     `gone`: retention has taken what was at `start`; reading goes on at `position`.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import Subscription
@@ -59,8 +59,7 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
  order by 1"""
 
 
-@dataclass(frozen=True, slots=True)
-class DropAffectedGroup:
+class DropAffectedGroup(Struct, frozen=True):
     """A group with messages from the space; some of its streams are granted to members, or reserved for them.
 
     `unread_messages`, in `unread_streams`, would be lost to it with the space, including those that its filter skips.
@@ -72,8 +71,7 @@ class DropAffectedGroup:
     unread_messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceDropImpact:
+class SpaceDropImpact(Struct, frozen=True):
     """The messages and users of a space. `messages` may be fewer by now in an open generation, never more."""
 
     messages: int
@@ -100,8 +98,7 @@ class SpaceDropImpact:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class RetainedDroppedSpace:
+class RetainedDroppedSpace(Struct, frozen=True):
     """A space that was dropped and still holds messages. `retained_until`: when its retention takes the last of them,
     if no group holds it up; None: never."""
 

@@ -5,10 +5,10 @@ What cannot be restored holds up nothing else: it stays where it is, and is repo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import PoisonBlock, SubletError
 from sublet_storage.objects import unreferenced_objects
@@ -35,8 +35,7 @@ _ALL_BACK = "update stream set tiered_offset = null where stream_id = %s"
 Connection = psycopg.Connection[Any]
 
 
-@dataclass(slots=True)
-class _RestoreFailures:
+class _RestoreFailures(Struct):
     """The payloads that could not be restored: their number, and the error of the first."""
 
     count: int = 0

@@ -8,10 +8,10 @@ consumed, and so the order of each key survives the move.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
@@ -27,8 +27,7 @@ _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Parent:
+class _Parent(Struct, frozen=True):
     """A stream that is being closed, with the space it belonged to as that was before the change."""
 
     stream_id: int

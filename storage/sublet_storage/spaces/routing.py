@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import xxhash
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.topics import TopicFilter
@@ -27,8 +27,7 @@ _ARC_SHIFT = _ARC.bit_length() - 1
 HashRange = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked".
 
     `payload_location`: the location outside of Postgres that payloads of closed generations are moved to, and those of
@@ -46,8 +45,7 @@ class Space:
     tier_after_s: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCatalogRow:
+class StreamCatalogRow(Struct, frozen=True):
     """A row of the stream catalogue. `head` is the next offset to be written."""
 
     stream_id: int
@@ -106,8 +104,7 @@ def find_candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationTopicFilters:
+class GenerationTopicFilters(Struct, frozen=True):
     """The filters of all generations, at one instant.
 
     A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
+from msgspec import Struct
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PoisonBlock
@@ -106,8 +106,7 @@ class _RunTooLarge(Exception):
         super().__init__(f"the first {index} blocks of a run fill a block")
 
 
-@dataclass(frozen=True, slots=True)
-class BlockToMerge:
+class BlockToMerge(Struct, frozen=True):
     """A block to be merged. `frontiers`: a hash of its epochs and frontiers."""
 
     end_offset: int

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final
 
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, StaleTerm
@@ -105,8 +106,7 @@ _ADVANCE = "update stream set tiered_offset = %s where stream_id = %s"
 Connection = psycopg.Connection[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class TieringResult:
+class TieringResult(Struct, frozen=True):
     """The result of a pass: `blocks` of `size` bytes were moved. `is_complete`: there is no more to move for now."""
 
     blocks: int

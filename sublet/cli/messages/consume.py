@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
@@ -130,8 +130,7 @@ def _poll_batches(
 _WAITING = "Waiting for streams: a leader is being chosen, or others hold them all."
 
 
-@dataclass(frozen=True, slots=True)
-class _Transport:
+class _Transport(Struct, frozen=True):
     """The transport of a session: its arguments, `lacking` (a sentence for people if no node could lead, else None),
     and other reasons to wait."""
 

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
+from msgspec import Struct, field
 
 from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
 from sublet_protocol.domain.errors import SubletError
@@ -101,8 +101,7 @@ def publish(
     return 0 if interruption.number is None else 128 + interruption.number
 
 
-@dataclass(slots=True)
-class PublishProgress:
+class PublishProgress(Struct):
     """Number of messages that were accepted, and of those that are durable."""
 
     accepted: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sublet_borrower.spark.job.task_reports import TaskReport
 
@@ -10,8 +10,7 @@ REPORT_TIMEOUT_S = 5.0
 """An attempt that has not reported for this long is dead, or disconnected."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
+class TaskStatus(Struct, frozen=True):
     """One attempt of one task. `state`: opening, running, ended; `dead_lettered`: how many of the messages were passed
     over; `lag`: how many of its streams are still to be done; `age_s`: seconds since it reported."""
 
@@ -52,8 +51,7 @@ class TaskStatus:
         return self.state != "ended" and self.age_s < REPORT_TIMEOUT_S
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumptionStatus:
+class ConsumptionStatus(Struct, frozen=True):
     """All attempts that ever reported; `is_running`: whether the Spark job is under way."""
 
     is_running: bool

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
@@ -36,8 +38,7 @@ CALL_SHARE = 0.8
 """How much of the unsubscribe timeout a running call gets when the process must end; the rest is for the hand-over."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAttempt:
+class TaskAttempt(Struct, frozen=True):
     """One attempt of one task. `session` is its name in the group; no other attempt anywhere has it."""
 
     partition: int
@@ -45,8 +46,7 @@ class TaskAttempt:
     session: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSummary:
+class TaskSummary(Struct, frozen=True):
     """The outcome of an attempt. `failure`: see `exception_transport.pack`; None if it was drained."""
 
     attempt: TaskAttempt

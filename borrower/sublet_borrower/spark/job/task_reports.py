@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
@@ -13,8 +15,7 @@ from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 DRAIN_EVENT = GroupEventPayload(json.dumps({"wish": "drain"}).encode())
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReport:
+class TaskReport(Struct, frozen=True):
     """The progress of one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are still
     to be processed. `failure`: see `exception_transport.pack`.
     """

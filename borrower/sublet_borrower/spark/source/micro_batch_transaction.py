@@ -19,13 +19,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_borrower.planner.grant_key_files import PlannerGrantKeys, read_grant_keys
 from sublet_borrower.planner.planned_ranges import PlannedRange
@@ -220,8 +220,7 @@ class Guard:
             ) from cause
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRanges:
+class SourceRanges(Struct, frozen=True):
     """The ranges that a batch has of one source: of a group, as a session whose planners on this machine have `handed`
     on their keys.
     """

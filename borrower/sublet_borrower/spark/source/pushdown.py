@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from msgspec import Struct
 from pyspark.sql import datasource as spark
 
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
@@ -15,8 +16,7 @@ from sublet_storage.readers.offset_ranges import OffsetRange
 NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 
 
-@dataclass(frozen=True, slots=True)
-class PushedFilters:
+class PushedFilters(Struct, frozen=True):
     """The conditions that all rows of a query meet. None: no condition; `start` and `end` are offsets."""
 
     topics: frozenset[str] | None = None

@@ -7,8 +7,9 @@ groups a pattern of their names. A request has to be covered by one rule: severa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
@@ -42,8 +43,7 @@ class Right(StrEnum):
 ALL = TopicFilter("#")
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRule:
+class AccessRule(Struct, frozen=True):
     """A rule that allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for
     any.
 
@@ -99,8 +99,7 @@ class AccessRules:
         return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
 
 
-@dataclass(frozen=True, slots=True)
-class ValidToken:
+class ValidToken(Struct, frozen=True):
     """A token that was valid when it was read, for `remaining_s` from then on."""
 
     digest: bytes
@@ -108,8 +107,7 @@ class ValidToken:
     remaining_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class AccessSnapshot:
+class AccessSnapshot(Struct, frozen=True):
     """All rules and valid tokens (by id) at one moment. `version`: which changes it includes, as the database says."""
 
     version: str

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import re
 import secrets
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret
@@ -14,8 +15,7 @@ from sublet_protocol.domain.secret import Secret
 _FORM = re.compile(r"sub_([a-z2-7]{8})_[A-Za-z0-9_-]{43}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class NewToken:
+class NewToken(Struct, frozen=True):
     """A token that was just drawn. `token_id` may be shown to all, `token` to its bearer, once."""
 
     token_id: str

@@ -11,8 +11,9 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.trusted_path import (
@@ -33,8 +34,7 @@ SOCKET_PATH_LIMIT = 104
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PostgresOsUser:
+class PostgresOsUser(Struct, frozen=True):
     """The unprivileged account as which root starts the server."""
 
     name: str

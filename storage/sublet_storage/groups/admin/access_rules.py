@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.access.rights import AccessRule, parse_right
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
@@ -29,8 +29,7 @@ select principal, may, filter, group_name, granted_by, granted_at from access
  where %(principal)s::text is null or principal in (%(principal)s, '*') order by 1, 2, 3, 4 limit %(limit)s"""
 
 
-@dataclass(frozen=True, slots=True)
-class AccessRuleRecord:
+class AccessRuleRecord(Struct, frozen=True):
     """A rule, with who granted it and when."""
 
     rule: AccessRule
@@ -52,8 +51,7 @@ def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableRule:
+class UnreadableRule(Struct, frozen=True):
     """A row that is no rule, which allows nothing, with the reason."""
 
     row: str
@@ -61,8 +59,7 @@ class UnreadableRule:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAccessRules:
+class StoredAccessRules(Struct, frozen=True):
     """The rows of the table, those that are no rules apart."""
 
     rules: list[AccessRuleRecord]

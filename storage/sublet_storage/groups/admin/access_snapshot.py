@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, ValidToken
 from sublet_protocol.domain.errors import Conflict
@@ -70,8 +70,7 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AccessHistoryRecord:
+class AccessHistoryRecord(Struct, frozen=True):
     """A change of access: `event` and `object` as in the table `access_history`, the principal that it is about
     first."""
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
@@ -21,8 +21,7 @@ select token_id, principal, made_by, made_at, expires_at, revoked_at, last_used,
   from token order by principal, made_at"""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
+class TokenEntry(Struct, frozen=True):
     """The description of a token, without its hash."""
 
     token_id: str

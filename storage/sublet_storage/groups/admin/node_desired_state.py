@@ -7,10 +7,10 @@ step down is for one term, so only the leader of that term applies it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_storage.db.clock import DATABASE_USER
 from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
@@ -50,16 +50,14 @@ affected as (
 select from changed"""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDesiredState:
+class NodeDesiredState(Struct, frozen=True):
     """The desired state of one node. `step_down`: {leadership: term}."""
 
     is_draining: bool
     step_down: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class LedGroupRef:
+class LedGroupRef(Struct, frozen=True):
     """A group that a node leads, under that term."""
 
     group_id: int

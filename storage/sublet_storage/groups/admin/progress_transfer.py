@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import Struct
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
@@ -75,8 +76,7 @@ select %(group)s, u.stream_id, u.status, u.position, u.consumed, {NOW}
 _NOW = f"select {format_microseconds(NOW)}"
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedPosition:
+class ExportedPosition(Struct, frozen=True):
     """The position of a group in a stream; `consumed` is set in an atomic group."""
 
     stream_id: int

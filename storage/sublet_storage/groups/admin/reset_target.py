@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import UsageError
@@ -14,8 +15,7 @@ from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class ResetTarget:
+class ResetTarget(Struct, frozen=True):
     """`kind` is one of earliest, latest, current, offset, shift, time, epoch and given; the others are what it needs.
 
     `value`: an offset, messages to go forward (or back), or microseconds since 1970; `offsets_by_stream`: {stream:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epoch_frontiers import check_epoch
@@ -86,8 +86,7 @@ select distinct p.epoch_dimensions from space p join stream s using (space_id)
 _EXISTS = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
 
 
-@dataclass(frozen=True, slots=True)
-class PositionChange:
+class PositionChange(Struct, frozen=True):
     """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
 
     `redelivered_count`: messages that are delivered once more. `skipped_count`: messages that would have been delivered
@@ -105,8 +104,7 @@ class PositionChange:
     has_epochs: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamPlan:
+class _StreamPlan(Struct, frozen=True):
     """A stream that the group may have. `after`: None where the target does not concern it."""
 
     stream_id: int

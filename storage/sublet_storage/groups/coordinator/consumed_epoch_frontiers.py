@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import (
     Epoch,
@@ -113,8 +114,7 @@ select space_id, producer_id, least, upper_frontier from capability
  where expired_at is not null and space_id = any(%(spaces)s::bigint[]) order by producer_id"""
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceCompletedEpochs:
+class SpaceCompletedEpochs(Struct, frozen=True):
     """The lower frontier of a space when it was read. `is_dropped`: the space was dropped, and not just now."""
 
     name: str
@@ -266,8 +266,7 @@ def _insert(
     connection.execute(_INSERT, parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class _ExpiredProducer:
+class _ExpiredProducer(Struct, frozen=True):
     """A producer whose lease has run out: the frontier that it `held`, and which epochs had `begun` by then."""
 
     producer_id: str

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.clock import format_microseconds
@@ -86,8 +86,7 @@ _BEHIND = _NEWS.format("""
      and not pg_visible_in_snapshot(xact, %(behind)s::pg_snapshot)""")
 
 
-@dataclass(frozen=True, slots=True)
-class NewestHistory:
+class NewestHistory(Struct, frozen=True):
     """The newest records, oldest first, of `total` that there are of their kind."""
 
     records: tuple[HistoryRecord, ...] = ()
@@ -99,16 +98,14 @@ class NewestHistory:
         return self.total > len(self.records)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupHistoryPage:
+class GroupHistoryPage(Struct, frozen=True):
     """The records as (number, record), oldest first, and `next`: after which number to continue."""
 
     lines: tuple[tuple[int, HistoryRecord], ...]
     next: str
 
 
-@dataclass(frozen=True, slots=True)
-class HistoricalGroupState:
+class HistoricalGroupState(Struct, frozen=True):
     """A group at a time in the past: its last records until then of a leader, if one is known, and of each stream."""
 
     leader: HistoryRecord | None

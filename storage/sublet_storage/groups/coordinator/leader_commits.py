@@ -8,8 +8,9 @@ write, record, commit. Stream syncs add round trips of their own, every few seco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeGuard
+
+from msgspec import Struct
 
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
@@ -47,8 +48,7 @@ MAX_ID = 2**63 - 1
 """Postgres' largest bigint. No stream has a larger id, whatever a peer sends."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Findings:
+class _Findings(Struct, frozen=True):
     """The facts by which the changes are judged: all rows as they were before the batch. `ancestors`: the unfinished
     ones."""
 

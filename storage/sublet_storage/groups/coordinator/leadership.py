@@ -15,10 +15,10 @@ last, grants among it, may be missing. A leader discards all that it has in memo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import StaleTerm
 from sublet_storage.db.clock import NOW, format_microseconds
@@ -95,8 +95,7 @@ select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = 
 _MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
 
 
-@dataclass(frozen=True, slots=True)
-class LockedLeadership:
+class LockedLeadership(Struct, frozen=True):
     """A leadership row locked by this transaction, at the time of the lock, with the policy of its group."""
 
     incarnation: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_statements
@@ -11,8 +11,7 @@ from sublet_storage.groups.model.lending_row import LendingRow, LendingTransitio
 from sublet_storage.groups.model.records import HistoryRecord
 
 
-@dataclass(slots=True)
-class LendingWriteBatch:
+class LendingWriteBatch(Struct):
     """Rows to be written, all at the time `now_us`. `history_by_group`: the history records written so far, by
     group."""
 

@@ -10,8 +10,9 @@ ones: whatever ends a shadow opens a new generation, and that one must not be fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
@@ -98,8 +99,7 @@ SyncResult: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], Gr
 NOTHING: SyncResult = (), (), None
 
 
-@dataclass(frozen=True, slots=True)
-class _SyncedGroup:
+class _SyncedGroup(Struct, frozen=True):
     group_id: int
     filter: str
     is_atomic: bool

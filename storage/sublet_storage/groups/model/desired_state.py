@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, assert_never
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_WEIGHT, MAX_WEIGHTS, MIN_WEIGHT
@@ -14,8 +16,7 @@ FOR_A_RESET: Final = "to be reset to "
 """Begins the reason of a pause that ends with a reset, and of no other."""
 
 
-@dataclass(frozen=True, slots=True)
-class PauseGroup:
+class PauseGroup(Struct, frozen=True):
     """Takes all streams back, and grants none until `ResumeGroup`; members stay. Raises `UsageError` for a reason that
     is too long, or is one of a reset.
 
@@ -37,13 +38,11 @@ class PauseGroup:
         return format_pause(self.reason)
 
 
-@dataclass(frozen=True, slots=True)
-class PauseGroupForReset(PauseGroup):
+class PauseGroupForReset(PauseGroup, frozen=True):
     """Pauses the group for a reset: `reason` begins with `FOR_A_RESET`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeGroup:
+class ResumeGroup(Struct, frozen=True):
     """Resumes granting. `only`: if the group is paused for this very reason."""
 
     only: str | None = None
@@ -52,8 +51,7 @@ class ResumeGroup:
         return "resumed"
 
 
-@dataclass(frozen=True, slots=True)
-class OverrideSessionWeight:
+class OverrideSessionWeight(Struct, frozen=True):
     """Sets the weight of sessions of that name, whatever they request; None: as they request. Raises `UsageError` for
     an invalid weight."""
 
@@ -76,8 +74,7 @@ class OverrideSessionWeight:
 GroupCommand = PauseGroup | ResumeGroup | OverrideSessionWeight
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDesiredState:
+class GroupDesiredState(Struct, frozen=True):
     """The desired state of a group. `pause_reason` is None if it is not paused; `weights` are by session name,
     sorted."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import (
     Conflict,
@@ -80,8 +81,7 @@ def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFou
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RowLockHolder:
+class RowLockHolder(Struct, frozen=True):
     """An open transaction, as pg_stat_activity shows it: `since_us` only to users that may see it."""
 
     pid: int

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
+
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
@@ -64,8 +66,7 @@ class LendingRow:
         return max(self.position, doubt.end if doubt else 0, consumed.upto if consumed else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamFacts:
+class StreamFacts(Struct, frozen=True):
     """The facts of a stream at one instant. Once `is_closed`, its head is final; `is_gone`: retention has taken its
     messages. `lower`: the lower frontier of its space."""
 
@@ -97,8 +98,7 @@ class LendingEvent:
     key_digest: bytes | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class LendingTransitionResult:
+class LendingTransitionResult(Struct, frozen=True):
     """The outcome, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
     change."""
 

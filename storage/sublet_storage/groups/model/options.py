@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import isfinite
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
@@ -30,8 +31,7 @@ class OnPoison(StrEnum):
     SKIP = "skip"  # the stream goes on behind it, and its messages are counted as lost
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOptions:
+class GroupOptions(Struct, frozen=True):
     """The options of a group, for its life. Raises `UsageError` for combinations that can never work.
 
     `session_expiry_s`: how long the streams of a named session that has left are reserved for its return. `atomic`: its

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
@@ -79,8 +81,7 @@ class Group:
         return self.options.starting_position
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderLivenessLock:
+class LeaderLivenessLock(Struct, frozen=True):
     """The advisory lock that a leader of this incarnation holds as long as its process lives."""
 
     incarnation: str
@@ -92,8 +93,7 @@ class LeaderLivenessLock:
         return cls(incarnation, compute_lock_key(incarnation))
 
 
-@dataclass(frozen=True, slots=True)
-class Leadership:
+class Leadership(Struct, frozen=True):
     """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out.
 
     `lock_key`: of the lock that its leader has declared; None: its lease alone decides. `deposed_s`: for how long a
@@ -153,8 +153,7 @@ class Lending:
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
 
-@dataclass(frozen=True, slots=True)
-class GrantStream:
+class GrantStream(Struct, frozen=True):
     """Grants a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position
     read from the row.
 
@@ -171,8 +170,7 @@ class GrantStream:
     lock_valid_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReclaimStream:
+class ReclaimStream(Struct, frozen=True):
     """The same agent takes its stream over to a new borrower: the grant id stays, position only grows. Repeatable.
 
     `session_epoch` is written to the row unless it is None.
@@ -188,8 +186,7 @@ class ReclaimStream:
     lock_valid_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class AdvancePosition:
+class AdvancePosition(Struct, frozen=True):
     """Progress under a grant. A closed stream consumed to its head is finished by it, which ends the grant.
 
     `consumed`, here and elsewhere: what of it is consumed in entire epochs, where the group is atomic. `in_doubt`: what
@@ -203,8 +200,7 @@ class AdvancePosition:
     in_doubt: InDoubtRange | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseStream:
+class ReleaseStream(Struct, frozen=True):
     """The final progress of a grant: position, then free (or finished), under the next grant id.
 
     With `reserve_s` above 0 a row that is free afterwards is reserved that long for its holder's session, if it has a
@@ -227,8 +223,7 @@ class ReleaseStream:
     is_beyond_head: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ForceRelease:
+class ForceRelease(Struct, frozen=True):
     """Ends a grant without final progress: what follows the row's position may be delivered again. `reserve_s`: as of
     `ReleaseStream`."""
 
@@ -238,8 +233,7 @@ class ForceRelease:
     reserve_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class FreeReservedStream:
+class FreeReservedStream(Struct, frozen=True):
     """Frees a reserved stream whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
     twice."""
 
@@ -249,8 +243,7 @@ class FreeReservedStream:
     is_forced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHistory:
+class RecordHistory(Struct, frozen=True):
     """Writes a history record about a grant in force; nothing else changes."""
 
     stream_id: int
@@ -276,8 +269,7 @@ class LendingOutcome(StrEnum):
     BUSY = "busy"  # the row is locked by a user's transaction; try again on the next tick
 
 
-@dataclass(frozen=True, slots=True)
-class LendingChangeResult:
+class LendingChangeResult(Struct, frozen=True):
     """The result of a change. `lending` is the row after the statement; None where there is no such row, where it was
     busy, or where progress was applied and changed nothing but the position, to the change's. `problem`: of an invalid
     change."""
@@ -288,8 +280,7 @@ class LendingChangeResult:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWrites:
+class GroupWrites(Struct, frozen=True):
     """The writes of one group's leader, under one term; at most one change per stream.
 
     `needs_stream_sync` also inserts rows for streams opened since, finishes free closed streams with nothing left, and
@@ -303,8 +294,7 @@ class GroupWrites:
     needs_stream_sync: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GroupWriteResult:
+class GroupWriteResult(Struct, frozen=True):
     """The results in the order of the changes. `has_stale_term`: the term is over and nothing of this group was
     written.
 

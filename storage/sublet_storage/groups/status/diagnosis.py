@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sublet_storage.groups.status.diagnosis_facts import GroupDiagnosisFacts, StallReason, StreamDiagnosisFacts
 from sublet_storage.util.name_list import format_names
@@ -26,8 +27,7 @@ _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 _LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class StallDiagnosis:
+class StallDiagnosis(Struct, frozen=True):
     """The stall reason, its description, and a hint if there is one."""
 
     reason: StallReason
@@ -35,8 +35,7 @@ class StallDiagnosis:
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DiagnosisRule:
+class DiagnosisRule(Struct, frozen=True):
     """A row of the table `RULES`."""
 
     reason: StallReason

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from sublet_storage.groups.status.overview_model import StreamView
 
@@ -32,8 +33,7 @@ class StallReason(StrEnum):
     GRANT_PENDING = "grant_pending"  # it is free, and the leader grants it next
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitedEpochs:
+class AwaitedEpochs(Struct, frozen=True):
     """The epochs that an atomic group waits for in a space: the least that are not completed, and the producers that
     hold them."""
 
@@ -42,8 +42,7 @@ class AwaitedEpochs:
     producers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ParentStream:
+class ParentStream(Struct, frozen=True):
     """A stream that is consumed first, with the group's position in it."""
 
     stream_id: int
@@ -52,8 +51,7 @@ class ParentStream:
     head: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDiagnosisFacts:
+class GroupDiagnosisFacts(Struct, frozen=True):
     """The facts of a group. `held`: how many of its streams are granted; `nodes`: how many nodes could lead it;
     `draining`: the others."""
 
@@ -68,8 +66,7 @@ class GroupDiagnosisFacts:
     is_atomic: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamDiagnosisFacts(StreamView):
+class StreamDiagnosisFacts(StreamView, frozen=True, kw_only=True):
     """The facts of a stream. `idle_s`: since when its row was not written. `taken_s`: since when it is taken from a
     holder that may not have stopped. `parents`: the nearest ancestors that are not finished. `dropped_space`: the name
     of its space, if that was dropped."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
+from msgspec import Struct
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
@@ -56,16 +57,14 @@ select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.produ
 _VIEW_FIELDS = tuple(field.name for field in fields(StreamView))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDiagnosis:
+class StreamDiagnosis(Struct, frozen=True):
     """The diagnosis of one stream."""
 
     stream: StreamView
     diagnosis: StallDiagnosis
 
 
-@dataclass(frozen=True, slots=True)
-class _StreamDetails:
+class _StreamDetails(Struct, frozen=True):
     stream_id: int
     space_id: int
     revoked_because: str | None
@@ -76,8 +75,7 @@ class _StreamDetails:
     dropped: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
+class _Space(Struct, frozen=True):
     space_id: int
     name: str
     least: list[list[int]] | None

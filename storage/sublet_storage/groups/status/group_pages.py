@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Connection
@@ -45,8 +46,7 @@ class GroupSort(StrEnum):
     CREATED = "created"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupListPage:
+class GroupListPage(Struct, frozen=True):
     """A page of `total` groups."""
 
     groups: tuple[GroupOverview, ...]

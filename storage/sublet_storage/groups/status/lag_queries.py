@@ -8,8 +8,8 @@ messages are retained.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from psycopg.rows import class_row
 
 from sublet_storage.db.store_connection import Connection
@@ -40,8 +40,7 @@ select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag
  where g.deleted_at is null and exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
 
 
-@dataclass(frozen=True, slots=True)
-class StreamLag:
+class StreamLag(Struct, frozen=True):
     """The lag of a stream of a group; None: unknown."""
 
     group_id: int
@@ -53,8 +52,7 @@ class StreamLag:
     lag: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class LagByStatus:
+class LagByStatus(Struct, frozen=True):
     """The streams of a group in one status: their number, the number with unknown lag, and the sum and maximum of the
     known lags (None: none is known)."""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+
+from msgspec import Struct, field
 
 from sublet_storage.groups.coordinator.history_queries import NewestHistory
 from sublet_storage.groups.model.desired_state import GroupDesiredState
 from sublet_storage.groups.model.options import GroupOptions
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderRow:
+class LeaderRow(Struct, frozen=True):
     """The present leader, or the last one; `remaining_s` <= 0: the lease has run out."""
 
     group_id: int
@@ -23,8 +23,7 @@ class LeaderRow:
     remaining_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StreamView:
+class StreamView(Struct, frozen=True):
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
     `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
@@ -54,8 +53,7 @@ class StreamView:
     unreadable_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRow:
+class MemberRow(Struct, frozen=True):
     """A borrower that holds streams."""
 
     borrower_id: str
@@ -64,8 +62,7 @@ class MemberRow:
     streams: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StreamReservationRow:
+class StreamReservationRow(Struct, frozen=True):
     """A session that has left, and the streams that are reserved for it for `remaining_s` at most."""
 
     session: str
@@ -73,8 +70,7 @@ class StreamReservationRow:
     remaining_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFrontierRow:
+class GroupFrontierRow(Struct, frozen=True):
     """The progress of an atomic group in a space: the least epochs that it has not consumed (None: none is consumed),
     and of those that are not completed (None: there are none)."""
 
@@ -84,8 +80,7 @@ class GroupFrontierRow:
     moved_at: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCounts:
+class StreamCounts(Struct, frozen=True):
     """A group's streams in numbers: {status: count}; the sum and maximum of the known lags (None: none is known), the
     number of unknown ones, and the number of unreadable streams."""
 
@@ -99,8 +94,7 @@ class StreamCounts:
 NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
+class StoredGroup(Struct, frozen=True):
     """A group that is not deleted. Its options and desired state stay JSON until read: lists of groups are long.
 
     `after_generation`: up to this generation it has the rows that it is to have.
@@ -143,8 +137,7 @@ def _decode_desired_state(document: str) -> GroupDesiredState:
     return GroupDesiredState.from_json(json.loads(document))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupOverview:
+class GroupOverview(Struct, frozen=True):
     """One group at one instant.
 
     `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are set only if they were requested.

@@ -6,8 +6,9 @@ Names, sequences, gaps, windows, catch-ups and versions are handled outside of t
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 OnMessage = Callable[[bytes], None]
 """Called with each message that arrives, from a thread of the driver; must return soon."""
@@ -19,8 +20,7 @@ OnLost = Callable[[], None]
 """Called when the connection is lost: messages may be missed until `OnConnected` is called again."""
 
 
-@dataclass(frozen=True, slots=True)
-class NotificationDriverCapabilities:
+class NotificationDriverCapabilities(Struct, frozen=True):
     """The capabilities of a driver.
 
     `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not counted
