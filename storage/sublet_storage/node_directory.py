@@ -8,12 +8,12 @@ one's lease has run out, the next may take it. The desired state of a live node 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import psycopg
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sublet_protocol.domain.errors import Conflict, NodeNameTaken, NotFound
 

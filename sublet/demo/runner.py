@@ -12,12 +12,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from sublet.demo import delivery_check, flights
 from sublet.demo.child_processes import ChildProcesses

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
 from typing import Any
 
 import psycopg
+from msgspec.structs import asdict, replace
 
 from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret

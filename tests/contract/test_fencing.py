@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt_range import InDoubtRange

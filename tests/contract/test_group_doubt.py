@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import Subscription

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_storage.db.liveness_lock import compute_lock_key
 from sublet_storage.groups.model.records import (

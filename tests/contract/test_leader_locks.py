@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from dataclasses import replace
 from queue import SimpleQueue
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_leader.election import LivenessLockAcquired, LivenessLockLost, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
@@ -100,7 +101,7 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
     events: SimpleQueue[LivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
-    times = replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
+    times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
     keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:

@@ -6,7 +6,6 @@ import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import PoisonBlock, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import TopicFilter

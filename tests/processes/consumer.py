@@ -13,9 +13,10 @@ import json
 import signal
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier

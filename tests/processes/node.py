@@ -10,8 +10,9 @@ import asyncio
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from sublet_leader.http.settings import HttpOptions, read_admin_token
 from sublet_leader.listen_address import ListenAddress
@@ -32,7 +33,7 @@ def main(url: str, name: str, file: str = "") -> None:
 
     def watch() -> None:
         entire = Path(f"{file}.new")
-        entire.write_text(json.dumps(asdict(node.state())))
+        entire.write_text(json.dumps(msgspec.to_builtins(node.state())))
         entire.replace(file)
         asyncio.get_running_loop().call_later(INTERVAL_S, watch)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepMessages
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier

@@ -7,6 +7,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
@@ -197,7 +199,10 @@ class WatchedGroups(MemoryGroupStore):
         for transition in transitions.values():
             self._keep(transition, leader.term if leader is not None else 0, now)
         if life.group.options.atomic:
-            life.group = replace(life.group, options=replace(life.group.options, starting_position=_start_of(target)))
+            options = structs.replace(life.group.options, starting_position=_start_of(target))
+            life.group = structs.replace(life.group, options=options)
+                life.group, options=structs.replace(life.group.options, starting_position=_start_of(target))
+            )
             life.frontiers.clear()
             self._begin_epochs(life)
         if leader is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from unittest import mock
 
 import psycopg
 import pyarrow as pa
+from msgspec.structs import replace
 from psycopg.pq import TransactionStatus
 
 import sublet_borrower.consumer.session

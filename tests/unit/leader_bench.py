@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from sublet_leader.group.events import (
     BorrowerMessageReceived,
@@ -143,7 +145,7 @@ class Bench:
         """Ask for the leader; nobody waits for the streams yet."""
         asker = agent or borrower_id.partition("/")[0]
         message = LeaderWanted(borrower_id, str(SUBSCRIPTION))
-        self.receive(replace(message, **wanted), asker)  # type: ignore[arg-type]
+        self.receive(replace(message, **wanted), asker)
 
     def joined(self, *borrower_ids: str) -> None:
         """Join and get streams, which are written but not yet confirmed."""
@@ -186,7 +188,7 @@ class Bench:
     def change_row(self, stream_id: int = 1, **values: object) -> None:
         """Somebody else changes the row: an operator, a reset."""
         life = self.store._lives[self.group.group_id]
-        life.rows[stream_id] = replace(life.rows[stream_id], **values)  # type: ignore[arg-type]
+        life.rows[stream_id] = dataclasses.replace(life.rows[stream_id], **values)  # type: ignore[arg-type]
 
     def grant_id(self, stream_id: int = 1) -> int:
         """The grant id in force."""

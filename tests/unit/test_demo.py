@@ -7,13 +7,15 @@ import json
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
+from msgspec.structs import asdict
 
 from sublet.demo import delivery_check, flights, runner
 from sublet.demo.delivery_check import (
@@ -62,9 +64,9 @@ def test_a_repeat_after_a_forced_move_is_explained() -> None:
     ("attempts", "history", "wrong"),
     [
         ([COMPLETE[0]], [], {"lost": 2}),
-        ([replace(COMPLETE[0], offsets=(0, 1, 2), rows=(0, 1, 2)), COMPLETE[1]], [], {"lost": 1}),
-        ([replace(COMPLETE[0], rows=(0, 1, 2, 2)), COMPLETE[1]], [], {"lost": 1, "misplaced": 1}),
-        ([replace(COMPLETE[0], rows=(0, 1, 3, 2)), COMPLETE[1], AGAIN], [KILLED], {"misplaced": 4}),
+        ([structs.replace(COMPLETE[0], offsets=(0, 1, 2), rows=(0, 1, 2)), COMPLETE[1]], [], {"lost": 1}),
+        ([structs.replace(COMPLETE[0], rows=(0, 1, 2, 2)), COMPLETE[1]], [], {"lost": 1, "misplaced": 1}),
+        ([structs.replace(COMPLETE[0], rows=(0, 1, 3, 2)), COMPLETE[1], AGAIN], [KILLED], {"misplaced": 4}),
         ([*COMPLETE, DeliveryRecord("b", 2, 8, (2,), (5,))], [], {"misplaced": 2}),
         ([*COMPLETE, AGAIN], [], {"duplicated": 2, "explained_duplicates": 0}),
         ([*COMPLETE, AGAIN], [replace(KILLED, is_forced=False)], {"duplicated": 2, "explained_duplicates": 0}),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, SILENT_MEMBER_S, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (

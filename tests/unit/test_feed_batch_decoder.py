@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.batch_decoder import decode_batch

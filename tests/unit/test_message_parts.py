@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_borrower.machine.agent import Agent, JoinGroup, NodeMessageReceived, NodesDiscovered
 from sublet_borrower.machine.borrower import Borrower
@@ -38,7 +39,7 @@ MANY = 12_000
 
 
 def holding(count: int) -> Play:
-    return connected(*(replace(GRANT, stream_id=number, grant_id=number) for number in range(1, count + 1)))
+    return connected(*(dataclasses.replace(GRANT, stream_id=number, grant_id=number) for number in range(1, count + 1)))
 
 
 def fits(message: Disconnect | LeaderWanted) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.group.watch_events import GroupWatchEvent
@@ -101,7 +101,7 @@ class Play:
         """Somebody asks for the leader."""
         agent = borrower_id.partition("/")[0]
         message = LeaderWanted(borrower_id, SUBSCRIPTION, starting_position="earliest")
-        self.receive(replace(message, **wanted), agent)  # type: ignore[arg-type]
+        self.receive(replace(message, **wanted), agent)
 
     def answer(self) -> NodeOutcome:
         """Execute the first request that waits."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_borrower.planner.micro_batch_planner import split_evenly

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
 from sublet_borrower.machine.events import (
@@ -130,8 +129,7 @@ class AgentOutcome(Struct, frozen=True):
     wake_at: float | None = None
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
+class _OutcomeBuilder(Struct):
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
     updates: list[SessionAssignmentUpdate | SubscriptionClosed] = field(default_factory=list)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier

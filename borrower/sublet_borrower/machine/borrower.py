@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sublet_borrower.machine.borrowed_streams import BorrowedStream, BorrowedStreams
 from sublet_borrower.machine.events import (
@@ -90,8 +90,7 @@ class InheritedState(Struct, frozen=True):
     leave_reason: str = ""
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
+class _OutcomeBuilder(Struct):
     """An outcome in the making."""
 
     sends: list[Send] = field(default_factory=list)

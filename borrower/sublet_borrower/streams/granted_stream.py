@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain

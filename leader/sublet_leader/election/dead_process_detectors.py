@@ -7,9 +7,9 @@ check is not enough: two must find it free, some time apart, over one connection
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS

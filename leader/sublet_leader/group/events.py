@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
@@ -18,8 +16,7 @@ class BorrowerMessageReceived(Struct, frozen=True):
     message: ToLeader
 
 
-@dataclass(frozen=True, slots=True)
-class WritesCommitted:
+class WritesCommitted(Struct, frozen=True):
     """The answer to changes of this group that were written in one transaction."""
 
     result: GroupWriteResult
@@ -53,8 +50,7 @@ class AgentProcessesEnded(Struct, frozen=True):
     timeline: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsChanged:
+class StreamsChanged(Struct, frozen=True):
     """Streams were opened or closed, epochs completed, or the desired state changed; unverified."""
 
 

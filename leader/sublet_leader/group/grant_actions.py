@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sublet_leader.group.members import Members
 from sublet_leader.group.stream_table import LastHolder, StreamAssignment, StreamEntry, StreamTable

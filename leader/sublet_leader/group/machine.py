@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec import Struct, field
 
 from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.events import (
@@ -68,8 +69,7 @@ MAX_REASON_CHARS = 500
 """Maximum length of the reason of a leave."""
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
+class _OutcomeBuilder(Struct):
     """The parts of an outcome while an event is handled."""
 
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sublet_leader.group.stream_table import StreamAssignment
 
 
-@dataclass(slots=True)
-class Member:
+class Member(Struct):
     """A connected borrower. `is_leaving`: accepts no new streams. `is_disconnecting`: has sent final progress, its rows
     are being written. `session_epoch`: orders the processes of its session name; 0: the name is only for display.
     `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent its last

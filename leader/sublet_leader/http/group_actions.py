@@ -5,10 +5,10 @@ The functions take the body; `RequestGuard` has checked the caller's right.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import StrEnum
 from typing import TypeVar
 
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from sublet_leader.allocation.strategy_registry import load_strategy

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import psycopg
+from msgspec.structs import replace
 
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_protocol.domain.errors import NodeNameTaken, SubletError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from msgspec import Struct, field
 
@@ -193,8 +192,7 @@ class GroupLoadCompleted(Struct, frozen=True):
     group: Group | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WritesCommitted:
+class WritesCommitted(Struct, frozen=True):
     """Answer to `CommitWrites`."""
 
     request: CommitWrites
@@ -240,8 +238,7 @@ class GroupLeaderEvent(Struct, frozen=True):
     event: group_events.Event
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsChanged:
+class StreamsChanged(Struct, frozen=True):
     """Streams were opened or closed; unverified. `is_epochs_only`: only epochs were completed; `group_id`: only the
     desired state of that group has changed."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived

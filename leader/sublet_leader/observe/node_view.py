@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.machine import Node

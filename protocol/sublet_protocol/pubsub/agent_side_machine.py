@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import assert_never
 
 from msgspec import Struct, field
+from msgspec.structs import fields
 
 from sublet_protocol.domain.limits import MAX_COMMAND_BYTES, MAX_COMMANDS, MAX_ITEMS
 from sublet_protocol.pubsub.agent_side_events import (

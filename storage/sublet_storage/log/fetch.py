@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache, partial
 from itertools import compress, groupby, pairwise
@@ -18,6 +17,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
+from msgspec.structs import replace
 from psycopg.errors import InsufficientPrivilege
 from psycopg.types.numeric import Int8
 

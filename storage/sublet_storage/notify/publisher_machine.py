@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from enum import Enum
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_protocol.tick import Tick

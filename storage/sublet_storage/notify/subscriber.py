@@ -14,10 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 
 import psycopg
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_protocol.domain.limits import MAX_QUEUED_NOTIFICATION_BYTES

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from urllib.parse import parse_qsl, urlsplit
 
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import InvalidSetting
 

@@ -17,7 +17,6 @@ import functools
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -26,6 +25,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
+from msgspec.structs import replace
 from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.bounded_cache import BoundedCache

@@ -8,10 +8,10 @@ the last few statements, by the rows of the closing streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import psycopg
+from msgspec.structs import replace
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, PayloadUnavailable

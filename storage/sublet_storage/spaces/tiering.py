@@ -15,12 +15,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
+from msgspec.structs import replace
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, StaleTerm
@@ -114,8 +114,7 @@ class TieringResult(Struct, frozen=True):
     is_complete: bool
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(Struct):
     """A stream with blocks that this pass has not seen: those behind `offset`. `done`: up to where nothing was left
     that was to be moved; null: it has not begun. `is_patchy`: something was left in this pass."""
 
@@ -127,8 +126,7 @@ class _Stream:
     is_patchy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
+class _Block(Struct, frozen=True):
     """A block to be moved, and the name of its object."""
 
     end_offset: int

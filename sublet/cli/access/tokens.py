@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext

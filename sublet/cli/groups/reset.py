@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict, replace
 
 from sublet.cli.base.command import CommandContext, command
 from sublet_protocol.domain.errors import SubletError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from sublet.cli.base.command import CommandContext
 from sublet.cli.spaces.apply_change import Name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CommandContext, command, command_group

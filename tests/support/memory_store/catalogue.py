@@ -7,8 +7,10 @@ parents they are, and what retention has taken. Rollovers are atomic, as the dat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition

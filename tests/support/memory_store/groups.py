@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecret
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
@@ -159,7 +161,7 @@ class MemoryGroupStore:
         before = life.group
         after = before.desired_state.apply(order)
         if after != before.desired_state:
-            life.group = replace(before, desired_state=after, revision=before.revision + 1)
+            life.group = structs.replace(before, desired_state=after, revision=before.revision + 1)
             leadership = self._leaderships.get(before.group_id)
             term = leadership.term if leadership is not None else 0
             self._history.append(command_record(before.group_id, order, term, self._clock(), user))
@@ -258,10 +260,12 @@ class MemoryGroupStore:
 
     def _without_moved_rows(self, result: GroupWriteResult) -> GroupWriteResult:
         answers = (
-            replace(each, lending=None) if (result.group_id, each.change.stream_id) in self._only_moved else each
+            structs.replace(each, lending=None)
+            if (result.group_id, each.change.stream_id) in self._only_moved
+            else each
             for each in result.results
         )
-        return replace(result, results=tuple(answers))
+        return structs.replace(result, results=tuple(answers))
 
     def _write(self, writes: GroupWrites, now: int) -> GroupWriteResult:
         if self._deposed(writes.group_id, writes.term, now):

@@ -11,10 +11,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec import Struct
 
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
@@ -229,7 +230,7 @@ def _refuse_exit(ending: ShutdownSignalHandler, subject: str) -> Iterator[None]:
 
 def encode_summary(summary: TaskSummary) -> str:
     """Return the summary as the one value of the task's result row."""
-    return json.dumps(asdict(summary))
+    return msgspec.json.encode(summary).decode()
 
 
 def decode_summary(value: str) -> TaskSummary:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hmac
 import json
-from dataclasses import asdict
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql import datasource as spark
 
 from sublet_protocol.domain.subscriptions import MAX_OFFSET

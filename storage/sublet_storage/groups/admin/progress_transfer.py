@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
@@ -88,7 +88,7 @@ class ExportedPosition(Struct, frozen=True):
     def to_initial(self) -> ExportedPosition:
         """Return it as a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
-        return self if is_over else replace(self, status=LendingStatus.FREE)
+        return self if is_over else structs.replace(self, status=LendingStatus.FREE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,7 @@ class ExportedProgress:
         return replace(self, positions=tuple(row.to_initial for row in self.positions))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
+class _Stream(Struct, frozen=True):
     stream_id: int
     head: int
     filter: str

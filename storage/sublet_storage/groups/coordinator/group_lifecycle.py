@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_WEIGHT, MAX_WEIGHTS, MIN_WEIGHT

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from msgspec import structs
+
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
@@ -201,7 +203,9 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     released_row = _free(counted, row.position, now_us, change.reserve_s)
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
-        return replace(block(counted, reason, now_us, find_redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED)
+        return structs.replace(
+            block(counted, reason, now_us, find_redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED
+        )
     return _make_end_transition("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
@@ -209,7 +213,7 @@ def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, 
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.may_skip:
         redelivery_end = change.delivered_end if change.delivered_end > row.position else None
-        return replace(block(row, change.reason, now_us, redelivery_end), outcome=LendingOutcome.APPLIED)
+        return structs.replace(block(row, change.reason, now_us, redelivery_end), outcome=LendingOutcome.APPLIED)
     lost_count = change.poison - row.position
     reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost_count} messages"
     counted = replace(row, lost_message_count=row.lost_message_count + lost_count)

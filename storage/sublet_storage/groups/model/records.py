@@ -62,8 +62,7 @@ AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
 """Of such a stream the next messages may be granted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """One incarnation of a shared subscription; deleted and created again it has another group_id.
 
     `revision` counts the changes of its desired state.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 
 from msgspec import Struct
+from msgspec.structs import fields
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import psycopg
+from msgspec.structs import fields
 from psycopg import sql
 from psycopg.rows import class_row
 
