@@ -201,8 +201,6 @@ class WatchedGroups(MemoryGroupStore):
         if life.group.options.atomic:
             options = structs.replace(life.group.options, starting_position=_start_of(target))
             life.group = structs.replace(life.group, options=options)
-                life.group, options=structs.replace(life.group.options, starting_position=_start_of(target))
-            )
             life.frontiers.clear()
             self._begin_epochs(life)
         if leader is not None:
