@@ -56,7 +56,7 @@ async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream
         second.ack()
         await session.wait(0.0)
         assert session.assignment() == {stream: 0}
-        first.ack(upto=4)
+        first.ack(up_to_offset=4)
         await until(lambda: scene.rows() == {stream: ("held", 4)})
         first.ack()
         await until(lambda: scene.rows() == {stream: ("held", second.end)})

@@ -441,7 +441,7 @@ def test_a_part_of_a_committed_batch_is_acknowledged(place: Place) -> None:
         with pytest.raises(UnknownOutcome), batch.transaction() as connection:
             write(connection, batch)
         cutter.resume()
-        batch.ack(upto=3)
+        batch.ack(up_to_offset=3)
         assert place.progress() == 5
 
 
@@ -561,7 +561,7 @@ def test_a_loop_over_parts_goes_on_where_one_failed(place: Place, done_by: str) 
                         if start and len(seen) < 4:
                             raise Interrupted
                         if done_by == "ack":
-                            batch.ack(upto=part.end)
+                            batch.ack(up_to_offset=part.end)
                         else:
                             with part.transaction() as connection:
                                 write(connection, part)

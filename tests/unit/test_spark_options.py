@@ -114,7 +114,14 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"kafka.bootstrap.servers": "x"}, "option 'kafka.bootstrap.servers': readStream has none of that name. It ha"),
+        ({"linger.ms": "5"}, "option 'linger.ms': readStream has none of that name. It has: subscription, "),
+        (
+            {"kafka.bootstrap.servers": "x"},
+            "option 'kafka.bootstrap.servers' is one of Spark's Kafka source: readStream",
+        ),
+        ({"startingOffsets": "earliest"}, "Kafka source: readStream has startingPosition."),
+        ({"subscribe": "orders"}, "Kafka source: readStream has subscription."),
+        ({"endingOffsets": "latest"}, "option 'endingOffsets': readStream has none of that name."),
         ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it is a whole number from 1 to 46"),
         ({"maxOffsetsPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
         ({"maxOffsetsPerTrigger": "ten"}, "option maxOffsetsPerTrigger is 'ten'"),
@@ -165,6 +172,8 @@ def test_a_stream_refuses_by_name(given: dict[str, str], said: str) -> None:
         ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
         ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
         ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
+        ({"subscribePattern": "o.*"}, "option 'subscribePattern' is one of Spark's Kafka source: read has filter."),
+        ({"endingTimestamp": "5"}, "Kafka source: read has endingPosition."),
         ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
         ({"space": ""}, "option space is empty"),
         ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),

@@ -266,14 +266,16 @@ class AsyncSession:
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         return acknowledging is None or await wait_until_done(acknowledging, left_s)
 
-    def _acknowledge(self, batch: Batch, upto: int | None) -> None:
+    def _acknowledge(self, batch: Batch, up_to_offset: int | None) -> None:
         """Acknowledge the batch on the worker's thread. From any thread."""
         self._home.check(self.subscription)
         if self._worker.is_current:
-            batch.acknowledge(upto)
+            batch.acknowledge(up_to_offset)
             return
         self._raise_refused(batch)
-        self._acknowledging = self._worker.submit(partial(self._settle, batch, partial(batch.acknowledge, upto)))
+        self._acknowledging = self._worker.submit(
+            partial(self._settle, batch, partial(batch.acknowledge, up_to_offset))
+        )
         if self._session is not None:
             self._session.wakeup()
 

@@ -183,7 +183,7 @@ class _Runner:
             if failed is not None:
                 self._narrow(batch, start, end, failed)
             else:
-                batch.ack(upto=part.end)
+                batch.ack(up_to_offset=part.end)
 
     def _keep(self, batch: Batch, record: Batch, topic: str, error: Exception) -> None:
         """Publish the record to the topic, and go on behind it; a database that is away is waited for."""

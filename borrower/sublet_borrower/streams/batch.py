@@ -140,26 +140,26 @@ class Batch:
             raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
         return self._transact(self)
 
-    def ack(self, upto: int | None = None) -> None:
+    def ack(self, up_to_offset: int | None = None) -> None:
         """Acknowledge all of it. Polling for the next batch does this too, unless the session has auto_ack off or a
         transaction was begun for the batch, or a part of it, and not all of it is committed.
 
-        The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
-        lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
+        The stream's progress moves behind it once all batches before it are acknowledged as well. `up_to_offset`: only
+        what lies before this offset is done, the rest is still to be done. Acknowledging a batch again has no effect.
         Raise `UsageError`, once, where a transaction for it, whose outcome was unknown, turns out not to have been
         committed, and `UnknownOutcome` where that is not known yet. Of an `AsyncSession`, whose `ack` waits for
         nothing, `poll` raises these, or `ack` of the batch when it is called again, or `close`.
         """
         if self._delegate_ack is None:
-            self.acknowledge(upto)
+            self.acknowledge(up_to_offset)
         else:
-            self._delegate_ack(self, upto)
+            self._delegate_ack(self, up_to_offset)
 
-    def acknowledge(self, upto: int | None = None) -> None:
+    def acknowledge(self, up_to_offset: int | None = None) -> None:
         """Acknowledge it as `ack` does, on the session's thread."""
-        if upto is not None and upto < self.end:
-            if self._progressed is not None and self._acknowledge is not None and upto > self.first:
-                self._progressed(self._granted, self.ticket, upto)
+        if up_to_offset is not None and up_to_offset < self.end:
+            if self._progressed is not None and self._acknowledge is not None and up_to_offset > self.first:
+                self._progressed(self._granted, self.ticket, up_to_offset)
             return
         if self._acknowledge is not None:
             self._acknowledge(self._granted, self.ticket)

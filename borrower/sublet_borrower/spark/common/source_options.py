@@ -140,6 +140,18 @@ def check_partitions(min_partitions: int | None, max_partitions: int | None) -> 
         )
 
 
+KAFKA_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "kafka.bootstrap.servers": ("url",),
+    "subscribe": ("subscription", "filter"),
+    "subscribepattern": ("subscription", "filter"),
+    "startingoffsets": ("startingposition",),
+    "startingtimestamp": ("startingposition",),
+    "endingoffsets": ("endingposition",),
+    "endingtimestamp": ("endingposition",),
+}
+"""Options of Spark's Kafka source, with what has their place here: the first that the method has."""
+
+
 def read_options(
     raw_options: Mapping[str, str], kind: type[Any], method: str, readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Any]:
@@ -150,6 +162,12 @@ def read_options(
         field = names.get(name.lower())
         if field is None and any(word in name.lower() for word in SECRET_WORDS):
             raise InvalidSetting(f"option {name!r} is refused. {ADVICE}")
+        if field is None and (
+            ours := next((each for each in KAFKA_OPTIONS.get(name.lower(), ()) if each in names), None)
+        ):
+            raise InvalidSetting(
+                f"option {name!r} is one of Spark's Kafka source: {method} has {to_camel_case(names[ours].name)}."
+            )
         if field is None:
             known = ", ".join(to_camel_case(field.name) for field in fields(kind))
             raise InvalidSetting(f"option {name!r}: {method} has none of that name. It has: {known}.")
