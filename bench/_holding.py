@@ -27,7 +27,7 @@ from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 
 HOLD = "/bench.Hold/Wait"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -72,7 +72,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 async def serve(file: Path) -> None:
     """Serve until standard input is closed."""
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *PATIENT))
-    publisher = make_publisher("bench")
+    publisher = make_node_side_machine("bench")
     sessions, calls = PubSubServer(publisher, lambda subscriber_id, message: None), Calls()
     server.add_generic_rpc_handlers((calls,))
     port = server.add_insecure_port("127.0.0.1:0")

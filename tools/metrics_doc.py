@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sublet_leader.observe.metric_definitions import FAMILIES, MetricDefinition
+from sublet_leader.observe.metric_definitions import METRIC_DEFINITIONS, MetricDefinition
 from tools.generated import write_or_check
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -92,14 +92,14 @@ one, by the node that leads. As text, a node says what concerns the node itself.
 
 def page() -> str:
     """Return the text of the page."""
-    return _INTRO + "".join(map(line, FAMILIES)) + _REST
+    return _INTRO + "".join(map(line, METRIC_DEFINITIONS)) + _REST
 
 
-def line(family: MetricDefinition) -> str:
+def line(definition: MetricDefinition) -> str:
     """Return a row of the table."""
-    names = "<br>".join(f"`{name}`" for name in family.exported_names)
-    labels = ", ".join(f"`{label}`" for label in family.labels)
-    return f"| {names} | {family.kind} | {labels} | {family.help} |\n"
+    names = "<br>".join(f"`{name}`" for name in definition.exported_names)
+    labels = ", ".join(f"`{label}`" for label in definition.labels)
+    return f"| {names} | {definition.kind} | {labels} | {definition.help} |\n"
 
 
 def main(arguments: list[str] | None = None) -> int:

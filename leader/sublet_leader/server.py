@@ -58,7 +58,7 @@ from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import make_server_credentials
@@ -139,7 +139,7 @@ class NodeServer:
         await self._open_gate()
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", compute_max_connections()))
         server = grpc.aio.server(options=options, interceptors=(GateInterceptor(self._gate),))
-        self._publisher = make_publisher(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
+        self._publisher = make_node_side_machine(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
         self._callers = CallerAuthorizer(self._gate, self._publisher)
         self._sessions = PubSubServer(
             self._publisher,
@@ -152,7 +152,9 @@ class NodeServer:
             principal=lambda: self._gate.get_caller().principal,
             clock=boottime_clock,
         )
-        self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
+        self._group_event_publisher = GroupEventPublisher(
+            self._name, self._sessions.publish, lambda: to_microseconds(time.time())
+        )
         health = HealthService(
             server, self._health_signals.beat, lambda: evaluate_health(self._health_signals, self.settings)
         )
@@ -170,7 +172,7 @@ class NodeServer:
                 self._publisher,
                 lambda is_epochs_only: self._handle(StreamsChanged(is_epochs_only)),
                 lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
-                self._feed.watch.poll_soon,
+                self._feed.head_poller.poll_soon,
                 notify_settings,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
@@ -193,7 +195,7 @@ class NodeServer:
             statement_timeout_s=self.settings.statement_timeout_s,
             receive_timeout_s=self.settings.receive_timeout_s,
         )
-        observers = (self._health_signals,) if self._http is None else (self._health_signals, self._http.counted)
+        observers = (self._health_signals,) if self._http is None else (self._health_signals, self._http.counters)
         self._worker = DatabaseWorker(
             store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
         )
@@ -335,12 +337,12 @@ class NodeServer:
         if lock_keys - self._lock_keys:
             self._lock.ring()
         self._lock_keys = lock_keys
-        self._watched.publish(outcome.history)
+        self._group_event_publisher.publish(outcome.history)
         if self._http is not None:
-            self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))
+            self._http.counters.record_history(outcome.history, len(outcome.invariant_violations))
         history_logging.log_history(outcome.history)
         for answer in outcome.leader_locations:
-            payload = self._watched.leader_event(answer)
+            payload = self._group_event_publisher.leader_event(answer)
             self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, payload)
         if self._timer is not None:
             self._timer.cancel()
@@ -407,7 +409,7 @@ class NodeServer:
 
     def _on_interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
         if channel == Channel.GROUP:
-            self._watched.set_interest(key, is_subscribed)
+            self._group_event_publisher.set_interest(key, is_subscribed)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
             self._hub.set_interest(key, is_subscribed)
 

@@ -80,7 +80,7 @@ def wait_until_caught_up(subscriber: NotificationSubscriber, timeout_s: float = 
         with subscriber._lock:
             return all(
                 channel.begun_at > 0 and not channel.is_running and CatchUpCause.RETRY not in channel.needs
-                for channel in subscriber._listener.catch_ups.channels.values()
+                for channel in subscriber._machine.catch_ups.channels.values()
             )
 
     eventually(is_caught_up, timeout_s)

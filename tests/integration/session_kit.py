@@ -23,7 +23,7 @@ from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Comm
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
 FAST = PubSubClientSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
@@ -48,7 +48,7 @@ class Node:
     def __init__(
         self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelCatalog = CHANNELS
     ) -> None:
-        publisher = make_publisher(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
+        publisher = make_node_side_machine(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
@@ -80,12 +80,12 @@ class Node:
                 self.sessions.send(subscriber_id, Channel.BORROWER, borrower_id, response)
 
     def subscriptions(self) -> list[tuple[str, str | None]]:
-        publisher = self.sessions.publisher
+        publisher = self.sessions.machine
         return [one for name in publisher.subscriber_ids for one in publisher.subscriptions(name)]
 
     async def check_no_leak(self) -> None:
         """Once everybody is forgotten nothing may be left of anybody. Whoever fails here says what is."""
-        publisher = self.sessions.publisher
+        publisher = self.sessions.machine
         assert publisher.find_leaks() == ()
         publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.observe.metric_definitions import FAMILIES
+from sublet_leader.observe.metric_definitions import METRIC_DEFINITIONS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import RecordHistory
@@ -208,7 +208,7 @@ def test_all_that_is_exported_is_declared(stage: Stage) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL)
     eventually(lambda: stage.scene.shares() == [2], WAIT_S, stage.said)
-    declared = {name: set(family.labels) for family in FAMILIES for name in family.exported_names}
+    declared = {name: set(family.labels) for family in METRIC_DEFINITIONS for name in family.exported_names}
 
     def is_all_there() -> bool:
         found = {name for name, _ in node.metrics()}

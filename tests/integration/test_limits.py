@@ -259,7 +259,7 @@ def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -
             options = (("grpc.use_local_subchannel_pool", 1),)
             async with grpc.aio.insecure_channel(node.address, options=options) as other:
                 await sublet_pb2_grpc.SessionStub(other).Commands(pb.CommandBatch(**agents[3], number=1))
-            node.sessions.publisher.expire(float("inf"))
+            node.sessions.machine.expire(float("inf"))
             later = proven("later")
             await stub.Commands(pb.CommandBatch(**later, number=1))
 

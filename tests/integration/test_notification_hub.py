@@ -14,7 +14,7 @@ from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollReply
-from sublet_protocol.pubsub.server import make_publisher
+from sublet_protocol.pubsub.server import make_node_side_machine
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import (
     GROUP,
@@ -52,7 +52,7 @@ def heads(publisher: NodeSideMachine, name: str) -> list[object]:
 @pytest.mark.conforms("P1", "D6", "E21")
 def test_a_hub_passes_on_what_is_followed(database: str) -> None:
     async def story(conn: psycopg.Connection[object]) -> None:
-        publisher = make_publisher("n1#1")
+        publisher = make_node_side_machine("n1#1")
         grown: list[int] = []
         changed: list[bool] = []
         ordered: list[int] = []
@@ -105,7 +105,7 @@ class Forged:
 
     def __init__(self, url: str) -> None:
         self.driver = Loose()
-        self.publisher = make_publisher("n1#1")
+        self.publisher = make_node_side_machine("n1#1")
         self.looks: list[int] = []
         self.grown: list[int] = []
         self.hub = NotificationHub(

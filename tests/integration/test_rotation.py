@@ -27,7 +27,7 @@ from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from sublet_protocol.tls.channel import open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -248,7 +248,7 @@ def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch:
 
     async def test() -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
-        sessions = PubSubServer(make_publisher("n1"), lambda subscriber_id, message: None)
+        sessions = PubSubServer(make_node_side_machine("n1"), lambda subscriber_id, message: None)
         sessions.register(server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()

@@ -27,10 +27,10 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 
     async def main():
-        sessions = PubSubServer(make_publisher("victim"), lambda subscriber_id, message: None)
+        sessions = PubSubServer(make_node_side_machine("victim"), lambda subscriber_id, message: None)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         sessions.register(server)
         server.add_insecure_port("127.0.0.1:{port}")
@@ -143,7 +143,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
 def test_a_refused_subscription_fails_once_and_alone() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
-            node.sessions.publisher.settings = type(node.sessions.publisher.settings)(subscriptions_each=2)
+            node.sessions.machine.settings = type(node.sessions.machine.settings)(subscriptions_each=2)
             reported = Subscriptions(agent)
             for key in ("a", "b", "c"):
                 reported.add(Channel.GROUP, key)

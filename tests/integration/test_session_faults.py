@@ -16,7 +16,7 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWan
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.server import make_publisher
+from sublet_protocol.pubsub.server import make_node_side_machine
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, run, until
@@ -132,10 +132,10 @@ def test_a_restarted_node_is_subscribed_to_again() -> None:
             await until(lambda: len(node.subscriptions()) == 2)
             await until(lambda: agent.node.status is ConnectionStatus.CONNECTED)
             # The same socket, another life: nothing but the incarnation tells.
-            fresh = make_publisher("n2", node.sessions.publisher.settings)
-            fresh.on_ready = node.sessions.publisher.on_ready
+            fresh = make_node_side_machine("n2", node.sessions.machine.settings)
+            fresh.on_ready = node.sessions.machine.on_ready
             polls = node.calls.count("Poll")
-            node.sessions.publisher = fresh
+            node.sessions.machine = fresh
             await until(lambda: len(node.subscriptions()) == 2)
             assert [one.reason for one in agent.lost] == [ConnectionLostReason.RESTARTED]
             assert set(agent.lost[0].subscriptions) == {(Channel.GROUP, None), (Channel.STREAM, "7")}

@@ -13,7 +13,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
 WEATHER = ChannelCatalog(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
@@ -42,7 +42,7 @@ class Station:
         self.reports: list[Reading] = []
         self.watched: set[str | None] = set()
         self.sessions = PubSubServer(
-            make_publisher("station-1", channels=WEATHER),
+            make_node_side_machine("station-1", channels=WEATHER),
             lambda watcher, message: self.reports.append(Reading.of(message)),
             on_interest=self.receive,
             channels=WEATHER,
@@ -68,7 +68,7 @@ def test_a_station_and_its_watchers() -> None:
         storms: list[SequencedMessage] = []
         watcher.node.subscribe("temperature", "oslo")
         watcher.node.subscribe("storm", on_message=storms.append)
-        await until(lambda: station.watched == {"oslo"} and station.sessions.publisher.subscribed_keys("storm").has_all)
+        await until(lambda: station.watched == {"oslo"} and station.sessions.machine.subscribed_keys("storm").has_all)
         for version, value in enumerate((1.0, 2.5, -4.0)):
             station.measure("oslo", value, version)
             station.measure("rome", 30.0 + value, version)

@@ -72,7 +72,7 @@ def test_one_that_holds_no_poll_slows_nobody(limits: MailboxLimits, payload: byt
                 node.sessions.publish(Channel.STREAM, str(number % 10), StreamHead(number % 10, number), number)
                 if number % 100 == 99:  # what the others have, while nobody has taken what waits for the slow one
                     await until(lambda number=number: len(fast.seen) == number + 1)  # type: ignore[misc]
-                    assert slow.one["subscriber_id"] in node.sessions.publisher.subscriber_ids
+                    assert slow.one["subscriber_id"] in node.sessions.machine.subscriber_ids
             assert [
                 int(body.payload.split()[0]) for body in fast.bodies() if isinstance(body, GroupEventPayload)
             ] == list(range(2_000))

@@ -18,7 +18,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, Subscribe
-from sublet_protocol.pubsub.server import make_publisher
+from sublet_protocol.pubsub.server import make_node_side_machine
 
 GROUP, ELSEWHERE = "$share/billing/orders/#", "$share/billing/bills/#"
 TOKENS = {name: NewToken.draw() for name in ("user:a", "user:b")}
@@ -35,7 +35,7 @@ class Node:
         self._valid = valid
         self.access = AccessCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
-        self.rights = CallerAuthorizer(self.gate, make_publisher("n1"))
+        self.rights = CallerAuthorizer(self.gate, make_node_side_machine("n1"))
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""

@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from sublet_leader.group.watch_events import JOIN, GroupWatchEvent, transient_record
 from sublet_leader.observe.event_counters import OTHERS, NodeCounters, reason_category
-from sublet_leader.observe.metric_definitions import FAMILIES
+from sublet_leader.observe.metric_definitions import METRIC_DEFINITIONS
 from tools import metrics_doc
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "sublet.json"
-LABELS = {name: {*family.labels, "le", "instance", "job"} for family in FAMILIES for name in family.exported_names}
+LABELS = {
+    name: {*family.labels, "le", "instance", "job"} for family in METRIC_DEFINITIONS for name in family.exported_names
+}
 _METRIC = re.compile(r"\b(sublet_\w+)(?:\{([^}]*)\})?")
 _BY = re.compile(r"by \(([^)]*)\) \(")
 
@@ -42,8 +44,8 @@ def test_each_query_names_metrics_that_exist(query: str) -> None:
 
 
 def test_names_are_by_convention() -> None:
-    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
-    for family in FAMILIES:
+    assert len({family.name for family in METRIC_DEFINITIONS}) == len(METRIC_DEFINITIONS)
+    for family in METRIC_DEFINITIONS:
         assert re.fullmatch(r"sublet_[a-z]+(_[a-z]+)*", family.name), family
         assert not family.name.endswith("_total"), family
         assert family.help.endswith("."), family

@@ -131,7 +131,7 @@ def some_work(name: str, url: str, on_attempt: Callable[[task.TaskAttempt], obje
 @pytest.fixture
 def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """None to report to, so that nobody waits for its answer."""
-    monkeypatch.setattr(driver_link, "LAST_WORD_S", 0.0)
+    monkeypatch.setattr(driver_link, "LAST_REPORT_TIMEOUT_S", 0.0)
 
 
 @pytest.mark.usefixtures("_no_driver")

@@ -205,7 +205,7 @@ class AgentLoop:
         outcome = self._machine.decide(event, boottime_clock())
         for address, message in outcome.sends:
             self._send(address, message)
-        self._notify(outcome)
+        self._queue_updates(outcome)
         self._move_head_subscriptions()
         if outcome.needs_discovery:
             self._look_up()
@@ -220,7 +220,7 @@ class AgentLoop:
             node = None if self.has_direct_heads else self._machine.leader_node(handle)
             self._head_subscriptions.set_leader_node(handle, node)
 
-    def _notify(self, outcome: AgentOutcome) -> None:
+    def _queue_updates(self, outcome: AgentOutcome) -> None:
         for update in outcome.updates:
             events = self._queues.get(update.handle)
             if events is not None:
@@ -291,14 +291,14 @@ class AgentLoop:
         connection = self._connections.pop(address, None)
         if connection is not None:
             self._loop.create_task(connection.close(0.0))
-        self._learn(self._listed)
+        self._set_nodes(self._listed)
 
-    def _learn(self, addresses: tuple[str, ...]) -> None:
+    def _set_nodes(self, addresses: tuple[str, ...]) -> None:
         """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""
         self._listed = addresses
         if all(address in self._refusals for address in addresses):
-            believed = boottime_clock() - REFUSAL_S
-            self._refusals = {address: refusal for address, refusal in self._refusals.items() if refusal[0] > believed}
+            valid_since = boottime_clock() - REFUSAL_S
+            self._refusals = {address: each for address, each in self._refusals.items() if each[0] > valid_since}
         serving = tuple(address for address in addresses if address not in self._refusals)
         self._handle(NodesDiscovered(serving))
         if addresses and not serving:
@@ -332,7 +332,7 @@ class AgentLoop:
         self._is_looking_up = False
         addresses = None if lookup.cancelled() else lookup.result()
         if addresses is not None:
-            self._learn(addresses)
+            self._set_nodes(addresses)
             self._drop_unlisted(addresses)
         if not addresses and self._queues:
             self._look_up()

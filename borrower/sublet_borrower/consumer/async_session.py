@@ -58,7 +58,7 @@ class AsyncSession:
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
         self._origin = describe_origin("an AsyncSession", self.subscription)
-        self._home = SessionForkGuard()
+        self._fork_guard = SessionForkGuard()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
@@ -164,12 +164,12 @@ class AsyncSession:
     def may_continue(self, batch: Batch) -> bool:
         """Return whether another user call may begin on this batch now: only while a leader grants the stream to this
         session."""
-        self._home.check(self.subscription)
+        self._fork_guard.check(self.subscription)
         return self._session is not None and self._session.may_continue(batch)
 
     def drain(self) -> None:
         """Finish what was given out, hand everything over, and let the iteration end. From any thread or handler."""
-        self._home.check(self.subscription)
+        self._fork_guard.check(self.subscription)
         self._draining = True
         if self._session is not None:
             self._session.drain()
@@ -185,7 +185,7 @@ class AsyncSession:
 
     def assignment(self) -> dict[int, int]:
         """Return {stream: next offset to deliver} of the streams this session holds now."""
-        self._home.check(self.subscription)
+        self._fork_guard.check(self.subscription)
         return {} if self._session is None else self._session.assignment()
 
     async def close(self, *, aborted: bool = False) -> None:
@@ -207,7 +207,7 @@ class AsyncSession:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     async def _close(self, aborted: bool) -> None:
-        if self._home.is_forked:
+        if self._fork_guard.is_forked:
             self._refused.clear()
             return
         if self._ending is None:
@@ -219,7 +219,7 @@ class AsyncSession:
         self._ending.result()
 
     async def _open(self) -> Session:
-        self._home.check(self.subscription)
+        self._fork_guard.check(self.subscription)
         if self._ending is not None:
             raise UsageError(f"{self.subscription}: this session is closed. Make another.")
         if self._opening is None or (self._opening.done() and self._opening.exception() is not None):
@@ -238,7 +238,7 @@ class AsyncSession:
         """Note that a loop is over, as `Session.left` does. From any thread."""
         if self._polled_batch is batch:
             self._polled_batch = None
-        if (session := self._session) is not None and not self._home.is_forked:
+        if (session := self._session) is not None and not self._fork_guard.is_forked:
             self._acknowledging = self._worker.submit(
                 partial(self._record, batch, partial(session.left, batch, well=well))
             )
@@ -268,7 +268,7 @@ class AsyncSession:
 
     def _acknowledge(self, batch: Batch, up_to_offset: int | None) -> None:
         """Acknowledge the batch on the worker's thread. From any thread."""
-        self._home.check(self.subscription)
+        self._fork_guard.check(self.subscription)
         if self._worker.is_current:
             batch.acknowledge(up_to_offset)
             return

@@ -172,7 +172,7 @@ class ProgressTransactions:
                 if self._doubt is not None:
                     connection.close()  # in the middle of the commit: it is found out before anything else is done
                 raise
-        self._notify(recovered=False)
+        self._apply_outcome(recovered=False)
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
@@ -224,7 +224,7 @@ class ProgressTransactions:
             return False
         if self._doubt.was_committed is None:
             self._doubt.was_committed = self._ask(self._doubt, timeout_s)
-        return self._notify(recovered=True)
+        return self._apply_outcome(recovered=True)
 
     def resolve(self, interval_s: float = 0.0) -> None:
         """Find out an outcome in doubt if that is possible at once, unless it was tried within the interval."""
@@ -264,7 +264,7 @@ class ProgressTransactions:
             for other in self._doubt.batches
         )
 
-    def _notify(self, *, recovered: bool) -> bool:
+    def _apply_outcome(self, *, recovered: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
         if doubt.was_committed:

@@ -62,7 +62,7 @@ class NodeReader:
     def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
         self._owner = SessionForkGuard()
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
-        self._calls = FailoverNodeClient(self._nodes)
+        self._node_client = FailoverNodeClient(self._nodes)
         self._is_waiting = False
         self._backoff = Backoff()
 
@@ -73,7 +73,7 @@ class NodeReader:
         Raise `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
         pa.scalar(0)
-        self._insist("Heads", encode_heads_request(()), decode_heads_reply)
+        self._query_or_raise("Heads", encode_heads_request(()), decode_heads_reply)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
@@ -113,12 +113,12 @@ class NodeReader:
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
         """Return a number above all that were drawn before for that name. Raise `Unavailable`."""
         request = encode_session_epoch_request(str(subscription), session)
-        return self._insist("SessionEpoch", request, decode_session_epoch_reply)
+        return self._query_or_raise("SessionEpoch", request, decode_session_epoch_reply)
 
     def close(self) -> None:
         """Close the connection; in a forked child, which does not own it, it has no effect."""
         if not self._owner.is_forked:
-            self._calls.close()
+            self._node_client.close()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class NodeReader:
             log.info("node available for reads again")
         return answer
 
-    def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
+    def _query_or_raise(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
         """Return an answer, or raise `Unavailable`."""
         self._owner.check("a session's reader")
         timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
@@ -178,7 +178,7 @@ class NodeReader:
                 refusal = error
                 log.info("read refused by node: %s", error)
             if len(self._nodes) > 1 or failure is None or not failure.after_s:  # one that is busy is not lost
-                self._calls.use_next_node()
+                self._node_client.use_next_node()
             if time.monotonic() >= deadline:
                 break
         if failure is None and refusal is not None:
@@ -187,11 +187,11 @@ class NodeReader:
         raise failure
 
     def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
-        wire = self._calls.call(method, request, timeout_s)
+        wire = self._node_client.call(method, request, timeout_s)
         try:
             return decode(wire)
         except MalformedMessage as error:
-            raise RetryableCallError(self._calls.address, f"an answer that cannot be ({error})") from error
+            raise RetryableCallError(self._node_client.address, f"an answer that cannot be ({error})") from error
 
 
 def _decode_page(request: FetchRequest, wire: Any) -> LogPage:

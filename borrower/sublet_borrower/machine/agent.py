@@ -171,7 +171,7 @@ class Agent:
                 self._suspect(event.node, now)
                 self._pass_all(event, now)
             case NodesDiscovered():
-                self._learn(event.nodes, now)
+                self._set_nodes(event.nodes, now)
             case SessionProgressReported():
                 self._pass(event.handle, event.progress, now)
             case LivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked() | AgentLockUnavailable():
@@ -297,7 +297,7 @@ class Agent:
             if send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
-        self._out.updates.extend(SessionAssignmentUpdate(handle, notify) for notify in outcome.updates)
+        self._out.updates.extend(SessionAssignmentUpdate(handle, update) for update in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:
@@ -323,7 +323,7 @@ class Agent:
         else:
             self._out.sends.append((address, message))
 
-    def _learn(self, nodes: Iterable[str], now: float) -> None:
+    def _set_nodes(self, nodes: Iterable[str], now: float) -> None:
         """Set the live nodes. If one is new, have all borrowers that wait for a node try again."""
         previous_nodes, self._nodes = self._nodes, tuple(sorted(set(nodes)))
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}

@@ -212,7 +212,7 @@ class FeedReader(Iterator[pa.Table]):
         table = None if page.messages is None else decode_messages(page.messages)
         match self._cursor.accept(page):
             case FeedPageAcceptance.ADVANCED if page.is_gone:
-                self._notify_gone(page)
+                self._handle_gone(page)
             case FeedPageAcceptance.ADVANCED:
                 return table
             case FeedPageAcceptance.GAP:
@@ -222,7 +222,7 @@ class FeedReader(Iterator[pa.Table]):
                 pass
         return None
 
-    def _notify_gone(self, page: FeedPage) -> None:
+    def _handle_gone(self, page: FeedPage) -> None:
         gone = PositionGone(page.stream_id, page.start, page.oldest_offset)
         if self._on_data_loss is not None:
             self._cursor.confirm()

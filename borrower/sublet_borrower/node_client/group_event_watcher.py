@@ -100,10 +100,10 @@ class GroupEventWatcher:
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}
-        self._unheard: set[str] = set()
+        self._unanswered: set[str] = set()
         self._leader_address: str | None = None
         self._turn = 0
-        self._sights: deque[WatchEvent] = deque()
+        self._events: deque[WatchEvent] = deque()
         self._missed = 0
         self._condition = threading.Condition()
 
@@ -113,15 +113,15 @@ class GroupEventWatcher:
 
     def query_leader(self) -> None:
         """Query a node for the leader, each time another."""
-        self._loop.call_soon_threadsafe(self._ask)
+        self._loop.call_soon_threadsafe(self._query_leader)
 
     def next_event(self, wait_s: float) -> WatchEvent | None:
         """Return the next thing, in its order; None where nothing comes within that time."""
         with self._condition:
-            if not (self._sights or self._missed):
+            if not (self._events or self._missed):
                 self._condition.wait(wait_s)
-            if self._sights:
-                return self._sights.popleft()
+            if self._events:
+                return self._events.popleft()
             missed, self._missed = self._missed, 0
             return GroupEventsDropped(missed) if missed else None
 
@@ -153,14 +153,14 @@ class GroupEventWatcher:
             token=self._token,
         )
         self._connections[address] = connection
-        self._unheard.add(address)
+        self._unanswered.add(address)
         connection.subscribe(Channel.GROUP, self._subscription)
         self._send_query(connection)
 
     def _send_query(self, connection: NodeConnection) -> None:
         connection.send(GroupEventPayload(json.dumps({"watch": self._subscription}).encode()))
 
-    def _ask(self) -> None:
+    def _query_leader(self) -> None:
         """Query one of the connected nodes for the leader, in turn; messages to others would be dropped."""
         connected = [
             connection for connection in self._connections.values() if connection.status is ConnectionStatus.CONNECTED
@@ -170,7 +170,7 @@ class GroupEventWatcher:
             self._send_query(connected[self._turn % len(connected)])
 
     def _let_go(self, address: str) -> None:
-        self._unheard.discard(address)
+        self._unanswered.discard(address)
         self._names.pop(address, None)
         self._loop.create_task(self._connections.pop(address).close(0.0))
 
@@ -188,7 +188,7 @@ class GroupEventWatcher:
     def _on_leader_info(self, address: str, answer: dict[str, Any]) -> None:
         node, by = answer.get("node"), answer.get("answered_by", "")
         self._names[address] = by
-        self._unheard.discard(address)
+        self._unanswered.discard(address)
         if node is not None:
             self._find(node, answer.get("address"))
         members = None if "members" not in answer else tuple(answer["members"])
@@ -204,7 +204,7 @@ class GroupEventWatcher:
         if known and self._leader_address is not None and self._names.get(self._leader_address) in (None, leader):
             self._let_go(self._leader_address)
             self._leader_address = None
-        elif not known and not self._unheard and address is not None and address not in self._connections:
+        elif not known and not self._unanswered and address is not None and address not in self._connections:
             if not is_tls(address) and any(is_tls(known_address) for known_address in self._names):
                 self._put(GroupEventsUnavailable(address, "a node with TLS names it as the leader's, and it has none"))
                 return
@@ -212,19 +212,19 @@ class GroupEventWatcher:
             self._connect(address)
 
     def _on_lost(self, address: str, reason: str) -> None:
-        self._unheard.discard(address)
+        self._unanswered.discard(address)
         self._names.pop(address, None)
         self._put(GroupEventsUnavailable(address, truncate(reason)))
 
-    def _put(self, sight: WatchEvent) -> None:
+    def _put(self, event: WatchEvent) -> None:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""
         with self._condition:
-            if self._missed or len(self._sights) >= self._waiting:
+            if self._missed or len(self._events) >= self._waiting:
                 self._missed += (
-                    sight.count if isinstance(sight, GroupEventsDropped) else isinstance(sight, WatchedGroupEvent)
+                    event.count if isinstance(event, GroupEventsDropped) else isinstance(event, WatchedGroupEvent)
                 )
             else:
-                self._sights.append(sight)
+                self._events.append(event)
             self._condition.notify()
 
     async def _close(self) -> None:

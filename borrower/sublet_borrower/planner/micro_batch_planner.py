@@ -298,8 +298,8 @@ class MicroBatchPlanner:
     def _check_unfinished(self) -> None:
         """Raise `Unavailable`, unless other members have all that is left."""
         left, unwritten = self._list_unfinished_elsewhere(), self._ledger.has_unsaved_plan()
-        unlent = [each.stream_id for each in left or () if not each.is_anothers]
-        if left and not unlent and not unwritten:
+        not_granted = [each.stream_id for each in left or () if not each.is_anothers]
+        if left and not not_granted and not unwritten:
             log.warning(
                 "query ended before other members finished: subscription=%s timeout_s=%g stream_count=%d stream_ids=%s",
                 self.subscription,
@@ -309,7 +309,7 @@ class MicroBatchPlanner:
             )
             return
         silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
-        reason = f"streams {unlent[:5]} of {len(unlent)} were not granted to it" if unlent else silent
+        reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it" if not_granted else silent
         raise Unavailable(
             f"{self.subscription}: {reason} within {self._granted_within_s:g} s, and what was there is not all read. "
             f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "

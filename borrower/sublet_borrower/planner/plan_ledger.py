@@ -59,10 +59,10 @@ class PlanLedger:
         self.moved_at = float("-inf")
         self.changed = threading.Condition(threading.RLock())
 
-    def apply_update(self, notify: AssignmentUpdate) -> None:
+    def apply_update(self, update: AssignmentUpdate) -> None:
         """Act on an update from the agent."""
         with self.changed:
-            match notify:
+            match update:
                 case StreamGranted(grant):
                     self._on_grant(grant)
                     atomic = None if grant.consumed is None else EpochStepPlanner(grant.position, grant.consumed)
@@ -77,18 +77,18 @@ class PlanLedger:
                 case StreamRemoved(stream_id, grant_id, reason):
                     self._remove(stream_id, grant_id, reason)
                 case SavedProgress():
-                    self._mark_saved(notify)
+                    self._mark_saved(update)
                 case GroupFrontiersAdvanced():
                     pass
                 case _:
-                    assert_never(notify)
+                    assert_never(update)
             self.changed.notify_all()
 
     def _stop(self, stream_id: int, grant_id: int) -> None:
         if (granted := self._find_granted(stream_id, grant_id)) is not None:
             granted.is_stopping = True
             if granted.is_idle or self._leaving:
-                self._notify(granted)
+                self._report_progress(granted)
 
     def _remove(self, stream_id: int, grant_id: int, reason: GrantEndOutcome) -> None:
         if self._find_granted(stream_id, grant_id) is not None:
@@ -208,7 +208,7 @@ class PlanLedger:
                 granted = self._granted.get(planned.stream_id)
                 if granted is not None and granted.in_doubt is not None and planned.matches(granted.in_doubt):
                     granted.in_doubt, granted.step, granted.is_plan_saved, granted.poison = None, None, False, problem
-                    self._notify(granted, planned.cut)
+                    self._report_progress(granted, planned.cut)
 
     def hand_back(self) -> None:
         """Give up streams that end before what was planned of them, and those of which all is done that lies before a
@@ -230,7 +230,7 @@ class PlanLedger:
 
     def _end(self, granted: PlannerStream) -> None:
         granted.is_at_end = True
-        self._notify(granted)
+        self._report_progress(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
         """Settle the range in doubt that came with the grant: it is begun again, or done, or nothing of it is in
@@ -252,7 +252,7 @@ class PlanLedger:
         if done is not None:
             granted.advance(left.end, left.consumed)
         nothing = InDoubtRange(granted.grant.grant_id, granted.position, granted.position, 0.0)
-        self._notify(granted, nothing)
+        self._report_progress(granted, nothing)
 
     # --- planning ---------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class PlanLedger:
                     continue
                 if not step.runs:
                     granted.advance(step.position, step.consumed)
-                    self._notify(granted)
+                    self._report_progress(granted)
                     continue
                 granted.step = step
                 grant_id, hold_s = granted.grant.grant_id, self._hold_s
@@ -353,7 +353,7 @@ class PlanLedger:
 
     def _plan(self, granted: PlannerStream, doubt: InDoubtRange) -> None:
         granted.in_doubt, granted.is_plan_saved, granted.last_planned_turn = doubt, False, self._turn
-        self._notify(granted)
+        self._report_progress(granted)
 
     def has_unsaved_plan(self) -> bool:
         """Return whether something is planned and not saved yet."""
@@ -402,7 +402,7 @@ class PlanLedger:
         """Report what was acknowledged and was not reported with a plan."""
         with self.changed:
             for granted in tuple(self._unreported.values()):
-                self._notify(granted)
+                self._report_progress(granted)
 
     def abandon(self) -> None:
         """Acknowledge nothing more: the final progress of a stream in doubt is where its range begins."""
@@ -410,9 +410,9 @@ class PlanLedger:
             self._leaving = True
             for granted in self._granted.values():
                 if granted.is_stopping:
-                    self._notify(granted)
+                    self._report_progress(granted)
 
-    def _notify(self, granted: PlannerStream, in_doubt: InDoubtRange | None = None) -> None:
+    def _report_progress(self, granted: PlannerStream, in_doubt: InDoubtRange | None = None) -> None:
         """Report a stream's progress: finally once nothing more will be planned, and nothing is in doubt or will be
         decided.
         """

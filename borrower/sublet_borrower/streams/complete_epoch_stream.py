@@ -144,10 +144,10 @@ class CompleteEpochStream(GrantedStream):
         """Take the matching messages of a page that was read for the run; return False if no batch results yet.
         `atomic`: all of a step together.
         """
-        sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
-        if not sifted:
+        matching = [rows for batch in page.batches if (rows := step.filter_batch(run, batch)).num_rows]
+        if not matching:
             return False
-        table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
+        table, end = pa.Table.from_batches(matching), min(page.position, run.end)
         if atomic and self.pieces:
             last_piece = self.pieces.pop()
             table = pa.concat_tables((last_piece.table, table))

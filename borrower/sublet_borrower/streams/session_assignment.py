@@ -52,10 +52,10 @@ class SessionAssignment:
         self._turn: deque[int] = deque()
         self._again_at = math.inf
 
-    def apply_update(self, notify: AssignmentUpdate) -> None:
+    def apply_update(self, update: AssignmentUpdate) -> None:
         """Apply an update of the agent."""
         with self._lock:
-            match notify:
+            match update:
                 case StreamGranted(grant):
                     self._install(grant)
                 case RevokeStarted(stream_id, grant_id):
@@ -72,7 +72,7 @@ class SessionAssignment:
                 case SavedProgress():
                     pass
                 case _:
-                    assert_never(notify)
+                    assert_never(update)
 
     def next_readable(self, allowed: Callable[[GrantedStream], bool]) -> GrantedStream | None:
         """Return the next stream worth reading, each in its turn; it is being read until `GrantedStream.advance_read`

@@ -91,11 +91,6 @@ class Election:
         """Return whether any leadership is led, campaigned for or under way."""
         return bool(self._records)
 
-    def status(self, leadership_id: int) -> ElectionStatus:
-        """Return the status of this leadership, for operators."""
-        record = self._records.get(leadership_id)
-        return record.status if record else ElectionStatus.ABSENT
-
     def statuses(self) -> tuple[ElectionStatus, ...]:
         """Return the status of each leadership of this node. Thread-safe."""
         return tuple(record.status for record in tuple(self._records.values()))

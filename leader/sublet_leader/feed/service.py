@@ -109,7 +109,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self.reads = AdmissionLimiter(
             "reads", limits.max_reads, 0, limits.retry_after_ms, limits.max_reads_of_principal
         )
-        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
+        self.head_poller = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:
@@ -118,11 +118,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     def update_heads(self, heads: Mapping[int, int]) -> None:
         """Record known heads of streams and wake their readers."""
-        self.watch.update_heads(heads)
+        self.head_poller.update_heads(heads)
 
     async def close(self) -> None:
         """Close the database connections, after the gRPC server was stopped."""
-        await self.watch.close()
+        await self.head_poller.close()
         pools = (self._writing, self._reading, self._watching)
         await asyncio.gather(*(run_with_timeout("closing the feed's connections", pool.close) for pool in pools))
 
@@ -242,7 +242,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             caller.check(Right.READ, read.filter)
             self.readers.acquire()
             try:
-                await operation(FeedReadCall(self._reading, self.watch, read, write))
+                await operation(FeedReadCall(self._reading, self.head_poller, read, write))
             finally:
                 self.readers.release()
         except Exception as error:  # noqa: BLE001 - as above

@@ -54,7 +54,7 @@ class AssignmentManager:
         self._term, self._settings = term, settings
         self._streams, self._members = streams, members
         self._actions = GrantActionHandlers(group, term, streams, members, settings, send)
-        self._balance = Rebalancer(streams, members, group.options.strategy, settings)
+        self._rebalancer = Rebalancer(streams, members, group.options.strategy, settings)
         self._releasing: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class AssignmentManager:
 
     def rebalance(self, now: float) -> float:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
-        balanced = self._balance.plan(now)
+        balanced = self._rebalancer.plan(now)
         for stream_id, borrower_id in balanced.reclaimed:
             self._grant(stream_id, borrower_id, "kept for its session", now)
         for stream_id in balanced.expired_reservations:
@@ -310,7 +310,7 @@ class AssignmentManager:
 
     def strategy_errors(self) -> list[str]:
         """Return the strategy's errors since the last call, for operators."""
-        problems, self._balance.strategy_errors = self._balance.strategy_errors, []
+        problems, self._rebalancer.strategy_errors = self._rebalancer.strategy_errors, []
         return problems
 
     def _grant(self, stream_id: int, borrower_id: str, reason: str, now: float) -> None:

@@ -96,13 +96,13 @@ class GroupLeader:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
         self.streams = StreamTable(rows, term, now, settings, deposed_until)
-        self.schedule = GroupTimers(settings, now, deposed_until)
+        self.timers = GroupTimers(settings, now, deposed_until)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)
         self._out = _OutcomeBuilder()
         self._assignments = AssignmentManager(group, term, self.streams, self.members, settings, self._send)
-        self._names = SessionFencing(
+        self._session_fencing = SessionFencing(
             group, self.streams, self.members, self._assignments, settings, self._end_as_fenced
         )
 
@@ -115,7 +115,7 @@ class GroupLeader:
             case BorrowerMessageReceived():
                 self._receive(event.agent, event, now)
             case WritesCommitted():
-                self._learn(event.result, now)
+                self._apply_result(event.result, now)
             case WritesNotCommitted():
                 self._put_back(event.changes, now)
             case ForcedRevokeRequested():
@@ -125,15 +125,15 @@ class GroupLeader:
             case AgentProcessesEnded():
                 self._end_holders(event, now)
             case StreamsChanged():
-                self.schedule.sync_soon(now)
+                self.timers.sync_soon(now)
             case Tick():
                 self._pass_time(now)
             case _:
                 assert_never(event)
-        if self.schedule.take_rebalance_due(now):
+        if self.timers.take_rebalance_due(now):
             self._allocate(now)
         changes = self.streams.take_writable(now)
-        renew = self.schedule.take_sync_due(now)
+        renew = self.timers.take_sync_due(now)
         violations = tuple(self._assignments.strategy_errors())
         out = self._out
         return GroupOutcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
@@ -142,7 +142,7 @@ class GroupLeader:
         for change in changes:
             entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
             if self.streams.drop_finished(entry) or entry.is_quiet:
-                self.schedule.note_stream_freed(entry.retry_at)
+                self.timers.note_stream_freed(entry.retry_at)
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -158,7 +158,7 @@ class GroupLeader:
         self._note(FENCE, borrower_id, agent, session, detail)
 
     def _wake_at(self) -> float:
-        return min(self.schedule.wake_at(), self.streams.retry_at())
+        return min(self.timers.wake_at(), self.streams.retry_at())
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class GroupLeader:
                     assignment = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
                     self._assignments.apply_event(assignment, GrantTransitionEvent.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
-                    self.schedule.note_stream_freed(now)
+                    self.timers.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
             case Disconnect():
                 self._on_disconnect(agent, message, now)
@@ -208,7 +208,7 @@ class GroupLeader:
             detail = f"weight is {request.weight}: it must be a finite number above 0"
             self._send(agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, detail))
             return
-        if not self._names.admit(agent, request, self.term, now):
+        if not self._session_fencing.admit(agent, request, self.term, now):
             return
         member = self._find_member(agent, request.borrower_id)
         if member is None and (self.members.get(request.borrower_id) or self.members.is_former(request.borrower_id)):
@@ -227,7 +227,7 @@ class GroupLeader:
             member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
-            self.schedule.note_membership_change(now)
+            self.timers.note_membership_change(now)
         member.last_heard_at, member.is_leaving = now, member.is_leaving or request.leaving
         self._send(agent, LeaderConnectResponse(request.borrower_id, self.term, self.group.group_id))
         for grant in request.reclaim:
@@ -302,7 +302,7 @@ class GroupLeader:
         member.leave_reason = disconnect.reason[:MAX_REASON_CHARS]
         if not member.is_disconnecting:
             member.is_disconnecting = True
-            self.schedule.note_membership_change(now)
+            self.timers.note_membership_change(now)
         self._assignments.apply_final_progress(member, disconnect.streams, now)
         self._disconnect_borrowers(member.borrower_id, now)
 
@@ -316,7 +316,7 @@ class GroupLeader:
 
     # --- answers of the database ------------------------------------------------------------------------------------
 
-    def _learn(self, result: GroupWriteResult, now: float) -> None:
+    def _apply_result(self, result: GroupWriteResult, now: float) -> None:
         if result.has_stale_term:
             self._out.stop = "deposed"
             return
@@ -339,7 +339,7 @@ class GroupLeader:
             self._take_back(self.streams.assigned_stream_ids(), now)
         record = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
         self._out.history.append(record)
-        self.schedule.note_membership_change(now)
+        self.timers.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
         """Take streams back, as the group is paused."""
@@ -376,9 +376,9 @@ class GroupLeader:
             and applied
             and isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
         ):
-            self.schedule.sync_soon(now)  # with it an epoch may be consumed
+            self.timers.sync_soon(now)  # with it an epoch may be consumed
         if self.streams.drop_finished(entry) or entry.is_quiet:
-            self.schedule.note_stream_freed(max(now, entry.retry_at))
+            self.timers.note_stream_freed(max(now, entry.retry_at))
         if holder is not None:
             self._disconnect_borrowers(holder, now)
 
@@ -404,12 +404,12 @@ class GroupLeader:
             self.members.mark_replaced(sender.borrower_id, now)
             self._send(sender.agent, Invalidate(sender.borrower_id, self.term, BorrowerEndReason.DENIED, problem))
             self._note(EVICT, sender.borrower_id, sender.agent, sender.session, problem)
-            self.schedule.note_membership_change(now)
+            self.timers.note_membership_change(now)
 
     def _take_row(self, row: Lending, now: float) -> None:
         entry = self.streams.update_row(row, now)
         if entry is None:
-            self.schedule.note_stream_freed(now)
+            self.timers.note_stream_freed(now)
             return
         assignment = entry.assignment
         if (
@@ -422,20 +422,20 @@ class GroupLeader:
                 assignment, GrantTransitionEvent.LOST, now
             )  # the stream sync blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
-            self.schedule.note_stream_freed(now)
+            self.timers.note_stream_freed(now)
             return
         if row.is_closed and row.status is LendingStatus.HELD and row.position >= row.head and not entry.queue:
             # Its holder reported the end before the stream was closed: no more progress will come.
             self.streams.enqueue(AdvancePosition(row.stream_id, row.grant_id, row.position))
         if entry.is_quiet:
-            self.schedule.note_stream_freed(now)
+            self.timers.note_stream_freed(now)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, now: float) -> None:
-        if self.schedule.take_grace_due(now):
+        if self.timers.take_grace_due(now):
             self._end_grace(now)
-        if not self.schedule.take_sweep_due(now):
+        if not self.timers.take_sweep_due(now):
             return
         for member in self.members:
             if now >= member.last_heard_at + self.settings.eviction_timeout_s:
@@ -443,7 +443,7 @@ class GroupLeader:
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.streams)
-        if self.schedule.is_idle_timeout(idle, now):
+        if self.timers.is_idle_timeout(idle, now):
             self._out.stop = "idle"
 
     def _end_grace(self, now: float) -> None:
@@ -457,7 +457,7 @@ class GroupLeader:
         self._assignments.evict(member, reason, now, reserve_s)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
-        self.schedule.note_membership_change(now)
+        self.timers.note_membership_change(now)
 
     def _end_holders(self, gone: AgentProcessesEnded, now: float) -> None:
         """Evict members whose process has ended, free what is not reclaimed. Locks of another timeline are others."""
@@ -482,7 +482,7 @@ class GroupLeader:
     def _allocate(self, now: float) -> None:
         if self.desired_state.pause_reason is not None:
             return
-        self.schedule.rebalance_by(self._assignments.rebalance(now))
+        self.timers.rebalance_by(self._assignments.rebalance(now))
 
     def knows_borrower(self, borrower_id: str) -> bool:
         """Return whether the borrower is a member, or was one recently."""

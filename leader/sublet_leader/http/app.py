@@ -35,13 +35,13 @@ from sublet_protocol.gate.gate import AccessGate
 class NodeHttpService:
     """Listens at once, and answers that the node is starting until `attach_node`. Raises `InvalidSetting`.
 
-    `counted` is to be called with the node's events.
+    `counters` is to be called with the node's events.
     """
 
     def __init__(self, options: HttpOptions, database_url: str) -> None:
         self._url, self._settings, self._token = database_url, options.settings, options.admin_token
         self._registry = CollectorRegistry()
-        self.counted = NodeCounters(self._registry, self._settings.max_group_series)
+        self.counters = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None
         self._has_tls = options.tls is not None
         self._app: ASGIApp = _answer_starting

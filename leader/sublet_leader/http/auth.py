@@ -50,7 +50,7 @@ class RequestGuard:
 
     def __init__(self, gate: AccessGate, admin_token: Secret | None) -> None:
         self._gate, self._token = gate, admin_token
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
 
     def require_known(self, answer: Endpoint) -> Guarded:
         """Return the endpoint for all known callers; it checks itself the rights on what it shows."""
@@ -117,7 +117,7 @@ class RequestGuard:
         if scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self._token.reveal().encode()):
             return None
         client, action = _find_client_address(request), _find_action(request)
-        suppressed_count = self._quiet.acquire(client)
+        suppressed_count = self._log_throttle.acquire(client)
         if suppressed_count is not None:
             text = "HTTP action refused: address=%s action=%s: the admin token is missing or wrong%s"
             fields = {"action": action, "address": client, "status": 401}

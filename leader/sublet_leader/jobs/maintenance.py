@@ -116,7 +116,7 @@ class _PassThread(MaintenanceJobThread):
             every_s,
             on_connected,
         )
-        self._steps, self._quiet = steps, LogThrottle(RETRY_INTERVAL_S)
+        self._steps, self._log_throttle = steps, LogThrottle(RETRY_INTERVAL_S)
 
     def _work(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
@@ -134,7 +134,7 @@ class _PassThread(MaintenanceJobThread):
             except Exception as error:  # the error of one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (suppressed := self._quiet.acquire(name, error_signature(error))) is not None:
+                if (suppressed := self._log_throttle.acquire(name, error_signature(error))) is not None:
                     failed.append(f"{name}: {format_error(error)}{format_suppressed_count(suppressed)}")
             else:
                 done.append(name)
@@ -148,7 +148,7 @@ class _PassThread(MaintenanceJobThread):
             )
 
     def _log_recovered(self, steps: Sequence[str]) -> None:
-        if recovered := [name for name in steps if self._quiet.reset(name)]:
+        if recovered := [name for name in steps if self._log_throttle.reset(name)]:
             log.info("maintenance steps recovered: %s", "; ".join(recovered))
 
 

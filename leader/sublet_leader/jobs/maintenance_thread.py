@@ -53,7 +53,7 @@ class MaintenanceJobThread(StoppableThread):
 
     def _warn(self, error: Exception) -> None:
         """Log the error; an unforeseen one with its traceback."""
-        if (suppressed := self._quiet.acquire(self._job, error_signature(error))) is not None:
+        if (suppressed := self._log_throttle.acquire(self._job, error_signature(error))) is not None:
             log.warning(
                 "maintenance job failed, retrying: job=%s: %s%s",
                 self._job,

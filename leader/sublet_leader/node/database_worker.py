@@ -61,7 +61,7 @@ class DatabaseWorker:
         self._observers, self._on_failure = observers, on_failure
         self._queue: queue.PriorityQueue[tuple[int, int, DatabaseRequest | None]] = queue.PriorityQueue()
         self._order = itertools.count()
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
         self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
 
     def start(self) -> None:
@@ -100,16 +100,16 @@ class DatabaseWorker:
         try:
             return execute(request, self._store, self._ref, self._settings.lease_duration_s, jitter_s), None
         except SubletError as error:
-            self._notify(request, error)
+            self._report_failure(request, error)
             return failure_answer(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
         except Exception as error:  # noqa: BLE001 any error: this thread must continue
-            self._notify(request, error, logging.ERROR)
+            self._report_failure(request, error, logging.ERROR)
             return failure_answer(request, unknown=True, jitter_s=jitter_s), error
 
-    def _notify(self, request: DatabaseRequest, error: Exception, level: int = logging.WARNING) -> None:
+    def _report_failure(self, request: DatabaseRequest, error: Exception, level: int = logging.WARNING) -> None:
         """Log each kind of failure of each kind of request once in a while: a database that is unavailable fails them
         all."""
-        if (suppressed_count := self._quiet.acquire((type(request), type(error)))) is not None:
+        if (suppressed_count := self._log_throttle.acquire((type(request), type(error)))) is not None:
             text, name = "database request failed: request=%s: %s%s", type(request).__name__
             exc_info = error if level > logging.WARNING else None
             log.log(level, text, name, error, format_suppressed_count(suppressed_count), exc_info=exc_info)

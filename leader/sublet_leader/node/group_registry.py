@@ -37,7 +37,7 @@ class GroupRegistry:
         self._query_counts = query_counts
         self._entries: dict[Subscription, _GroupEntry] = {}
         self._by_id: dict[int, Group] = {}
-        self._home: dict[BorrowerKey, int] = {}
+        self._group_by_borrower: dict[BorrowerKey, int] = {}
         self._subscriptions: dict[BorrowerKey, Subscription] = {}
         self._check_at = float("inf")
 
@@ -139,22 +139,26 @@ class GroupRegistry:
 
     def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
         """Route the borrower's messages to that group's leader."""
-        self._home[agent, borrower_id] = group_id
+        self._group_by_borrower[agent, borrower_id] = group_id
 
     def group_of_borrower(self, agent: str, borrower_id: str) -> int | None:
         """Return the id of the borrower's group; None if there is none."""
-        return self._home.get((agent, borrower_id))
+        return self._group_by_borrower.get((agent, borrower_id))
 
     def unbind_group(self, group_id: int) -> None:
         """Remove the borrowers of the group, whose leader is over."""
-        self._home = {b: g for b, g in self._home.items() if g != group_id}
+        self._group_by_borrower = {b: g for b, g in self._group_by_borrower.items() if g != group_id}
 
     def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
         """Remove and return groups that are not led here and were not requested for `idle_s`; also drops borrowers that
         their leaders have dropped. Checked once a second."""
         if now < self._check_at:
             return ()
-        self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
+        self._group_by_borrower = {
+            borrower: group_id
+            for borrower, group_id in self._group_by_borrower.items()
+            if group_id in leaders and leaders[group_id].knows_borrower(borrower[1])
+        }
         for entry in self._entries.values():
             for borrower in [b for b, (_, at) in entry.sent_on.items() if at <= now - REDIRECT_EXPIRY_S]:
                 del entry.sent_on[borrower], self._subscriptions[borrower]

@@ -99,7 +99,7 @@ class Node:
         self._stop_by: float | None = None
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
-        self._inquiries = LeaderLookups()
+        self._leader_lookups = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
         self._session_epochs = ForgedSessionChecker(self.query_counts)
@@ -176,24 +176,24 @@ class Node:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def _notify(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
+    def _add_watch_events(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
         group = self.registry.find_group_by_id(group_id)
         if records and group is not None:
             self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
     def _on_leader_query(self, query: WatcherLeaderQueryReceived) -> None:
-        if self._inquiries.add(query.subscription, query.subscriber_id):
+        if self._leader_lookups.add(query.subscription, query.subscriber_id):
             self._out.requests.append(LookUpLeader(query.subscription))
 
     def _on_leader_lookup_completed(self, answer: LeaderLookupCompleted) -> None:
         subscription = answer.request.subscription
         if not answer.is_answered:
-            self._inquiries.cancel(subscription)
+            self._leader_lookups.cancel(subscription)
             return
         claim = answer.leadership
         leader = None if claim is None else self.leaders.get(claim.leadership_id)
         members = None if leader is None or claim is None or claim.term != leader.term else leader.members
-        self._out.answers.extend(self._inquiries.complete(subscription, answer.group, claim, members))
+        self._out.answers.extend(self._leader_lookups.complete(subscription, answer.group, claim, members))
         if claim is not None and claim.remaining_s > 0 and claim.node.incarnation != self.ref.incarnation:
             self._send_elsewhere(subscription, claim.leadership_id, claim.node.address)
 
@@ -260,7 +260,7 @@ class Node:
         group = self.registry.find_group(subscription)
         self.registry.add_waiter(subscription, received, request.borrower_id, now)
         if self._restrictions.is_forbidden(group, now):
-            if self._inquiries.add(subscription, None):
+            if self._leader_lookups.add(subscription, None):
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription, received.caller):
@@ -385,7 +385,8 @@ class Node:
             return
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, request.deposed_until)
         self.leaders[group.group_id] = leader
-        self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
+        takeover = transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")
+        self._add_watch_events(group.group_id, [takeover])
         self._run_leader(leader, Tick(), now)
         self._admit(group, now)
         self._dead_agents.watch(leader.streams.absent_agents(), now)
@@ -394,7 +395,7 @@ class Node:
         """Drop the leader; its borrowers look for the next one and keep their streams."""
         leader = self.leaders.pop(group_id, None)
         if leader is not None:
-            self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, reason)])
+            self._add_watch_events(group_id, [transient_record(group_id, leader.term, STEP_DOWN, reason)])
             self._out.sends.extend(leader.invalidations(reason))
             self._wake.pop(group_id, None)
             self._pending_writes.pop(group_id, None)
@@ -422,7 +423,7 @@ class Node:
         if not self.election.is_silent(group_id, now):
             self._out.sends.extend(outcome.sends)
         self._out.violations.extend(f"group {group_id}: {violation}" for violation in outcome.invariant_violations)
-        self._notify(group_id, outcome.history)
+        self._add_watch_events(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.needs_stream_sync:
             pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
@@ -441,7 +442,7 @@ class Node:
         self._committing = False
         if isinstance(answer, WritesCommitted):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
-                self._notify(writes.group_id, result.history)
+                self._add_watch_events(writes.group_id, result.history)
                 self._answer_leader(writes, group_events.WritesCommitted(result), now)
             return
         for writes in answer.request.batch:

@@ -55,12 +55,12 @@ class _MetricFamilies(Struct):
 
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = field(default_factory=dict)
 
-    def add(self, family: MetricDefinition, value: float, *labels: str) -> None:
+    def add(self, definition: MetricDefinition, value: float, *labels: str) -> None:
         """Add a sample."""
-        if family.name not in self.made:
-            kind = CounterMetricFamily if family.kind is MetricType.COUNTER else GaugeMetricFamily
-            self.made[family.name] = kind(family.name, family.help, labels=family.labels)
-        self.made[family.name].add_metric(labels, value)
+        if definition.name not in self.made:
+            kind = CounterMetricFamily if definition.kind is MetricType.COUNTER else GaugeMetricFamily
+            self.made[definition.name] = kind(definition.name, definition.help, labels=definition.labels)
+        self.made[definition.name].add_metric(labels, value)
 
 
 class NodeCollector(Collector):
@@ -78,21 +78,21 @@ class NodeCollector(Collector):
         out = _MetricFamilies()
         self._add_node(out.add)
         leaders = self._node_view.leaders()
-        retained = dict(sorted(leaders.items())[: self._settings.max_group_series])
-        lags = self._read_lags(retained)
+        exported = dict(sorted(leaders.items())[: self._settings.max_group_series])
+        lags = self._read_lags(exported)
         shown, all_of_them = (
-            len(retained) + len(lags.leaderless),
+            len(exported) + len(lags.leaderless),
             len(leaders) + len(lags.leaderless) + lags.not_exported_count,
         )
         out.add(metric_definitions.NOT_EXPORTED, all_of_them - shown, "all")
         out.add(metric_definitions.NOT_EXPORTED, all_of_them - len(lags.stream_series_groups), "streams")
-        names = {group_id: str(leader.group.subscription) for group_id, leader in retained.items()}
-        for group_id, leader in retained.items():
+        names = {group_id: str(leader.group.subscription) for group_id, leader in exported.items()}
+        for group_id, leader in exported.items():
             _add_led_group(out.add, names[group_id], leader)
         names |= {each.group.group_id: each.group.subscription for each in lags.leaderless}
         for overview in lags.leaderless:
             _add_leaderless_group(out.add, overview)
-        _add_offsets(out.add, names, retained, lags)
+        _add_offsets(out.add, names, exported, lags)
         yield from out.made.values()
 
     def _add_node(self, add: Callable[..., None]) -> None:

@@ -27,8 +27,8 @@ class NodeCounters:
     def __init__(self, registry: CollectorRegistry, max_groups: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, of no use
 
-        def make_counter(family: MetricDefinition) -> Counter:
-            return Counter(family.name, family.help, family.labels, registry=registry)
+        def make_counter(definition: MetricDefinition) -> Counter:
+            return Counter(definition.name, definition.help, definition.labels, registry=registry)
 
         self._lendings = make_counter(metric_definitions.LENDINGS)
         self._members = make_counter(metric_definitions.MEMBERSHIP)

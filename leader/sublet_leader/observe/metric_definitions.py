@@ -141,7 +141,7 @@ SCRAPE = _define_gauge(
     "scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked."
 )
 
-FAMILIES: tuple[MetricDefinition, ...] = tuple(
+METRIC_DEFINITIONS: tuple[MetricDefinition, ...] = tuple(
     each for each in tuple(globals().values()) if isinstance(each, MetricDefinition)
 )
 """All of them, in this order."""

@@ -63,7 +63,7 @@ class NodeView(Struct, frozen=True):
 
     def agent_count(self) -> int:
         """Return the number of connected agents."""
-        return len(self.sessions.publisher.subscriber_ids)
+        return len(self.sessions.machine.subscriber_ids)
 
     def session_counters(self) -> dict[str, int]:
         """Return the counters of its node connections."""

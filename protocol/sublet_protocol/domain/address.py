@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 TLS_SCHEME = "tls://"
@@ -20,6 +21,14 @@ def split_address(text: str) -> tuple[str, int] | None:
 def is_tls(address: str) -> bool:
     """Return whether a node's address is one with TLS."""
     return address.startswith(TLS_SCHEME)
+
+
+def is_loopback_host(host: str) -> bool:
+    """Return whether the host is loopback, without resolving its name: the answer may not be trusted."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def split_node_address(address: str) -> tuple[str, int] | None:

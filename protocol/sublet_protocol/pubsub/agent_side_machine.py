@@ -170,12 +170,12 @@ class AgentSideMachine:
         unsubscribed = self._unreported.keys() - self._subscriptions
         leaks = [f"{subject}: a loss to be reported, and not subscribed" for subject in unsubscribed]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
-            retained = {
+            leftovers = {
                 "subscriptions": self._subscriptions,
                 "commands": self._queue,
                 "a batch": self._subscriber.flight,
             }
-            leaks += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
+            leaks += [f"{name}: kept while {self.status.value}" for name, items in leftovers.items() if items]
         elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
             leaks.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
         return tuple(leaks)

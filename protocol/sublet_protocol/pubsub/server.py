@@ -94,10 +94,10 @@ CheckAgent = Callable[[str], None]
 Principal = Callable[[], str | None]
 
 
-def make_publisher(
+def make_node_side_machine(
     incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelCatalog = CHANNELS
 ) -> NodeSideMachine:
-    """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
+    """Return the node-side machine for this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.measure_body)
 
 
@@ -111,14 +111,14 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     `on_interest(channel, key or None for all, is_subscribed)` is called when its first subscriber has come, or the last
     has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
     not subscribe to it, `check_agent(subscriber id)` where the agent is another principal's. `principal()` returns the
-    caller's principal; None: unknown. `channels` are those of the publisher. `on_poll(agent,
+    caller's principal; None: unknown. `channels` are those of the machine. `on_poll(agent,
     is_held)` is called when no poll of an agent is held: at once where one was broken, else when no next one has come
     for a moment; and when that agent polls again.
     """
 
     def __init__(
         self,
-        publisher: NodeSideMachine,
+        machine: NodeSideMachine,
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
@@ -130,7 +130,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         channels: ChannelCatalog = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.publisher = publisher
+        self.machine = machine
         self._on_message = on_message
         self._on_expired = on_expired
         self._on_interest = on_interest
@@ -148,8 +148,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._of_connection: dict[str, set[str]] = {}
         self._of_principal: dict[str, set[str]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        publisher.on_ready = self._end_hold
-        publisher.on_interest = self._notify_interest
+        machine.on_ready = self._end_hold
+        machine.on_interest = self._notify_interest
 
     def register(self, server: Any) -> None:
         """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
@@ -167,11 +167,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
         """Publish as `NodeSideMachine.publish` does."""
-        return self.publisher.publish(channel, key, body, version)
+        return self.machine.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
         """Send as `NodeSideMachine.send` does."""
-        return self.publisher.send(subscriber_id, channel, key, body)
+        return self.machine.send(subscriber_id, channel, key, body)
 
     @property
     def held_polls(self) -> int:
@@ -181,17 +181,17 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     @property
     def counters(self) -> NodeSideCounters:
         """Return the counters so far."""
-        return self.publisher.counters
+        return self.machine.counters
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though its subscriber is gone; empty unless there is a leak or a call is under
         way."""
-        leaks = list(self.publisher.find_leaks())
+        leaks = list(self.machine.find_leaks())
         for activity, names in (("poll is held", self._held), ("batch is executed", self._turns)):
             leaks += [
                 f"{name}: its {activity}, and it is forgotten"
                 for name in names
-                if not self.publisher.has_subscriber(name)
+                if not self.machine.has_subscriber(name)
             ]
         return tuple(leaks)
 
@@ -233,17 +233,17 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def _answer_poll(self, subscriber_id: str, request: Any, context: Any) -> Any:
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
-        answer = self.publisher.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
+        answer = self.machine.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
         if isinstance(answer, HoldPoll):
             if not await self._hold(subscriber_id, answer.hold_until - now):
-                return wire.encode_poll_reply(self.publisher.incarnation)
-            answer = self.publisher.end_poll(subscriber_id, self._clock())
+                return wire.encode_poll_reply(self.machine.incarnation)
+            answer = self.machine.end_poll(subscriber_id, self._clock())
         match answer:
             case PollReply(deliveries):
-                return wire.encode_poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
+                return wire.encode_poll_reply(self.machine.incarnation, deliveries, channels=self._channels)
             case UnknownSubscriber(reason):
                 log.info("unknown subscriber: subscriber_id=%s: %s", subscriber_id, reason)
-                return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
+                return wire.encode_poll_reply(self.machine.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
 
@@ -260,7 +260,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def _admit(self, subscriber_id: str, context: Any) -> None:
         """Refuse one more subscriber on a connection, or of a principal, that has as many as it may."""
-        if self.publisher.has_subscriber(subscriber_id):
+        if self.machine.has_subscriber(subscriber_id):
             return
         connection_ids = self._of_connection.setdefault(context.peer(), set())
         if self._has_reached(connection_ids, MAX_SUBSCRIBERS_OF_CONNECTION):
@@ -276,11 +276,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     def _has_reached(self, subscriber_ids: set[str], limit: int) -> bool:
         if len(subscriber_ids) >= limit:
-            subscriber_ids.intersection_update(self.publisher.subscriber_ids)
+            subscriber_ids.intersection_update(self.machine.subscriber_ids)
         return len(subscriber_ids) >= limit
 
     def _forget_absent(self) -> None:
-        alive = set(self.publisher.subscriber_ids)
+        alive = set(self.machine.subscriber_ids)
         for counted in (self._of_connection, self._of_principal):
             for name, subscriber_ids in tuple(counted.items()):
                 subscriber_ids &= alive
@@ -314,19 +314,19 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         for command in request.commands:
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
-        answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
-        if not self.publisher.has_subscriber(subscriber_id):
+        answer = self.machine.receive(subscriber_id, request.number, commands, self._clock())
+        if not self.machine.has_subscriber(subscriber_id):
             self._unknown.add(subscriber_id)
         match answer:
             case CommandsAccepted(messages, errors):
                 failures = [error for each in messages if (error := await self._hand_over(subscriber_id, *each, turn))]
-                errors = self.publisher.add_errors(subscriber_id, request.number, failures) if failures else errors
-                return wire.encode_batch_reply(self.publisher.incarnation, errors)
+                errors = self.machine.add_errors(subscriber_id, request.number, failures) if failures else errors
+                return wire.encode_batch_reply(self.machine.incarnation, errors)
             case CommandsAlreadyExecuted(errors):
-                return wire.encode_batch_reply(self.publisher.incarnation, errors)
+                return wire.encode_batch_reply(self.machine.incarnation, errors)
             case UnknownSubscriber(reason):
                 log.info("unknown subscriber: subscriber_id=%s: %s", subscriber_id, reason)
-                return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
+                return wire.encode_batch_reply(self.machine.incarnation, unknown=True)
             case SubscriberRefused():
                 return answer
 
@@ -375,15 +375,15 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def _expire_subscribers(self) -> None:
         """Drop silent subscribers when they are due. Later subscribers are due later, so none is missed."""
-        longest = self.publisher.settings.hold_s
+        longest = self.machine.settings.hold_s
         while True:
-            wake_at = self.publisher.wake_at
+            wake_at = self.machine.wake_at
             wait = longest if wake_at is None else min(wake_at - self._clock(), longest)
             await asyncio.sleep(max(wait, 0.01))
-            silent = self.publisher.expire(self._clock())
+            silent = self.machine.expire(self._clock())
             self._forget_absent()
-            self._presence.forget_absent({parse_agent_id(each) for each in self.publisher.subscriber_ids})
-            gone = {*silent, *(each for each in self._unknown if not self.publisher.has_subscriber(each))}
+            self._presence.forget_absent({parse_agent_id(each) for each in self.machine.subscriber_ids})
+            gone = {*silent, *(each for each in self._unknown if not self.machine.has_subscriber(each))}
             self._unknown.clear()
             if gone:
                 self._notify_expired(tuple(gone))

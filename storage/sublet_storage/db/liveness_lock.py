@@ -146,7 +146,7 @@ class LivenessLockKeeper(StoppableThread):
                     return False
                 self._use(connection)
         except (SubletError, psycopg.Error) as error:
-            if (suppressed_count := self._quiet.acquire(type(error).__name__)) is not None:
+            if (suppressed_count := self._log_throttle.acquire(type(error).__name__)) is not None:
                 log.warning("lock connection lost: %s%s", error, format_suppressed_count(suppressed_count))
         was_held, self._is_held = self._is_held, False
         if was_held and not self.is_stopping:

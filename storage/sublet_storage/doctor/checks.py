@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from ipaddress import ip_address
 from shlex import quote
 from typing import Any
 
 import psycopg
 from msgspec import Struct
 
-from sublet_protocol.domain.address import is_tls, split_node_address
+from sublet_protocol.domain.address import is_loopback_host, is_tls, split_node_address
 from sublet_protocol.domain.errors import format_error
 from sublet_storage.db.connect import ISOLATION
 from sublet_storage.db.roles import Role
@@ -283,10 +282,7 @@ def _check_nodes(connection: Connection, protocol_version: int) -> DoctorCheckRe
 def _is_insecure(address: str) -> bool:
     """Return whether other machines reach the address and nothing is encrypted. A host name counts as reachable."""
     host = (split_node_address(address) or ("", 0))[0]
-    try:
-        return not is_tls(address) and not ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return not is_tls(address) and host != "localhost"
+    return not is_tls(address) and not is_loopback_host(host)
 
 
 def _check_maintenance(connection: Connection) -> DoctorCheckResult:

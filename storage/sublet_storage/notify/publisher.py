@@ -89,7 +89,7 @@ class NotificationPublisher:
         self._refresh_at = self._rest_at = -math.inf
         self._machine = self._make_machine()
         self._senders = NotificationSenders(url, load)
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
         self.sent = 0
         """Messages handed to drivers."""
 
@@ -235,7 +235,7 @@ class NotificationPublisher:
             ) as connection:
                 endpoints = node_directory.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
-            if self._quiet.acquire("directory") is not None:
+            if self._log_throttle.acquire("directory") is not None:
                 log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:
             self._directory_endpoints, self._is_refreshing = endpoints, False
@@ -310,7 +310,7 @@ class NotificationSenders:
         self._url, self._load = url, load
         self._senders: dict[str, _OpenSender] = {}
         self._drivers: dict[str, NotificationDriver | None] = {}
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
 
     def __bool__(self) -> bool:
         """Return whether any sender is open."""
@@ -383,5 +383,5 @@ class NotificationSenders:
         return self._drivers[name]
 
     def _log_failure(self, name: str, text: str, error: Exception) -> None:
-        if self._quiet.acquire(name) is not None:
+        if self._log_throttle.acquire(name) is not None:
             log.warning(text, name, error)

@@ -91,7 +91,7 @@ class NotificationSubscriber:
         self._on_change, self._owner = on_change, OwnerProcess()
         self._lock = threading.Lock()
         self._cache = VersionCache(self._settings.tombstone_retention_s)
-        self._listener = NotificationSubscriberMachine(
+        self._machine = NotificationSubscriberMachine(
             self._settings, pushes=driver.capabilities.is_push, channels=self._channels
         )
         self._queue: deque[bytes | Event | _CatchUpRead] = deque()
@@ -101,7 +101,7 @@ class NotificationSubscriber:
         self._handler_failures = self._dropped = 0
         self._bytes_in = self._bytes_out = 0  # each written by one thread only
         self._rate = ReceivedNotificationLimiter()
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)
         self._receiver = driver.open_receiver(
@@ -127,14 +127,14 @@ class NotificationSubscriber:
     def counters(self) -> dict[str, int]:
         """Return what has been seen, missed, healed and read so far; catch-ups also by what they were for."""
         with self._lock:
-            catch_ups = self._listener.catch_ups
+            catch_ups = self._machine.catch_ups
             return {
-                **asdict(self._listener.counters),
+                **asdict(self._machine.counters),
                 "old_versions": self._cache.old,
                 "catch_ups": catch_ups.reads,
                 "deferred": catch_ups.deferred,
                 **{f"catch_ups_{cause.name.lower()}": times for cause, times in catch_ups.counts_by_cause.items()},
-                "publishers": self._listener.publishers,
+                "publishers": self._machine.publishers,
                 "handler_failures": self._handler_failures,
                 "dropped": self._dropped,
             }
@@ -187,7 +187,7 @@ class NotificationSubscriber:
         if isinstance(event, _CatchUpRead):
             return self._merge(event)
         with self._lock:
-            outcome = self._listener.decide(event, time.monotonic(), random.random())
+            outcome = self._machine.decide(event, time.monotonic(), random.random())
             changes = [change for change in outcome.changes if self._is_new(change)]
             begun = self._cache.begin_snapshot()
         for catch_up in outcome.catch_ups:
@@ -199,7 +199,7 @@ class NotificationSubscriber:
         try:
             return NotificationReceived(decode(raw))
         except MalformedNotification as error:
-            if self._quiet.acquire("malformed") is not None:
+            if self._log_throttle.acquire("malformed") is not None:
                 log.warning("malformed notification dropped: %s", error)
             return MalformedNotificationReceived()
 
@@ -223,7 +223,7 @@ class NotificationSubscriber:
                 self._on_change(change)
             except Exception:
                 self._handler_failures += 1
-                if self._quiet.acquire("handler") is not None:
+                if self._log_throttle.acquire("handler") is not None:
                     log.exception("change handler failed: change=%r", change)
 
 

@@ -5,11 +5,11 @@ The database names locations; which of them are used is decided by the process's
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from typing import Final
 
+from sublet_protocol.domain.address import is_loopback_host
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.objects.location import PayloadStoreLocation, parse_location
 
@@ -31,7 +31,7 @@ def find_refusal(location: PayloadStoreLocation) -> str | None:
     value = options["endpoint_override"]
     endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
     matched = _ENDPOINT.fullmatch(endpoint)
-    if matched is None or not (_is_loopback(matched[2]) or endpoint in read_allowed_endpoints()):
+    if matched is None or not (is_loopback_host(matched[2]) or endpoint in read_allowed_endpoints()):
         return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
     return None
 
@@ -61,11 +61,3 @@ def _read_allowed_locations() -> list[str]:
 
 def _read_list(variable: str) -> list[str]:
     return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
-
-
-def _is_loopback(host: str) -> bool:
-    """Without asking for its address: who answers that may not be trusted."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

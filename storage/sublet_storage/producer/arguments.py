@@ -21,11 +21,11 @@ def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
     """Check that it is an integer from 1 to `maximum`. Raises `InvalidSetting`."""
     number = _to_index(value)
     if number is None:
-        raise InvalidSetting(f"{name} {_format_value(value)}: must be a whole number. {HINT}")
+        raise InvalidSetting(f"{name} {format_value(value)}: must be a whole number. {HINT}")
     if number < 1:
-        raise InvalidSetting(f"{name} {_format_value(value)}: must be at least 1. {HINT}")
+        raise InvalidSetting(f"{name} {format_value(value)}: must be at least 1. {HINT}")
     if number > maximum:
-        raise InvalidSetting(f"{name} {_format_value(value)}: must be at most {maximum}. {HINT}")
+        raise InvalidSetting(f"{name} {format_value(value)}: must be at most {maximum}. {HINT}")
     return number
 
 
@@ -38,7 +38,7 @@ def check_duration(name: str, value: object, maximum: float, hint: str = HINT, m
         or not minimum <= value <= maximum
     ):
         raise InvalidSetting(
-            f"{name} {_format_value(value)}: must be a number from {minimum:g} to {maximum:.12g}. {hint}"
+            f"{name} {format_value(value)}: must be a number from {minimum:g} to {maximum:.12g}. {hint}"
         )
     return float(value)
 
@@ -55,7 +55,7 @@ def check_producer_name(value: object) -> str | None:
     name = check_text("producer", value)
     if name is not None and not (name.isprintable() and 0 < len(name.encode()) <= MAX_ID_BYTES):
         raise InvalidSetting(
-            f"producer {_format_value(name)}: must be printable, of 1 to {MAX_ID_BYTES} bytes of UTF-8. Choose a "
+            f"producer {format_value(name)}: must be printable, of 1 to {MAX_ID_BYTES} bytes of UTF-8. Choose a "
             "shorter or plainer name, or leave it out."
         )
     return name
@@ -68,6 +68,6 @@ def _to_index(value: object) -> int | None:
         return None
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
     """Return as much of a rejected value as an error needs; a number has no quotes."""
     return ascii(value)[:60]

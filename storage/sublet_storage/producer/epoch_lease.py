@@ -58,7 +58,7 @@ class EpochCapability:
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
         self._frontier: LowerFrontier | None = None
-        self._promised: LowerFrontier | None = None
+        self._reserved: LowerFrontier | None = None
         self._error: SubletError | None = None
         self._over = threading.Event()
         self._reconnecting = ReconnectingConnection(
@@ -75,7 +75,7 @@ class EpochCapability:
                     self._hold(epochs)
         if self._error is not None:
             raise self._error
-        frontier = self._promised or self._frontier
+        frontier = self._reserved or self._frontier
         assert frontier is not None
         epoch_leases.check_not_backwards(
             self._producer, frontier, [check_epoch(epoch, len(frontier.least[0])) for epoch in epochs]
@@ -85,11 +85,11 @@ class EpochCapability:
         """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
         check_count(epochs)
         self.check(epochs)
-        self._promised = LowerFrontier.from_epochs(epochs)
+        self._reserved = LowerFrontier.from_epochs(epochs)
 
     def cancel_reservations(self) -> None:
         """Cancel the reservation of epochs."""
-        self._promised = None
+        self._reserved = None
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]

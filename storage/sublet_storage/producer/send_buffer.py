@@ -410,8 +410,8 @@ class SendBuffer:
 
     def _fail_advances(self, error: Exception, failed: Collection[SharedDelivery]) -> None:
         """Fail the advances, except those with nothing left before them."""
-        retained = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
-        while len(self._advances) > retained:
+        done_count = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
+        while len(self._advances) > done_count:
             ticket, _ = self._advances.pop()
             del self._unsettled[ticket]
             ticket.abandon(error)

@@ -97,7 +97,7 @@ with few as materialized (
 select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
 
 # No row is read of a space that never had a location.
-_DOOM = """
+_ORPHAN_OBJECTS = """
 insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
 select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
   from {part} b join generation g on g.generation_id = {generation}
@@ -216,7 +216,7 @@ def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),
-        sql.SQL(_DOOM).format(part=part, generation=sql.Literal(generation_id)),
+        sql.SQL(_ORPHAN_OBJECTS).format(part=part, generation=sql.Literal(generation_id)),
         sql.SQL("drop table {}").format(part),
     ]
     return _try_execute(conn, sql.SQL("; ").join(steps))

@@ -74,8 +74,8 @@ def create_space(
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
-    retained = (retention_s, rollover_s, compression, payload_location, tier_after_s)
-    requested = _check_space(Space(0, name, TopicFilter(filter), shards, *retained))
+    settings = (retention_s, rollover_s, compression, payload_location, tier_after_s)
+    requested = _check_space(Space(0, name, TopicFilter(filter), shards, *settings))
 
     def create() -> Space:
         spaces = _lock_spaces(conn)
@@ -303,8 +303,8 @@ _COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compressio
 
 
 def _to_row(space: Space) -> tuple[object, ...]:
-    retained = (space.retention_s, space.rollover_s, space.compression, space.payload_location, space.tier_after_s)
-    return (space.name, space.filter.text, space.shards, *retained)
+    settings = (space.retention_s, space.rollover_s, space.compression, space.payload_location, space.tier_after_s)
+    return (space.name, space.filter.text, space.shards, *settings)
 
 
 def _find_affected(spaces: list[Space], *changed: Space) -> list[Space]:

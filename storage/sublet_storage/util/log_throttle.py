@@ -34,15 +34,15 @@ class LogThrottle:
         suppressed. Another `cause` is another line of the subject."""
         now, reported = self._clock(), self._reported.get(subject, {})
         known = self._find_cause(reported, cause, now)
-        at, retained = reported.get(known, (float("-inf"), 0))
+        at, suppressed_count = reported.get(known, (float("-inf"), 0))
         if now < at + self._every_s:
-            reported[known] = at, retained + 1
+            reported[known] = at, suppressed_count + 1
             return None
         self._reported.pop(subject, None)
         self._reported[subject] = reported | {known: (now, 0)}
         if len(self._reported) > MAX_CAUSES:
             self._reported.pop(next(iter(self._reported)), None)
-        return retained
+        return suppressed_count
 
     def reset(self, subject: Hashable) -> bool:
         """End the subject: return whether a line of it was logged; the next is logged at once."""

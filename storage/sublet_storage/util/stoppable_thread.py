@@ -31,7 +31,7 @@ class StoppableThread(threading.Thread):
         self._ringer, self.bell = socket.socketpair()
         """`bell` becomes readable when the thread shall end: to be waited for together with what it works on."""
         self._asked = threading.Event()
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
 
     @property
     def is_stopping(self) -> bool:
@@ -40,7 +40,7 @@ class StoppableThread(threading.Thread):
 
     def log_warning(self, text: str, *arguments: object) -> None:
         """Log a warning; the same text only now and then."""
-        if (before := self._quiet.acquire(text)) is not None:
+        if (before := self._log_throttle.acquire(text)) is not None:
             log.warning(text + "%s", *arguments, format_suppressed_count(before))
 
     def sleep(self, seconds: float) -> bool:
@@ -72,5 +72,5 @@ class StoppableThread(threading.Thread):
         try:
             handler(*arguments, **named)
         except Exception as error:
-            if self._quiet.acquire(type(error).__name__) is not None:
+            if self._log_throttle.acquire(type(error).__name__) is not None:
                 log.exception("notification handler failed")

@@ -161,9 +161,9 @@ def _format_overview(overview: GroupOverview, standby: list[dict[str, Any]] | No
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
     lines += [f"  {_format_member(each)}: stands by" for each in standby or ()]
-    for retained in overview.reserved_sessions:
-        remaining = format_seconds(retained.remaining_s)
-        lines.append(f"reserved for {retained.session}, {remaining} more: {len(retained.streams)} streams")
+    for reserved in overview.reserved_sessions:
+        remaining = format_seconds(reserved.remaining_s)
+        lines.append(f"reserved for {reserved.session}, {remaining} more: {len(reserved.streams)} streams")
     lines += [f"epochs   {_format_epochs(frontier)}" for frontier in overview.epochs]
     for stream in overview.streams:
         if stream.status == "blocked":

@@ -129,7 +129,7 @@ class _EventPrinter:
     def _handle_leader(self, answer: FindLeaderResponse) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
-            raise group_not_found_error(self._subscription, was_there)
+            raise _group_gone_error(self._subscription, was_there)
         leader = (answer.node, answer.term)
         if leader == self._leader or not (answer.is_led_here or answer.node is None):
             return
@@ -189,7 +189,7 @@ class _NodeLister:
 
         with connect(self._url, application_name="sublet cli") as connection:
             if group_lifecycle.find_live(connection, subscription) is None:
-                raise group_not_found_error(subscription, was_there=False)
+                raise _group_gone_error(subscription, was_there=False)
             if not list_live_nodes(connection):
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
 
@@ -210,7 +210,7 @@ class _NodeLister:
         return self._last
 
 
-def group_not_found_error(subscription: Subscription, was_there: bool) -> NotFound:
+def _group_gone_error(subscription: Subscription, was_there: bool) -> NotFound:
     """Return the error for a group that does not exist, or no longer exists."""
     from sublet_storage.groups.model.group_errors import group_not_found_error
 

@@ -69,7 +69,7 @@ def drain(
     else:
         when = " any more" if wait_s else " soon"
         text = f"{node} leads nothing{when}, until it is stopped. {_format_moved(led, new_leaders)}"
-    _notify(cli, {"node": node, "draining": not undo, "changed": changed}, led, new_leaders, text)
+    _print_result(cli, {"node": node, "draining": not undo, "changed": changed}, led, new_leaders, text)
 
 
 def step_down(
@@ -121,7 +121,7 @@ def step_down(
         if wait_s
         else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
     )
-    _notify(cli, {"node": node}, led, new_leaders, text)
+    _print_result(cli, {"node": node}, led, new_leaders, text)
 
 
 def _find_leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
@@ -154,7 +154,7 @@ def _format_moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) ->
     )
 
 
-def _notify(
+def _print_result(
     cli: CommandContext, summary: dict[str, Any], led: list[LedGroupRef], new_leaders: dict[str, str | None], text: str
 ) -> None:
     if cli.json:

@@ -130,7 +130,7 @@ class Consumption:
 
     def __init__(self, spark: Any, tasks: int) -> None:
         self._spark, self._tasks = spark, tasks
-        self._control: DriverReportServer | None = None
+        self._report_server: DriverReportServer | None = None
         self._tag = ""
         self._over = threading.Event()
         self._stopped = False
@@ -160,8 +160,8 @@ class Consumption:
 
     def status(self) -> ConsumptionStatus:
         """Return what every attempt reported last, at most about a second ago while it lives."""
-        assert self._control is not None
-        reports = self._control.last_reports().values()
+        assert self._report_server is not None
+        reports = self._report_server.last_reports().values()
         return ConsumptionStatus(self.is_running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -175,7 +175,7 @@ class Consumption:
 
         Raise `Unavailable` if a function is still running when the time is over: drain again to wait longer.
         """
-        self._ask_to_drain()
+        self._request_drain()
         if not self.wait(timeout_s):
             busy = ", ".join(
                 task.session if task.is_alive else f"{task.session}, silent for {task.age_s:.0f} s"
@@ -195,7 +195,7 @@ class Consumption:
         A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
         again, to the next holders of its streams after the eviction time.
         """
-        self._ask_to_drain()
+        self._request_drain()
         if self.wait(grace_s):
             return
         self._stopped = True
@@ -222,9 +222,9 @@ class Consumption:
         from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 
         bind, advertised = _choose_addresses(self._spark, driver_host)
-        self._control = DriverReportServer(bind, advertised, self._note_failure)
-        self._tag = f"sublet-{self._control.token[:8]}"
-        return self._control
+        self._report_server = DriverReportServer(bind, advertised, self._note_failure)
+        self._tag = f"sublet-{self._report_server.token[:8]}"
+        return self._report_server
 
     def _start(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:
         threading.Thread(target=self._run_job, args=(work, resources), name="sublet-job", daemon=True).start()
@@ -265,9 +265,9 @@ class Consumption:
         else:
             sc.cancelJobsWithTag(self._tag)
 
-    def _ask_to_drain(self) -> None:
-        if self._control is not None:
-            self._control.drain()
+    def _request_drain(self) -> None:
+        if self._report_server is not None:
+            self._report_server.drain()
 
     def _note_failure(self) -> None:
         """Cancel the job after a time, since one task has failed for good and the others are draining."""
@@ -278,15 +278,15 @@ class Consumption:
     def _find_failure(self) -> str | None:
         """Return the first there was, from the results, or as reported by a task whose result never came."""
         failures = [summary.failure for summary in self._summaries or ()]
-        if self._control is not None:
-            failures = [report.failure for report, _ in self._control.last_reports().values()] + failures
+        if self._report_server is not None:
+            failures = [report.failure for report, _ in self._report_server.last_reports().values()] + failures
         return next((failure for failure in failures if failure is not None), None)
 
     def _close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
-        if self._control is not None:
-            self._control.close()
+        if self._report_server is not None:
+            self._report_server.close()
 
 
 def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class DriverReportServer:
 
     def drain(self) -> None:
         """Send the request to drain to every task, also to those that report later. From any thread."""
-        self._loop.call_soon_threadsafe(self._notify_all)
+        self._loop.call_soon_threadsafe(self._send_drain_to_all)
 
     def last_reports(self) -> dict[str, tuple[TaskReport, float]]:
         """Return {session: (last report, seconds since)}, of every attempt so far. From any thread."""
@@ -76,7 +76,10 @@ class DriverReportServer:
         """Return the port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate()),))
         self._sessions = PubSubServer(
-            make_publisher(secrets.token_hex(6)), self._on_report, on_expired=self._on_expired, clock=time.monotonic
+            make_node_side_machine(secrets.token_hex(6)),
+            self._on_report,
+            on_expired=self._on_expired,
+            clock=time.monotonic,
         )
         try:
             port: int = self._server.add_insecure_port(f"{_format_host(bind)}:0")
@@ -95,20 +98,20 @@ class DriverReportServer:
         self._reports[report.session] = (report, time.monotonic())
         self._subscribers[subscriber_id] = report.session
         if self._draining:
-            self._notify(subscriber_id)
+            self._send_drain(subscriber_id)
         if report.failure is not None and not self._failed:
             self._failed = True
             log.error("task failed, draining the others: session=%s", report.session)
-            self._notify_all()
+            self._send_drain_to_all()
             self._on_failed()
 
-    def _notify_all(self) -> None:
+    def _send_drain_to_all(self) -> None:
         self._draining = True
         for subscriber_id in self._subscribers:
-            self._notify(subscriber_id)
+            self._send_drain(subscriber_id)
 
-    def _notify(self, subscriber_id: str) -> None:
-        self._sessions.send(subscriber_id, Channel.GROUP, "wish", DRAIN_EVENT)
+    def _send_drain(self, subscriber_id: str) -> None:
+        self._sessions.send(subscriber_id, Channel.GROUP, "command", DRAIN_EVENT)
 
     def _on_expired(self, subscriber_ids: object) -> None:
         for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
 DRIVER_LOST_S = 30.0
-LAST_WORD_S = 2.0
+LAST_REPORT_TIMEOUT_S = 2.0
 """How long the last report is given to arrive."""
 
 
@@ -52,14 +52,14 @@ class SparkDriverLink:
         self._over = False
 
     def __enter__(self) -> Self:
-        self._talking = asyncio.run_coroutine_threadsafe(self._talk(), self._loop)
+        self._connection_task = asyncio.run_coroutine_threadsafe(self._talk(), self._loop)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over = True
         self.report_now()
         try:
-            self._talking.result(LAST_WORD_S + 1.0)
+            self._connection_task.result(LAST_REPORT_TIMEOUT_S + 1.0)
         except Exception:
             log.exception("driver link failed: address=%s", self._address)
 
@@ -83,12 +83,12 @@ class SparkDriverLink:
                 has_drained = True
                 self._drain(f"the driver at {self._address} was silent for {self._lost_after_s:g} s")
         connection.send(self._report().encode(self._token))
-        await connection.close(LAST_WORD_S)
+        await connection.close(LAST_REPORT_TIMEOUT_S)
 
     def _on_delivery(self, delivery: SequencedMessage) -> None:
         if not isinstance(delivery.body, GroupEventPayload):
             return
-        command = json.loads(delivery.body.payload).get("wish")
+        command = json.loads(delivery.body.payload).get("command")
         if command == "drain":
             self._drain("the driver asked for it")
         else:

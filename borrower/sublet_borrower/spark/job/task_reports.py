@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 
-DRAIN_EVENT = GroupEventPayload(json.dumps({"wish": "drain"}).encode())
+DRAIN_EVENT = GroupEventPayload(json.dumps({"command": "drain"}).encode())
 
 
 class TaskReport(Struct, frozen=True):

@@ -120,19 +120,19 @@ def _is_used(users: int, path: str) -> bool:
 def _start(spec: dict[str, Any]) -> None:
     """Make one attempt; it is written to the server's log with the programs' output."""
     with _open_log(spec) as log:
-        _notify(log, "server ended unexpectedly, restarting")
+        _write_log(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
         while is_zombie(_format_pid_path(spec)) and time.monotonic() < deadline:
             time.sleep(0.05)
         remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)])
         try:
             code = _run_command(spec, "start", log)
-            _notify(log, "server restarted" if code == 0 else "server not restarted, retrying")
+            _write_log(log, "server restarted" if code == 0 else "server not restarted, retrying")
         except (OSError, subprocess.SubprocessError) as error:
-            _notify(log, f"server not restarted, retrying: {error}")
+            _write_log(log, f"server not restarted, retrying: {error}")
 
 
-def _notify(log: int, text: str) -> None:
+def _write_log(log: int, text: str) -> None:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     with contextlib.suppress(OSError):
         os.write(log, f"{when} [{os.getpid()}] watchdog: {text}\n".encode())

@@ -75,13 +75,13 @@ insert into session_epoch as e (subscription, session, last) select '', '', max(
 
 # What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
 # this snapshot does not have was one of another server, whose dump this is: there before any read.
-_NEWS = f"""
+_NEW_RECORDS = f"""
 select pg_current_snapshot()::text, recent.* from (values (true)) as always left join (
   select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
    order by history_id desc limit %(limit)s) as recent on true
  order by history_id"""
-_FIRST = _NEWS.format("")
-_BEHIND = _NEWS.format("""
+_FIRST = _NEW_RECORDS.format("")
+_BEHIND = _NEW_RECORDS.format("""
      and xact >= pg_snapshot_xmin(%(behind)s::pg_snapshot) and xact < pg_snapshot_xmax(pg_current_snapshot())
      and not pg_visible_in_snapshot(xact, %(behind)s::pg_snapshot)""")
 

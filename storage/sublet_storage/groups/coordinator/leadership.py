@@ -177,10 +177,10 @@ def renew(
     """Extend the leases of this incarnation, at their terms and unexpired, and declare its lock. Without `wait`, rows
     that others have locked are left."""
     rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
-    retained = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
+    renewed = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
-    connection.execute(_RENEW, {"ids": retained, "lease_us": lease_us, "now_us": now_us, "lock_key": lock_key})
-    return frozenset(retained)
+    connection.execute(_RENEW, {"ids": renewed, "lease_us": lease_us, "now_us": now_us, "lock_key": lock_key})
+    return frozenset(renewed)
 
 
 def release(

@@ -84,7 +84,7 @@ class PostgresGroupStore:
 
         self._connection = GroupStoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
-        self._quiet = LogThrottle()
+        self._log_throttle = LogThrottle()
         self._rejected: dict[int, None] = {}
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class PostgresGroupStore:
         try:
             return attempt(wait=True)
         except TransactionRolledBack as error:
-            if (suppressed_count := self._quiet.acquire("renew")) is not None:
+            if (suppressed_count := self._log_throttle.acquire("renew")) is not None:
                 text = "leases locked, renewing the others: %s%s"
                 _log.warning(text, error, format_suppressed_count(suppressed_count))
             return attempt(wait=False)
@@ -277,10 +277,10 @@ class PostgresGroupStore:
 
     def _log_rejection(self, part: Sequence[GroupWrites], error: Exception) -> None:
         if len(part) > 1:
-            if (suppressed_count := self._quiet.acquire("commit")) is not None:
+            if (suppressed_count := self._log_throttle.acquire("commit")) is not None:
                 text = "group writes rejected, retrying in halves: group_count=%d: %s%s"
                 _log.warning(text, len(part), error, format_suppressed_count(suppressed_count))
-        elif (suppressed_count := self._quiet.acquire(part[0].group_id)) is not None:
+        elif (suppressed_count := self._log_throttle.acquire(part[0].group_id)) is not None:
             _log_rejected(part[0].group_id, error, suppressed_count)
 
     # --- small parts --------------------------------------------------------------------------------------------

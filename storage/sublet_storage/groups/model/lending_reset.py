@@ -8,7 +8,7 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransitionResult,
     StreamFacts,
-    end_unheard,
+    end_without_report,
     find_redelivery_end,
     is_consumed,
     make_history_event,
@@ -24,7 +24,7 @@ def apply_reset(
     is_held = row.status is LendingStatus.HELD
     redelivery_end = find_redelivery_end(row, stream) if is_held or row.pending_in_doubt is not None else None
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
-    reset_row = replace(end_unheard(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
+    reset_row = replace(end_without_report(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     return LendingTransitionResult(
         LendingOutcome.APPLIED,
         reset_row,

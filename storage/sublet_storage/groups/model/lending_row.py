@@ -152,7 +152,7 @@ def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingT
     )
 
 
-def finish_unlent(row: LendingRow, outcome: LendingOutcome) -> LendingTransitionResult:
+def finish_free(row: LendingRow, outcome: LendingOutcome) -> LendingTransitionResult:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _find_revoked_at(row)
     finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
@@ -173,7 +173,7 @@ def end_unreadable(
     if on_data_loss is OnDataLoss.FAIL:
         return block(row, reason, now_us, redelivery_end)
     finished_row = replace(
-        end_unheard(row, LendingStatus.FINISHED, stream.head, now_us),
+        end_without_report(row, LendingStatus.FINISHED, stream.head, now_us),
         in_doubt=None if row.pending_in_doubt else row.in_doubt,  # with the new position it would count as done
         lost_message_count=row.lost_message_count + lost_count,
     )
@@ -185,13 +185,13 @@ def end_unreadable(
 def block(row: LendingRow, reason: str, now_us: int, redelivery_end: int | None) -> LendingTransitionResult:
     """Return the transition that blocks the row. `redelivery_end`: if a grant ends by it, the end of what
     may be seen again."""
-    blocked_row = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
+    blocked_row = end_without_report(row, LendingStatus.BLOCKED, row.position, now_us)
     return LendingTransitionResult(
         LendingOutcome.REFUSED, blocked_row, make_history_event("block", row, reason, redelivery_end)
     )
 
 
-def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
+def end_without_report(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
     """Return the row after a grant that ended without its holder's report: the next grant, also after a reset, waits
     until that holder must have stopped."""
     ended_row = end_grant(row, status, position, now_us)

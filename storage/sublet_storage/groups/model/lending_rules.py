@@ -35,7 +35,7 @@ from sublet_storage.groups.model.lending_row import (
     end_unreadable,
     find_redelivery_end,
     finish,
-    finish_unlent,
+    finish_free,
     is_consumed,
     make_history_event,
 )
@@ -102,7 +102,7 @@ def close_out(
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if row.status is LendingStatus.FREE and is_consumed(row.position, stream):
-        return finish_unlent(row, LendingOutcome.APPLIED)
+        return finish_free(row, LendingOutcome.APPLIED)
     return None
 
 
@@ -120,7 +120,7 @@ def _grant(
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if is_consumed(row.position, stream):
-        return finish_unlent(row, LendingOutcome.REFUSED)
+        return finish_free(row, LendingOutcome.REFUSED)
     granted_row = replace(
         row,
         status=LendingStatus.HELD,
@@ -238,9 +238,9 @@ def _make_end_transition(
     if released_row.status is LendingStatus.RESERVED and released_row.in_doubt is not None:
         doubt = released_row.in_doubt
         session = f"session {released_row.session!r}"
-        retained = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
+        detail = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
         return LendingTransitionResult(
-            LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {retained}")
+            LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {detail}")
         )
     return LendingTransitionResult(
         LendingOutcome.APPLIED, released_row, make_history_event(name, ended_row, reason, redelivery_end)

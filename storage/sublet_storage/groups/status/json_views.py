@@ -56,7 +56,7 @@ def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]]
         **summary_to_json(overview),
         "members": [asdict(member) for member in overview.members],
         "standby_members": standby_to_json(overview, connected),
-        "reserved_for_sessions": [asdict(retained) for retained in overview.reserved_sessions],
+        "reserved_for_sessions": [asdict(reserved) for reserved in overview.reserved_sessions],
         "epochs": [{**asdict(epochs), "moved_at": epochs.moved_at.isoformat()} for epochs in overview.epochs],
         "streams": streams,
         "forced_moves": [history_to_json(record) for record in overview.forced.records],

@@ -17,6 +17,7 @@ from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError
 from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.arguments import format_value
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
@@ -61,7 +62,7 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
     if isinstance(headers, Mapping):
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
-        raise UsageError(f"headers {_format_value(headers)}: {_HEADERS_RULE}")
+        raise UsageError(f"headers {format_value(headers)}: {_HEADERS_RULE}")
     pairs = [_convert_header(pair) for pair in headers]
     _check_headers(len(pairs), sum(compute_header_size(*pair) for pair in pairs), "the message")
     return pairs or None
@@ -84,7 +85,7 @@ def as_timestamp_us(timestamp: object) -> int:
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
     """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
     if not isinstance(topic, str):
-        raise InvalidTopic(f"topic {_format_value(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
+        raise InvalidTopic(f"topic {format_value(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
     return size + sum(len(name) + len(data or b"") for name, data in headers) if headers else size
 
@@ -292,10 +293,10 @@ def _check_headers(count: int, size: int, subject: str) -> None:
 
 def _convert_header(pair: object) -> tuple[str, bytes | None]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UsageError(f"header {_format_value(pair)}: {_HEADERS_RULE}")
+        raise UsageError(f"header {format_value(pair)}: {_HEADERS_RULE}")
     name, value = pair
     if not isinstance(name, str):
-        raise UsageError(f"header name {_format_value(name)}: a name is text, not {type(name).__name__}. Give a str.")
+        raise UsageError(f"header name {format_value(name)}: a name is text, not {type(name).__name__}. Give a str.")
     if not name.isascii():
         as_bytes("header name", name)
     return name, value if type(value) is bytes else as_bytes(f"header {name!r}", value)
@@ -321,14 +322,9 @@ def _to_integer(timestamp: object) -> int:
     except TypeError:
         pass
     raise UsageError(
-        f"timestamp {_format_value(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole "
+        f"timestamp {format_value(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole "
         "number. Give an aware datetime, or microseconds since 1970."
     )
-
-
-def _format_value(value: object) -> str:
-    """Return as much of a rejected value as an error needs."""
-    return ascii(value)[:60]
 
 
 def _check_span(first_us: int, last_us: int) -> None:
