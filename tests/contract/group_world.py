@@ -259,8 +259,9 @@ class PostgresWorld(World):
     ) -> Mapping[int, tuple[int | None, int]]:
         """Reset the group, or these streams of it: {stream: (before, after)}."""
         with self.connection.transaction():
+            why, now_us = reason or f"to {target}", self.clock()
             moves = reset_transaction.execute_reset(
-                self.connection, group, target, streams, reason=reason or f"to {target}", force=force
+                self.connection, group, target, streams, reason=why, force=force, now_us=now_us
             )
         return {move.stream_id: (move.before, move.after) for move in moves}
 

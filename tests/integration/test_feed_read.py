@@ -342,8 +342,8 @@ def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[A
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
         put(conn, stream, b"0")
         assert [read_values(reader, 1) for reader in readers] == [[b"0"]] * 20
-        before, looks = last_query(conn, "sublet feed reading"), server.feed.watch.poll_count
-        eventually(lambda: server.feed.watch.poll_count > looks + 5, 30)
+        before, looks = last_query(conn, "sublet feed reading"), server.feed.head_poller.poll_count
+        eventually(lambda: server.feed.head_poller.poll_count > looks + 5, 30)
         assert last_query(conn, "sublet feed reading") == before
         put(conn, stream, b"1")
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
@@ -355,7 +355,7 @@ def test_heads_from_elsewhere_wake_waiters(
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
-        eventually(lambda: server.feed.watch.poll_count)
+        eventually(lambda: server.feed.head_poller.poll_count)
         end = put(conn, stream, b"0")
         assert reader.read(0.3) is None
         server.feed.update_heads({stream: end, 999: 5})

@@ -235,7 +235,7 @@ def test_what_only_a_query_saw_is_blocked(database: str, conn: Connection, serve
 
 def await_known_heads(served: Serving, *choices: dict[int, int]) -> None:
     """Wait until the node knows one of these heads."""
-    eventually(lambda: {s: h.head for s, h in served.feed.watch._heads.items()} in choices, WAIT_S)
+    eventually(lambda: {s: h.head for s, h in served.feed.head_poller._heads.items()} in choices, WAIT_S)
 
 
 @pytest.mark.conforms("P10")

@@ -16,7 +16,14 @@ from sublet_leader.group.events import BorrowerMessageReceived, Event, WritesCom
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
-from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
+from sublet_protocol.domain.errors import (
+    Conflict,
+    EpochAlreadyCompleted,
+    NotFound,
+    PositionBeyondHead,
+    PositionGone,
+    ProducerFenced,
+)
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
@@ -179,6 +186,29 @@ def by_bookmark(house: House, stream: int) -> None:
     for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
         pass
     raise gone[0]
+
+
+@pytest.mark.conforms("P10")
+def test_a_stream_that_never_was_is_beyond_all(house: House) -> None:
+    """As after a restore of an older state of the database, under the same timeline."""
+    newest = house.conn.execute("select max(stream_id) from stream").fetchone()[0]  # type: ignore[index]
+    with pytest.raises(PositionBeyondHead, match=f"stream {newest + 1}: messages of it were read, and this database"):
+        Tail(house.conn, ALL, Bookmark(newest + 1, {newest + 1: 3}))
+    unread = Tail(house.conn, ALL, Bookmark(newest + 1, {newest + 1: 0}))
+    assert unread.bookmark.known == newest, "what opens under that number is read"
+
+
+@pytest.mark.conforms("P10")
+def test_a_reader_sees_its_stream_undone(house: House) -> None:
+    stream = stream_of(house.conn, "default")
+    put(house.conn, stream, b"one", topic="a")
+    tail = Tail(house.conn, ALL, "earliest")
+    assert sum(page.num_rows for page in tail.pages()) == 1
+    with house.conn.transaction():
+        house.conn.execute("delete from block where stream_id = %s", (stream,))
+        house.conn.execute("delete from stream where stream_id = %s", (stream,))
+    with pytest.raises(PositionBeyondHead, match=f"stream {stream}: messages of it were read"):
+        list(tail.pages())
 
 
 @pytest.mark.conforms("E39", "E18")

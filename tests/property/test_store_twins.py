@@ -24,9 +24,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sublet_protocol.domain.errors import StaleTerm, SubletError
+from sublet_protocol.domain.errors import Conflict, NotFound, StaleTerm, SubletError
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_row import LendingRow
@@ -84,6 +85,12 @@ starts = st.one_of(
     st.sampled_from([0, 1, 500_000, 3_000_000, 9_000_000, 20_000_000]).map(
         lambda us: StartingPosition.at_time(BEGUN_US + us)
     ),
+)
+targets = st.one_of(
+    st.sampled_from([ResetTarget.earliest(), ResetTarget.latest(), ResetTarget.current()]),
+    st.integers(0, 4).map(ResetTarget.offset),
+    st.integers(-3, 3).map(ResetTarget.shift),
+    st.sampled_from([0, 500_000, 3_000_000, 9_000_000]).map(lambda us: ResetTarget("time", BEGUN_US + us)),
 )
 options = st.builds(
     GroupOptions,
@@ -229,6 +236,28 @@ class Twins(RuleBasedStateMachine):
     def order(self, which: Subscription, order: GroupCommand) -> None:
         self.ask(lambda store: store.apply_command(which, order))
 
+    @precondition(lambda self: not self.twin.locked)
+    @rule(group=st.integers(1, 4), to=targets, which=small, force=st.booleans(), all_streams=st.booleans())
+    def reset(self, group: int, to: ResetTarget, which: int, force: bool, all_streams: bool) -> None:
+        """A group, or one of its streams, is set to other positions."""
+        found = self.world.store.find_group(group)
+        if found is None or self.twin._lives[group].deleted:
+            return
+        rows = sorted(self.twin._lives[group].rows)
+        streams = (rows[which % len(rows)],) if rows and not all_streams else ()
+        resets: list[Callable[[], Any]] = [
+            lambda: {s: after for s, (_, after) in self.world.reset(found, to, *streams, force=force).items()},
+            lambda: self.twin.reset(group, to, streams, reason=f"to {to}", force=force),
+        ]
+        moves: list[Any] = []
+        for reset in resets:
+            try:
+                moves.append(reset())
+            except (Conflict, NotFound) as error:
+                moves.append(type(error))
+        assert moves[0] == moves[1]
+        self.seen = {key: facts for key, facts in self.seen.items() if key[0] != group}
+
     # --- groups and leaders -------------------------------------------------------------------------------------
 
     @rule(subscription=st.sampled_from(SUBSCRIPTIONS), start=starts)
@@ -373,7 +402,8 @@ class Twins(RuleBasedStateMachine):
                 assert row.position >= position
                 assert row.grant_id >= grant_id
                 assert not finished or row.status is LendingStatus.FINISHED
-                assert row.held_until_us is None or (row.status is LendingStatus.FREE and row.session is not None)
+                is_reservation = row.held_until_us is not None and row.session is not None
+                assert not is_reservation or row.status in (LendingStatus.FREE, LendingStatus.RESERVED)
                 self.seen[group, row.stream_id] = (row.position, row.grant_id, row.status is LendingStatus.FINISHED)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -11,12 +11,11 @@ from msgspec import structs
 
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 
 NO_ANSWER_S = 0.8
 """Timeout of a statement without a reply, as by the default settings."""
-_GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class WatchedGroups(MemoryGroupStore):
@@ -118,7 +116,7 @@ class WatchedGroups(MemoryGroupStore):
 
     def saved(self) -> tuple[Any, ...]:
         """Return a copy of what a standby has."""
-        lives = {group_id: _copied(life) for group_id, life in self._lives.items()}
+        lives = {group_id: life.copied() for group_id, life in self._lives.items()}
         leaderships = {i: replace(row) for i, row in self._leaderships.items()}
         return lives, leaderships, list(self._history), dict(self._timelines)
 
@@ -174,42 +172,22 @@ class WatchedGroups(MemoryGroupStore):
 
     # --- operators' actions that the twin does not have -------------------------------------------------------------
 
-    def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
-        """Set these streams to these positions, reopen finished ones that have messages again, and end the leader's
-        term; return False if some of these are held. Does what
-        `sublet_storage.groups.admin.reset_transaction.execute_reset` does, with its rule for a row."""
-        life, now = self._lives[group_id], self._clock()
-        leader = self._leaderships.get(group_id)
-        nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
-        new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
-        unchanged = _copied(life)
-        life.rows |= self._set_revoked_at(life, new)
-        self._add_rows(life)  # those that others descend from, too
-        before = dict(life.rows)
-        reasons = {s: f"reset to {target}; was at {before[s].position}" for s in moves}
-        transitions = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
-        after = before | {stream_id: transition.row for stream_id, transition in transitions.items()}
-        for row in [row for row in after.values() if row.status in _GRANTED]:
-            if above := self._ancestors(row.stream_id, after):
-                why = f"reset to {target}; waits for {above}"
-                transitions[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
-        if not force and any(before[stream_id].status in _GRANTED for stream_id in transitions):
-            self._lives[group_id] = unchanged
-            return False
-        for transition in transitions.values():
-            self._keep(transition, leader.term if leader is not None else 0, now)
-        if life.group.options.atomic:
-            options = structs.replace(life.group.options, starting_position=_start_of(target))
-            life.group = structs.replace(life.group, options=options)
-            life.frontiers.clear()
-            self._begin_epochs(life)
-        if leader is not None:
-            leader.expires_us = 0
+    def reset(
+        self, group_id: int, target: ResetTarget, streams: Collection[int] = (), *, reason: str, force: bool = False
+    ) -> dict[int, int]:
+        leader, before = self._leaderships.get(group_id), self.rows(group_id)
+        moves = super().reset(group_id, target, streams, reason=reason, force=force)
+        group, after = self._lives[group_id].group, self.rows(group_id)
+        if group.options.atomic:
+            start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
+            group = structs.replace(group, options=structs.replace(group.options, starting_position=start))
+        former = {stream_id: row.grant_id for stream_id, row in before.items()}
+        taken = [stream_id for stream_id, row in after.items() if row.grant_id != former.get(stream_id, 0)]
         assert self.checkers is not None
         if leader is not None:
             self.checkers.authority.cut_short(group_id, leader.term)
-        self.checkers.was_reset(life.group, self.rows(group_id), moves, transitions)
-        return True
+        self.checkers.was_reset(group, after, moves, taken)
+        return moves
 
     def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
         """Move the progress under that grant, as a user's transaction does."""
@@ -354,13 +332,3 @@ class Way:
             return failure_answer(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
         answer = execute(request, self._store, ref, lease_s, jitter_s)
         return answer if fate is Fate.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
-
-
-def _copied(life: _Life) -> _Life:
-    """Return a copy of a group with its rows, none of which changes in place."""
-    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers), spaces=set(life.spaces))
-
-
-def _start_of(target: str) -> StartingPosition:
-    """Return the starting position for the epochs of a group that was reset to the target."""
-    return StartingPosition.LATEST if target == "latest" else StartingPosition.EARLIEST

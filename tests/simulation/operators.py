@@ -11,8 +11,11 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from sublet_protocol.domain.errors import Conflict
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import Group, LendingStatus
+from tests.simulation.checkers.lives import Violation
 from tests.simulation.network import BOTH_DIRECTIONS
 
 if TYPE_CHECKING:
@@ -109,7 +112,8 @@ class Operators:
     def _reset_one(self, group: Group) -> None:
         """Reset one stream, also a blocked one; or one that was consumed long ago."""
         rows = self._store.rows(group.group_id)
-        consumed = [s for s in sorted(rows) if self._is_closed(s) and rows[s].status is LendingStatus.FINISHED]
+        closed = [s for s in sorted(rows) if self._streams.streams[s].closed]
+        consumed = [s for s in closed if rows[s].status is LendingStatus.FINISHED]
         if consumed and self._random.random() < 0.5:
             self.reset(group, "earliest", (self._random.choice(consumed),))
         elif rows:
@@ -141,14 +145,25 @@ class Operators:
 
         def carry_out() -> None:
             if self._store.find_group(group.group_id) is not None:
-                done = self._store.reset(group.group_id, self._moves(group, target, value, streams), target, force)
-                self.resets += done
-                self._say(f"has reset {group.subscription}" if done else f"cannot reset {group.subscription}: lent")
+                self._carry_out(group, ResetTarget(target, value), streams, force)
             self._resetting.discard(group.group_id)
             if group.group_id not in self._paused:
                 self._resume(group)
 
         self._wait(group, 0.0 if force else drain_timeout_s, carry_out)
+
+    def _carry_out(self, group: Group, target: ResetTarget, streams: tuple[int, ...], force: bool) -> None:
+        try:
+            moves = self._store.reset(group.group_id, target, streams, reason=f"reset to {target}", force=force)
+        except Conflict:
+            self._say(f"cannot reset {group.subscription}: it has granted streams")
+            return
+        self.resets += 1
+        self._say(f"has reset {group.subscription}")
+        for stream_id, position in moves.items() if target.kind == "time" else ():
+            stream, since = self._streams.streams[stream_id], self._simulation.journal.since(stream_id, target.value)
+            if not stream.generation.gone and position != since:
+                raise Violation(f"{group} was reset to {target}, stream {stream_id} to {position}, not {since}")
 
     def _wait(self, group: Group, drain_timeout_s: float, then: Callable[[], None]) -> None:
         held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
@@ -167,50 +182,6 @@ class Operators:
                 return self._world.clock_us() - round(self._random.uniform(0.0, 20.0) * 1_000_000)
             case _:
                 return 0
-
-    def _moves(self, group: Group, target: str, value: int, streams: tuple[int, ...]) -> dict[int, int]:
-        """Return {stream: new position}, of all streams that the group has or may have, or of these."""
-        rows, life, moves = self._store.rows(group.group_id), self._simulation.checkers.lives[group.group_id], {}
-        for stream_id in self._streams.streams:
-            row = rows.get(stream_id)
-            generation = self._streams.streams[stream_id].generation
-            gone, was_never_its = generation.gone, generation.deleted or stream_id in life.existed
-            shadowed = row is not None and row.status is LendingStatus.FINISHED and not self._is_closed(stream_id)
-            if (row is None and gone and was_never_its) or shadowed or (streams and stream_id not in streams):
-                continue
-            before = None if row is None else row.position
-            now = before if before is not None or stream_id in life.existed else 0
-            after = self._head(stream_id) if gone else self._after(target, value, stream_id, now)
-            if after is not None and not self._is_passed(group, stream_id, before, after):
-                moves[stream_id] = after
-        return moves
-
-    def _after(self, target: str, value: int, stream_id: int, now: int | None) -> int | None:
-        head = self._head(stream_id)
-        match target:
-            case "earliest":
-                return 0
-            case "latest":
-                return head
-            case "current":
-                return now
-            case "offset":
-                return min(value, head)
-            case "shift":
-                return None if now is None else min(max(now + value, 0), head)
-            case _:
-                return self._simulation.journal.since(stream_id, value)
-
-    def _is_passed(self, group: Group, stream_id: int, before: int | None, after: int) -> bool:
-        head, life = self._head(stream_id), self._simulation.checkers.lives[group.group_id]
-        would_be_given = stream_id not in life.existed and head > 0
-        return before is None and self._is_closed(stream_id) and after == head and not would_be_given
-
-    def _head(self, stream_id: int) -> int:
-        return self._streams.streams[stream_id].head
-
-    def _is_closed(self, stream_id: int) -> bool:
-        return self._streams.streams[stream_id].closed
 
     # --- silent holders and expired messages ------------------------------------------------------------------------
 

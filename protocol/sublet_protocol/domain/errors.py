@@ -276,7 +276,7 @@ class UserFunctionFailed(SubletError):
         super().__init__(
             f"the function failed {tries} times in a row at stream {stream_id}, offset {offset}{record}: {error}. "
             "Progress ends before this record: mend the function, or let it pass over this record, and start again. "
-            "With Policy(keep=TOPIC) such a record is published there, and the run goes on."
+            "With RetryPolicy(dead_letter_topic=TOPIC) such a record is published there, and the run goes on."
         )
 
 

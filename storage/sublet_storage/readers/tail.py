@@ -36,7 +36,8 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
  where {MAY_MATCH} and s.stream_id > %(after)s
  order by s.generation_id, s.stream_id"""
 
-_NEWEST = "select coalesce(max(stream_id), 0) from stream"
+_NEWEST = """
+select greatest((select max(stream_id) from stream), (select max(stream_id) from lost_generation), 0)"""
 
 _LOST = "select filter, stream_id from lost_generation where stream_id > %(known)s order by stream_id"
 
@@ -108,9 +109,10 @@ class MultiStreamReader:
         self._cursors: dict[int, StreamCursor] = {}
         known = begin.known if isinstance(begin, Bookmark) else None
         matching_streams = list_matching_streams(conn, filter, known=known) if streams is None else streams
-        self._known = max(known or 0, matching_streams.newest)
+        self._known = matching_streams.newest
         self._closures = False
         if isinstance(begin, Bookmark):
+            _check_existed(begin.offsets, matching_streams.newest)
             missing_streams = find_deleted_streams(
                 conn, begin.offsets.keys() - {cursor.stream_id for cursor in matching_streams.cursors}
             )
@@ -222,7 +224,9 @@ class MultiStreamReader:
 
     def refresh_heads(self, conn: psycopg.Connection[Any]) -> None:
         """Read the heads of its streams, see `set_heads`."""
-        self.set_heads(message_log.read_heads_or_ends(conn, self.open_streams))
+        heads = message_log.read_heads_or_ends(conn, self.open_streams)
+        _check_existed({each: self._cursors[each].position for each in self.open_streams if each not in heads}, 0)
+        self.set_heads(heads)
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
         """Return whether more was read of a stream than it has by these heads."""
@@ -262,7 +266,8 @@ class MultiStreamReader:
         """
         self._closures = False
         matching_streams = list_matching_streams(conn, self.filter, after_stream_id=self._known, known=self._known)
-        self._known = max(self._known, matching_streams.newest)
+        _check_existed({each.stream_id: each.position for each in self._cursors.values()}, matching_streams.newest)
+        self._known = matching_streams.newest
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
             self._add(cursor)
@@ -367,6 +372,16 @@ def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -
         return []
     since = [TopicFilter(text) for (text,) in conn.execute(_FILTERS_SINCE, {"known": known}).fetchall()]
     return [each for text, each in rows if (own := TopicFilter(text)) in find_candidate_filters(filter, [own, *since])]
+
+
+def _check_existed(offsets: Mapping[int, int], newest: int) -> None:
+    """Raise `PositionBeyondHead` for an offset of a stream that the database never had."""
+    unknown = [stream_id for stream_id, offset in offsets.items() if stream_id > newest and offset > 0]
+    if unknown:
+        raise PositionBeyondHead(
+            f"stream {min(unknown)}: messages of it were read, and this database has never had it. Is it another one, "
+            "or was it restored from a backup? Begin again at a time, or at earliest."
+        )
 
 
 def _find_first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:

@@ -7,16 +7,18 @@ public method is atomic, because nothing in here waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecret
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.liveness_lock import compute_lock_key
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     anothers_session_error,
@@ -33,6 +35,7 @@ from sublet_storage.groups.model.history_record_builder import (
     deletion_records,
     to_history_record,
 )
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -69,6 +72,10 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
+from tests.support.memory_store.reset_plan import plan_reset
+
+NOBODY = NodeIncarnation("nobody", "", "")
+GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 @dataclass(slots=True)
@@ -91,6 +98,10 @@ class _Life:
     spaces: set[int] = field(default_factory=set)
     """Those of which it has had streams: of others it has a frontier, and nobody is told."""
     deleted: bool = False
+
+    def copied(self) -> _Life:
+        """Return a copy with its rows, none of which changes in place."""
+        return replace(self, rows=dict(self.rows), frontiers=dict(self.frontiers), spaces=set(self.spaces))
 
 
 class MemoryGroupStore:
@@ -392,6 +403,39 @@ class MemoryGroupStore:
         life.after_generation = max(life.after_generation, *self.streams.generations)
         return list(added.values())
 
+    def reset(
+        self, group_id: int, target: ResetTarget, streams: Collection[int] = (), *, reason: str, force: bool = False
+    ) -> dict[int, int]:
+        """Reset a group as `sublet_storage.groups.admin.reset_transaction.execute_reset` does, and return {stream: new
+        position}. Raise `Conflict` for a stream that is granted, unless with `force`."""
+        life, now = self._lives[group_id].copied(), self._clock()
+        leader = self._leaderships.get(group_id) or _Leadership(NOBODY, now, 0)
+        wanted = self.streams.generation_filters().matching(life.group.subscription.filter)
+        moves = plan_reset(self.streams, wanted, life.rows, life.after_generation, target, streams)
+        nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
+        new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
+        life.rows |= self._set_revoked_at(life, new)
+        self._add_rows(life)  # those that others descend from, too
+        reasons = {s: reason if s in new else f"{reason}; was at {life.rows[s].position}" for s in moves}
+        transitions = {s: apply_reset(life.rows[s], self._facts(s), moves[s], reasons[s], now) for s in sorted(moves)}
+        after = life.rows | {stream_id: transition.row for stream_id, transition in transitions.items()}
+        for row in sorted((row for row in after.values() if row.status in GRANTED), key=lambda row: row.stream_id):
+            if above := self._ancestors(row.stream_id, after):
+                waits = f"waits for {', '.join(map(str, above))}, which come before it; was at {row.position}"
+                why = f"{reason}; {waits}"
+                transitions[row.stream_id] = apply_reset(row, self._facts(row.stream_id), row.position, why, now)
+        if not force and any(life.rows[stream_id].status in GRANTED for stream_id in transitions):
+            raise Conflict("some of its streams are granted")
+        self._lives[group_id], self._leaderships[group_id] = life, leader
+        for transition in transitions.values():
+            self._keep(transition, leader.term, now)
+        if life.group.options.atomic:
+            start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
+            life.frontiers.clear()
+            self._begin_epochs(life, start)
+        leader.expires_us = 0
+        return moves
+
     # --- small parts --------------------------------------------------------------------------------------------
 
     def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
@@ -409,7 +453,7 @@ class MemoryGroupStore:
             life.rows[stream.stream_id] = LendingRow(group.group_id, stream.stream_id, LendingStatus.FREE, position)
         life.rows = self._set_revoked_at(life, life.rows)
         if options.atomic:
-            self._begin_epochs(life)
+            self._begin_epochs(life, options.starting_position)
         self._lives[group.group_id] = life
         return group
 
@@ -424,9 +468,8 @@ class MemoryGroupStore:
                 heeding[line.stream_id] = replace(new[line.stream_id], held_until_us=line.at_us)
         return heeding
 
-    def _begin_epochs(self, life: _Life) -> None:
+    def _begin_epochs(self, life: _Life, start: StartingPosition) -> None:
         """Which epochs it is given, by what had begun before its start positions."""
-        start = life.group.options.starting_position
         streams, filter = self.streams.streams, life.group.subscription.filter
         life.spaces = self._spaces_of_rows(life)
         matched = self.streams.spaces_that_matched(filter)

@@ -210,21 +210,22 @@ def execute_reset(
     *,
     reason: str,
     force: bool = False,
+    now_us: int | None = None,
 ) -> tuple[PositionChange, ...]:
-    """Reset the group in the open transaction; return what was done. Raises `Conflict` while streams are granted, or
-    reserved because something in them is in doubt, unless with `force`: then these grants end without final
-    progress."""
-    connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
-    leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
+    """Reset the group in the open transaction; return what was done. `now_us`: the time, None for the database's.
+    Raises `Conflict` while streams are granted, or reserved because something in them is in doubt, unless with `force`:
+    then these grants end without final progress."""
+    connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": now_us})
+    leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), now_us))[group.group_id]
     group_lifecycle.lock_generations(connection)
     if connection.execute(_EXISTS, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
     new_streams = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
-    connection.execute(_ADD, {"group": group.group_id, "streams": new_streams, "consumed": consumed, "now_us": None})
+    connection.execute(_ADD, {"group": group.group_id, "streams": new_streams, "consumed": consumed, "now_us": now_us})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    group_lifecycle.set_revoked_at(connection, [group.group_id], None)
+    group_lifecycle.set_revoked_at(connection, [group.group_id], now_us)
     buffer = LendingWriteBatch(leader.now_us)
     rows = _lock_rows(connection, group, [move.stream_id for move in moves], force)
     facts = lending_statements.read_facts(lending_statements.query_facts(connection, rows))
