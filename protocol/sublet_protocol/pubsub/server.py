@@ -97,7 +97,7 @@ Principal = Callable[[], str | None]
 def make_publisher(
     incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelCatalog = CHANNELS
 ) -> NodeSideMachine:
-    """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
+    """Return the node-side machine for this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.measure_body)
 
 
