@@ -217,7 +217,7 @@ def test_a_space_cannot_move_by_age_without_a_place(conn: Connection, world: Loc
     with pytest.raises(InvalidSetting, match="no payload location that its payloads could be moved to"):
         create_space(conn, "eu", "eu/#", tier_after_s=60)
     a_space(conn, world, tier_after_s=60)
-    with pytest.raises(InvalidSetting, match="no place"):
+    with pytest.raises(InvalidSetting, match="no payload location"):
         alter_space(conn, "eu", payload_location=None)
     with pytest.raises(Conflict, match=f"payload_location {world.uri}"):
         create_space(conn, "eu", "eu/#", shards=1)
