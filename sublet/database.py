@@ -85,6 +85,6 @@ def connect(url: str | None = None, data_dir: Path | str | None = None) -> Datab
         with connect() as database, database.publisher() as publisher:
             publisher.publish("orders/eu", b"...")
 
-    Raises `DatabaseUnreachable`, `SchemaMismatch`, `EmbeddedDirectoryUnusable`, `InvalidSetting`.
+    Raise `DatabaseUnreachable`, `SchemaMismatch`, `EmbeddedDirectoryUnusable`, `InvalidSetting`.
     """
     return Database(url, data_dir)

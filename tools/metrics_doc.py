@@ -41,8 +41,8 @@ What else the port has is in [the HTTP port](http.md).
   ([settings](settings.md#bounds-of-the-http-port)). `sublet_groups_not_exported` counts the groups that are not
   exported (`series="all"`), and those without series of their single streams (`series="streams"`). In counters, groups
   beyond the limit are counted together as `(others)`.
-- The labels `group` and `stream` are as everywhere: a subscription such as `$share/billing/orders/#`, and a stream's
-  number.
+- The labels `subscription` and `stream_id` are as everywhere: a subscription such as `$share/billing/orders/#`, and a
+  stream's number.
 
 What is worth an alert:
 

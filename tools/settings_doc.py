@@ -143,15 +143,15 @@ GENERAL = (
     Setting(
         allowed_locations.LOCATIONS,
         "",
-        "any place",
-        "Where this process has [payloads](payloads.md#which-places-a-process-uses), as `file:///DIRECTORY` or "
-        "`s3://BUCKET/PREFIX`, several separated by commas: there and below, and nowhere else.",
+        "any location",
+        "Where this process has [payloads](payloads.md#which-payload-locations-a-process-uses), as `file:///DIRECTORY` "
+        "or `s3://BUCKET/PREFIX`, several separated by commas: there and below, and nowhere else.",
     ),
     Setting(
         allowed_locations.ENDPOINTS,
         "",
         "none",
-        "Endpoints of S3-compatible stores that this process uses where a [place of payloads]"
+        "Endpoints of S3-compatible stores that this process uses where a [payload location]"
         "(payloads.md#s3-and-its-like) names one, as `https://HOST:PORT`, several separated by commas. Those on this "
         "machine need not be named.",
     ),

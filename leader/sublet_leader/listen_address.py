@@ -22,7 +22,7 @@ class ListenAddress(Struct, frozen=True):
     def parse(cls, text: str, *, insecure: bool, has_tls: bool = False) -> ListenAddress:
         """Parse `HOST:PORT` or `[::1]:PORT`. Beyond loopback only with TLS, or with `insecure`.
 
-        Raises `InvalidSetting` naming the address, the rule and the hint.
+        Raise `InvalidSetting` naming the address, the rule and the hint.
         """
         parts = split_address(text)
         if parts is None:

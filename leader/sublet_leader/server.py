@@ -134,7 +134,7 @@ class NodeServer:
         self.stopped_by: signal.Signals | None = None
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`. Raises what prevents it from starting."""
+        """Serve until SIGTERM, SIGINT or `stop`. Raise what prevents it from starting."""
         loop = self._loop = asyncio.get_running_loop()
         await self._open_gate()
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", compute_max_connections()))
@@ -414,7 +414,7 @@ class NodeServer:
             self._hub.set_interest(key, is_subscribed)
 
     async def _open_gate(self) -> None:
-        """Read the rights before any call is admitted. Raises what prevents that."""
+        """Read the rights before any call is admitted. Raise what prevents that."""
         if self._access is not None:
             rules = await self._loop.run_in_executor(None, self._access.open)
             self._gate = AccessGate(rules, self._access.read_anew, self._by_certificate)

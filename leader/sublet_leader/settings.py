@@ -147,7 +147,7 @@ class LeaderSettings(SettingsBase):
     lease_renew_interval_s: float = 3.0
     """From the start of one renewal of all leases of a node to the start of the next."""
     lease_margin_s: float = 1.0
-    """How much earlier than the database a leader believes its lease to end: covers drift and time on the wire."""
+    """How much earlier than the database a leader stops trusting its lease: covers drift and time on the wire."""
     claim_retry_interval_s: float = 1.0
     """Least time between two attempts to claim one group, and before a failed renewal or release is tried again."""
     lock_check_interval_s: float = 0.25
@@ -187,13 +187,13 @@ class LeaderSettings(SettingsBase):
     ping_interval_s: float = 2.0
     """Between two pings of a borrower."""
     ping_timeout_s: float = 6.0
-    """A borrower that got no ping response for this long believes its leader lost."""
+    """A borrower that got no ping response for this long counts its leader as lost."""
     poll_hold_s: float = 5.0
     """How long a node holds an agent's poll when there is nothing to say."""
     unsubscribe_timeout_s: float = 5.0
     """How long a leaving borrower waits for its session's last progress."""
     history_retention_s: float = 30 * 86400.0
-    """How long what happened to the lendings is remembered (why a stream is blocked: as long as it is)."""
+    """How long what happened to the lendings is stored (why a stream is blocked: as long as it is)."""
     payload_deletion_grace_s: float = 7 * 86400.0
     """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
     standby behind, that is to find it."""

@@ -83,7 +83,7 @@ def register(
     """Register the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
     `notify_endpoint`: that of its notification driver.
 
-    Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
+    Raise `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
     long and try again; if the other has renewed meanwhile, it is alive.
     """
     parameters = {

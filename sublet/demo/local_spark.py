@@ -27,7 +27,7 @@ _ATTEMPTS = 1000
 def open_local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
     """Return a SparkSession with `slots` task slots in one JVM; Java comes from `find_java_home(cache_dir)`.
 
-    Raises `Unavailable` if there is no Spark, or no Java and none can be installed.
+    Raise `Unavailable` if there is no Spark, or no Java and none can be installed.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise Unavailable("pyspark is not installed. Run `pip install 'sublet[spark]'`.")

@@ -72,7 +72,7 @@ def _make_temporary_directory() -> Path:
 
 
 def _make_empty_directory(directory: Path) -> Path:
-    """Create the directory if needed. Raises `UsageError` if it is not empty, or cannot be created."""
+    """Create the directory if needed. Raise `UsageError` if it is not empty, or cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         entries = sorted(entry.name for entry in directory.iterdir())
@@ -203,7 +203,7 @@ class _DemoRun(Struct):
         return True
 
     def _wait_until(self, fact: Callable[[], bool], description: str) -> None:
-        """Wait until the fact is true. Raises if the application dies, the publisher fails or the time is over."""
+        """Wait until the fact is true. Raise if the application dies, the publisher fails or the time is over."""
         while not fact():
             if self.failure is not None:
                 raise self.failure

@@ -9,7 +9,7 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 class TakeoverReporter:
-    """Reports takeovers: `say` is called once with each step. It reads nothing: `update` gets every view of the
+    """Reports takeovers: `report` is called once with each step. It reads nothing: `update` gets every view of the
     group."""
 
     def __init__(self, report: Callable[[str], None]) -> None:

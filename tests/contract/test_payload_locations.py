@@ -230,7 +230,7 @@ def test_a_place_that_is_away_is_waited_for(conn: Connection, world: PlaceWorld,
     move(conn, space)
     before = read(conn, stream)
     world.go_away()
-    with pytest.raises(PayloadUnavailable, match=r"the place of payloads .* It is tried again.*sublet doctor"):
+    with pytest.raises(PayloadUnavailable, match=r"the payload location .* It is tried again.*sublet doctor"):
         fetch(conn, stream, 0)
     world.come_back()
     assert when_back(lambda: read(conn, stream)) == before

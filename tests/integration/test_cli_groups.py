@@ -144,7 +144,7 @@ def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World)
     assert forced["reason"] == "evicted: no ping in time"
     prose = shell.run("groups", "describe", GROUP).out
     assert "reserved for etl, " in prose
-    assert "(kept for etl)" in prose
+    assert "(reserved for etl)" in prose
     (line,) = (line.split()[1:] for line in prose.splitlines() if "evicted" in line)
     assert line == f"{moved.stream_id} 1 {moved.head} host:1:x evicted: no ping in time".split()
 

@@ -95,7 +95,7 @@ def test_groups_are_searched_sorted_and_paged(stage: Stage) -> None:
         ("/api/v1/group?subscription=nonsense", 400, "nonsense"),
         ("/api/v1/group?subscription=$share/none/a", 404, "none"),
         ("/api/v1/group/history?subscription=$share/none/a", 404, "none"),
-        ("/api/v1/group/history?subscription=$share/g0/a/%23&after=7", 400, "is no place in a history"),
+        ("/api/v1/group/history?subscription=$share/g0/a/%23&after=7", 400, "is no position in a history"),
         ("/static/../server.py", 404, "nothing"),
         ("/static/%2e%2e%2fserver.py", 404, "nothing"),
         ("/static/server.py", 404, "no file"),

@@ -81,7 +81,7 @@ def test_a_reader_waits_for_a_place_that_is_away(
     assert reader.fetch(granted, lambda _: True) is not None
     world.go_away()
     for _ in range(3):
-        with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+        with pytest.raises(PayloadUnavailable, match="the payload location"):
             reader.fetch(granted, lambda _: True)
     assert granted.next_read_offset == 2
     world.come_back()
@@ -135,7 +135,7 @@ def test_through_a_node_others_go_on(
         reader, granted, other = NodeReader([server.address], 1, 5.0), granted_of(conn, stream), granted_of(conn, well)
         world.go_away()
         for _ in range(5):
-            with pytest.raises(PayloadUnavailable, match="the place of payloads"):
+            with pytest.raises(PayloadUnavailable, match="the payload location"):
                 reader.fetch(granted, lambda _: True)
             assert reader.fetch(other, lambda _: True) is not None, "no pause and no other connection in between"
         assert [each for each in caplog.records if "node" in each.getMessage()] == []
@@ -163,7 +163,7 @@ def test_a_feed_shows_the_rest_and_what_it_waits_for(
             with read("#", "earliest") as reader:
                 assert len(read_values(reader, 10)) == 10
                 before = server.feed.pages_written
-                with pytest.raises(Unavailable, match="the place of payloads"):
+                with pytest.raises(Unavailable, match="the payload location"):
                     reader.read(WAIT_S)
                 assert server.feed.pages_written - before < 15, "the pauses grow"
                 assert reader.bookmark.offsets[well] == 10
@@ -214,10 +214,10 @@ def test_tables_stay_while_payloads_are_outside(database: str, conn: Connection,
 
 
 def test_a_space_cannot_move_by_age_without_a_place(conn: Connection, world: LocalWorld) -> None:
-    with pytest.raises(InvalidSetting, match="no place that its payloads could be moved to"):
+    with pytest.raises(InvalidSetting, match="no payload location that its payloads could be moved to"):
         create_space(conn, "eu", "eu/#", tier_after_s=60)
     a_space(conn, world, tier_after_s=60)
-    with pytest.raises(InvalidSetting, match="no place"):
+    with pytest.raises(InvalidSetting, match="no payload location"):
         alter_space(conn, "eu", payload_location=None)
     with pytest.raises(Conflict, match=f"payload_location {world.uri}"):
         create_space(conn, "eu", "eu/#", shards=1)
@@ -264,7 +264,7 @@ def test_tail_waits_for_a_place_and_omits_nothing(
     fill(conn, well, 2)
     world.go_away()
     tail = shell.start("tail", "#", "--from", "earliest", "--no-follow", "--json", *how)
-    tail.says("Waiting: the place of payloads")
+    tail.says("Waiting: the payload location")
     world.come_back()
     answer = tail.end()
     assert answer.code == 0, answer.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import re
 import textwrap
@@ -174,6 +174,48 @@ def test_programs_of_pages_use_names_that_exist() -> None:
                         assert hasattr(owner, node.attr), f"{page.name}: {node.value.id}.{node.attr}"
                         found += 1
     assert found > 30
+
+
+_FOLDERS = (
+    "bench",
+    "borrower",
+    "deploy",
+    "docs",
+    "examples",
+    "leader",
+    "migrations",
+    "protocol",
+    "storage",
+    "sublet",
+    "tests",
+    "tools",
+)
+_FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)(?:::\w+)?`|(?<![\w./-])((?:tests|tools|bench)/[\w./-]+\.py)\b")
+_MODULE = re.compile(r"`(sublet_(?:protocol|storage|leader|borrower)(?:\.\w+)+)`")
+_PLACEHOLDER = re.compile(r"[A-Z]{4}")
+
+
+def test_files_and_modules_on_pages_exist() -> None:
+    """By the end of a path: `cli/app.py` is `sublet/cli/app.py`. `NAME` in a path stands for any."""
+    files = [path.relative_to(ROOT).as_posix() for folder in _FOLDERS for path in (ROOT / folder).rglob("*.*")]
+    ends = {file.split("/", count)[-1] for file in files for count in range(file.count("/"))} | set(files)
+    faults: list[str] = []
+    count = 0
+    for page in PAGES:
+        if page.name != "CHANGELOG.md":
+            named = ["".join(each) for each in _FILE.findall(page.read_text())]
+            faults += [f"{page.name}: {each}" for each in named if not _PLACEHOLDER.search(each) and each not in ends]
+            count += len(named)
+            faults += [f"{page.name}: {each}" for each in _MODULE.findall(page.read_text()) if not _exists(each)]
+    assert (faults, count > 300) == ([], True)
+
+
+def _exists(name: str) -> bool:
+    """Whether it is a module, or something in one."""
+    module, _, last = name.rpartition(".")
+    return importlib.util.find_spec(module) is not None and (
+        hasattr(importlib.import_module(module), last) or importlib.util.find_spec(name) is not None
+    )
 
 
 _SPOKEN = ("sublet import", "sublet direct listener")

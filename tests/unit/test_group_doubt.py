@@ -104,7 +104,7 @@ def test_after_its_time_another_gets_it(is_led_anew: bool) -> None:
     (grant,) = bench.received(Grant)
     assert (grant.position, grant.in_doubt) == (2, None)
     lines = {line.event: line for line in bench.store.history(bench.group.group_id)}
-    assert "[2, 5) is in doubt: kept for 60 s for session 'etl'" in lines["reserve"].reason
+    assert "[2, 5) is in doubt: reserved for 60 s for session 'etl'" in lines["reserve"].reason
     end = lines["unreserve"]
     assert "session 'etl' has not come back" in end.reason
     assert (end.is_forced, end.position, end.redelivery_end) == (True, 2, 5)

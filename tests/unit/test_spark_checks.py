@@ -154,7 +154,7 @@ def test_a_malformed_subscription_is_refused(subscription: str, error: type[Subl
 
 def test_dead_letters_are_not_consumed_again() -> None:
     spark = Spark("local[2,1000]")
-    with pytest.raises(InvalidSetting, match=r"kept in topic 'orders/bad', which \$share/g/orders/# matches"):
+    with pytest.raises(InvalidSetting, match=r"published to topic 'orders/bad', which \$share/g/orders/# matches"):
         consume(spark, "$share/g/orders/#", work, tasks=1, retry_policy=RetryPolicy(dead_letter_topic="orders/bad"))
     with pytest.raises(InvalidTopic, match=r"no wildcards"):
         RetryPolicy(dead_letter_topic="failed/#")

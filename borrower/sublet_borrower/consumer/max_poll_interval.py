@@ -39,7 +39,7 @@ class PollMonitor:
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
         self.origin = describe_origin("a Session", member.subscription)
-        """Of what its user has made."""
+        """What the user has made, and where, for messages."""
         self._watched_handle = 0
         self._last_call_at = time.monotonic()
         self._calling_thread: threading.Thread | None = None

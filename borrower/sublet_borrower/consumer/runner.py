@@ -200,7 +200,7 @@ class _Runner:
                 log.warning(text, record.stream_id, record.first, topic, away)
                 self._session.wait(backoff.draw_pause_s())
             except psycopg.Error as refused:
-                detail = f"{_format_error(error)}. Nor could it be kept in topic {topic}: {format_error(refused)}"
+                detail = f"{_format_error(error)}. Nor could it be published to topic {topic}: {format_error(refused)}"
                 raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
         text = "dead letter published: stream_id=%d offset=%d topic=%s: %s"

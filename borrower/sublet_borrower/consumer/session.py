@@ -66,7 +66,7 @@ class Session:
     `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses
     HOST:PORT of leader nodes, instead of looking them up in the database. `name`: a stable name: of two sessions of a
     group under one name the one that was opened last stays, the other ends as `fenced`; where the group has a session
-    expiry, a session that comes back within it finds its streams kept. Unless `is_name_stable`, it is only shown to
+    expiry, a session that comes back within it finds its streams reserved. Unless `is_name_stable`, it is only shown to
     operators. `weight`: how much this consumer takes, relative to others. `starting_position`: where a group begins
     that this session is the first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`.
     `max_batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is polled; else

@@ -27,8 +27,8 @@ WEIGHT = 0.25
 
 
 class HeadPollSchedulerSettings(Struct, frozen=True):
-    """Times of a head tracker in seconds. Poll intervals begin at `poll_initial_s`, or at a multiple of the time that
-    recent polls took if that is longer (but not than `poll_max_with_push_s`), and grow to `poll_max_s`, or to
+    """Times of a head poll scheduler in seconds. Poll intervals begin at `poll_initial_s`, or at a multiple of the time
+    that recent polls took if that is longer (but not than `poll_max_with_push_s`), and grow to `poll_max_s`, or to
     `poll_max_with_push_s` where push works.
     """
 
@@ -74,7 +74,7 @@ HeadPollSchedulerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 
 class HeadPollSchedulerOutcome(Struct, frozen=True):
-    """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
+    """Actions of the scheduler. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
     to be read from the log and returned as `HeadsRead`. `read`: {stream: head} of a stream that is to be read on
     from there, as it has probably grown; the head that this shows is returned as `HeadsRead`.
     """

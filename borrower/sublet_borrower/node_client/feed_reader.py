@@ -69,8 +69,8 @@ class FeedReader(Iterator[pa.Table]):
 
     @property
     def bookmark(self) -> Bookmark:
-        """Return the reader's position: everything given out lies before it. As a `start`, also as text, reading
-        resumes there.
+        """Return the reader's position: everything given out lies before it. As a `starting_position`, also as text,
+        reading resumes there.
         """
         bookmark = self._cursor.bookmark
         assert bookmark is not None

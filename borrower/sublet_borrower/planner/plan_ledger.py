@@ -39,8 +39,8 @@ class PlanLedger:
     """The ledger of one session's streams. `apply_update` is for the agent's thread, the rest for the session's;
     `report` for both.
 
-    `hold_s`: how long what is in doubt is kept for this session if it is lost. `moved_at`: when a stream last came or
-    went (time.monotonic). `on_grant` is called with each grant, before anything is planned under it.
+    `hold_s`: how long what is in doubt is reserved for this session if it is lost. `moved_at`: when a stream last came
+    or went (time.monotonic). `on_grant` is called with each grant, before anything is planned under it.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
 def load_strategy(name: str) -> AllocationStrategy:
     """Return the strategy of that name; other packages cannot replace a built-in one.
 
-    Raises `InvalidSetting` if there is none, if two distributions provide one, or if it cannot be loaded.
+    Raise `InvalidSetting` if there is none, if two distributions provide one, or if it cannot be loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()

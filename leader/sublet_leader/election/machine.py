@@ -208,7 +208,7 @@ class Election:
     def _apply_transition(
         self, record: _Record, kind: ElectionEventKind, now: float, answer: ClaimCompleted | None = None
     ) -> None:
-        """Make one step of the table: set the next status, then run the action. Raises for a pair that the table lacks,
+        """Make one step of the table: set the next status, then run the action. Raise for a pair that the table lacks,
         which is a bug."""
         row = TRANSITIONS[record.status]
         if kind not in row:

@@ -29,7 +29,7 @@ class AdmissionLimiter:
         self.inside = self.bytes_inside = 0
 
     def acquire(self, size: int = 0, principal: str | None = None) -> None:
-        """Admit a request of `size` bytes, for which the caller then calls `release` once. Raises `NodeBusy` if there
+        """Admit a request of `size` bytes, for which the caller then calls `release` once. Raise `NodeBusy` if there
         is no room. `principal` None: no one's."""
         with self._lock:
             if self.inside >= self._requests or self.bytes_inside + size > self._size:

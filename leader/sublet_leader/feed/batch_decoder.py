@@ -17,7 +17,7 @@ _HINT = "Write the batch in the schema of docs/feed.md, without compression, or 
 
 
 def decode_batch(payload: bytes) -> pa.RecordBatch:
-    """Return the messages of a batch, checked. Raises a `UsageError` that names what is wrong."""
+    """Return the messages of a batch, checked. Raise a `UsageError` that names what is wrong."""
     try:
         batch = decode_published_batch(payload, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES)
     except InvalidRecordBatch as error:

@@ -38,7 +38,7 @@ class DatabaseThreads:
         self._connections: list[ReconnectingConnection] = []
 
     def submit(self, work: Work[_T]) -> Future[_T]:
-        """Run `work` when a thread is free. Raises what the work raises, `DatabaseUnreachable` for a lost database."""
+        """Run `work` when a thread is free. Raise what the work raises, `DatabaseUnreachable` for a lost database."""
         return self._executor.submit(self._call, work)
 
     async def run(self, work: Work[_T]) -> _T:

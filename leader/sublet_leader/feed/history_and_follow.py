@@ -186,7 +186,7 @@ def encode(table: pa.Table) -> bytes:
 
 
 def split_table(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Table]:
-    """Yield the table, halved until each part can be sent. Raises `ValueTooLarge` for a message that cannot."""
+    """Yield the table, halved until each part can be sent. Raise `ValueTooLarge` for a message that cannot."""
     if table.nbytes <= page_bytes:
         yield table
     elif table.num_rows > 1:

@@ -57,7 +57,7 @@ def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: 
 
 
 def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | FetchPositionGone:
-    """Return the next page of the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
+    """Return the next page of the stream. Raise `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
     `ValueTooLarge` for a message that cannot be sent."""
     check_granted_here(conn, request.stream_id, request.grant_id)
     try:

@@ -36,7 +36,7 @@ class FeedBatchWriter:
     def store(
         self, conn: psycopg.Connection[Any], request: feed_messages.FeedPublishRequest, caller: Caller
     ) -> tuple[BatchStoreResult, int]:
-        """Store the batch; return its outcome and its number of messages. Raises what is wrong with it,
+        """Store the batch; return its outcome and its number of messages. Raise what is wrong with it,
         `PermissionDenied`, `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
         check_topics(caller, messages)

@@ -69,13 +69,13 @@ class FeedLimits(Struct, frozen=True):
     max_batches: int = 64
     """Requests to publish that are under way."""
     max_batch_bytes: int = 64 << 20
-    """And their messages."""
+    """Most bytes of requests to publish that are under way."""
     max_readers: int = 1000
     """Calls to read: each may hold a page or two."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     max_reads_of_principal: int = 32
-    """And of one principal, where the node asks who calls."""
+    """Most of these calls of one principal, where callers authenticate."""
     publishing_connections: int = 4
     reading_connections: int = 4
     retry_after_ms: int = 50

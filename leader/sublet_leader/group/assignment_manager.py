@@ -62,7 +62,7 @@ class AssignmentManager:
     def apply_event(
         self, assignment: StreamAssignment, kind: GrantTransitionEvent, now: float, position: int = 0
     ) -> None:
-        """Make one step of the table. Raises for a pair that the table lacks, which is a bug."""
+        """Make one step of the table. Raise for a pair that the table lacks, which is a bug."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
             transition = f"{kind.value} at {now:.3f} ({position=})"
@@ -300,7 +300,7 @@ class AssignmentManager:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
         balanced = self._rebalancer.plan(now)
         for stream_id, borrower_id in balanced.reclaimed:
-            self._grant(stream_id, borrower_id, "kept for its session", now)
+            self._grant(stream_id, borrower_id, "reserved for its session", now)
         for stream_id in balanced.expired_reservations:
             self._unreserve(stream_id)
         for stream_id, borrower_id in balanced.plan.grants:

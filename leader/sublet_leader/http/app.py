@@ -153,7 +153,7 @@ class StaticFiles:
         return self._serve("index.html")
 
     async def serve_file(self, request: Request) -> Response:
-        """Return a file of the page. Raises `NotFound`."""
+        """Return a file of the page. Raise `NotFound`."""
         return self._serve(request.path_params["name"])
 
     def _serve(self, name: str) -> Response:

@@ -22,7 +22,7 @@ _TARGETS = "earliest, latest, current, or one of offset, time, shift, epoch and 
 
 
 async def read_json_object(request: Request) -> JsonBody:
-    """Return the body, a JSON object. Raises `UsageError`, and `HTTPException` for one that takes too long."""
+    """Return the body, a JSON object. Raise `UsageError`, and `HTTPException` for one that takes too long."""
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise UsageError("the body must be JSON: send it with Content-Type: application/json.")
     try:
@@ -44,12 +44,12 @@ def reject_unknown_fields(body: JsonBody, *names: str) -> None:
 
 
 def read_subscription(body: JsonBody) -> Subscription:
-    """Return the group's subscription. Raises `UsageError`."""
+    """Return the group's subscription. Raise `UsageError`."""
     return Subscription.parse(read_text(body, "subscription"))
 
 
 def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
-    """Return a text field. Raises `UsageError`."""
+    """Return a text field. Raise `UsageError`."""
     value = body.get(name, default)
     if not isinstance(value, str):
         raise UsageError(f"the body must have {name!r}, a text.")
@@ -57,7 +57,7 @@ def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
 
 
 def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
-    """Return a boolean field. Raises `UsageError`."""
+    """Return a boolean field. Raise `UsageError`."""
     value = body.get(name, default)
     if not isinstance(value, bool):
         raise UsageError(f"{name!r} is {value!r:.60}: it must be true or false.")
@@ -65,7 +65,7 @@ def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
 
 
 def read_number(body: JsonBody, name: str, default: float | None = None) -> float:
-    """Return a number field. Raises `UsageError`."""
+    """Return a number field. Raise `UsageError`."""
     value = body.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise UsageError(f"{name!r} is {value!r:.60}: it must be a number.")
@@ -76,7 +76,7 @@ def read_number(body: JsonBody, name: str, default: float | None = None) -> floa
 
 
 def read_stream_ids(body: JsonBody) -> Collection[int]:
-    """Return the listed stream ids, empty for all. Raises `UsageError`."""
+    """Return the listed stream ids, empty for all. Raise `UsageError`."""
     stream_ids = body.get("streams", [])
     if not isinstance(stream_ids, list) or not all(_is_integer(each) and 0 < each <= MAX_OFFSET for each in stream_ids):
         raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {MAX_OFFSET}.")
@@ -84,7 +84,7 @@ def read_stream_ids(body: JsonBody) -> Collection[int]:
 
 
 def read_reset_target(body: JsonBody) -> ResetTarget:
-    """Return the reset target of `to`: a word, or an object of one field. Raises `UsageError`."""
+    """Return the reset target of `to`: a word, or an object of one field. Raise `UsageError`."""
     match body.get("to"):
         case "earliest":
             return ResetTarget.earliest()

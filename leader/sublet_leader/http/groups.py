@@ -59,7 +59,7 @@ class GroupsApi:
         )
 
     def describe_group(self, request: Request) -> Response:
-        """Return one group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
+        """Return one group with its streams, and with its standby members if it is led here. Raise `NotFound`."""
         subscription = _read_watched(request)
         with self._pool.connection() as connection:
             overview = describe_group(connection, subscription)
@@ -71,7 +71,7 @@ class GroupsApi:
         return json_response({**details_to_json(overview, connected), **fields})
 
     def list_history(self, request: Request) -> Response:
-        """Return the history of a group after the record `after`, the `next` of an earlier answer, oldest first. Raises
+        """Return the history of a group after the record `after`, the `next` of an earlier answer, oldest first. Raise
         `NotFound`."""
         subscription = _read_watched(request)
         after, limit = (
@@ -88,7 +88,7 @@ class GroupsApi:
 
 
 def _read_watched(request: Request) -> Subscription:
-    """Return the requested group. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
+    """Return the requested group. Raise `UsageError`; `PermissionDenied`, whether or not it exists."""
     subscription = Subscription.parse(query_fields.read_text(request, "subscription"))
     get_caller(request).check(Right.WATCH, subscription.filter, subscription.group)
     return subscription

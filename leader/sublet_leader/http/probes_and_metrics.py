@@ -34,7 +34,7 @@ class HealthProbes:
         return json_response(self._to_json(health), 200 if health.is_ready else 503)
 
     async def answer_check(self, request: Request) -> Response:
-        """Return 200 if that one check is ok. Raises `NotFound`."""
+        """Return 200 if that one check is ok. Raise `NotFound`."""
         name = request.path_params["name"]
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")

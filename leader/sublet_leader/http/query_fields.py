@@ -8,7 +8,7 @@ from sublet_protocol.domain.errors import UsageError
 
 
 def read_text(request: Request, name: str, default: str | None = None) -> str:
-    """Return a text field. Raises `UsageError` if a required one is missing."""
+    """Return a text field. Raise `UsageError` if a required one is missing."""
     text = request.query_params.get(name, default)
     if text is None:
         raise UsageError(f"{request.scope['path']} needs {name}: add ?{name}=...")
@@ -18,7 +18,7 @@ def read_text(request: Request, name: str, default: str | None = None) -> str:
 
 
 def read_integer(request: Request, name: str, default: int, maximum: int) -> int:
-    """Return a number field, from 0 to `maximum`. Raises `UsageError`."""
+    """Return a number field, from 0 to `maximum`. Raise `UsageError`."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -29,7 +29,7 @@ def read_integer(request: Request, name: str, default: int, maximum: int) -> int
 
 
 def read_choice(request: Request, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """Return a field that is one of `choices`. Raises `UsageError`."""
+    """Return a field that is one of `choices`. Raise `UsageError`."""
     text = request.query_params.get(name, default)
     if text not in choices:
         raise UsageError(f"{name} is {text[:40]!r}: it must be one of {', '.join(choices)}.")

@@ -112,7 +112,7 @@ class _BoundedEventLoop(asyncio.SelectorEventLoop):
 
 
 def make_reloading_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context that reloads changed files at each new connection. Raises `InvalidSetting`."""
+    """Return a context that reloads changed files at each new connection. Raise `InvalidSetting`."""
     reloaded, first = ReloadedFiles(files), files.make_server_context()
     latest = first
 

@@ -38,7 +38,7 @@ class HttpOptions(Struct, frozen=True):
 
 
 def read_admin_token() -> Secret | None:
-    """Return the token of SUBLET_ADMIN_TOKEN, or of SUBLET_ADMIN_TOKEN_FILE. Raises `InvalidSetting` without its
+    """Return the token of SUBLET_ADMIN_TOKEN, or of SUBLET_ADMIN_TOKEN_FILE. Raise `InvalidSetting` without its
     value."""
     token = read_secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
     if token is not None:

@@ -45,7 +45,7 @@ class AccessRefreshThread(StoppableThread):
         self._lock = threading.Lock()
 
     def open(self) -> AccessCache:
-        """Return the present rules and tokens. Raises what prevents it, `Conflict` if there are too many."""
+        """Return the present rules and tokens. Raise what prevents it, `Conflict` if there are too many."""
         with self._reconnecting as connection:
             self._cache = AccessCache(read_access(connection), self._clock)
             self._read_over = connection

@@ -48,7 +48,7 @@ class MaintenanceJobThread(StoppableThread):
                 self._warn(error)
 
     def _work(self, connection: psycopg.Connection[Any], term: int) -> None:
-        """Do what is to be done under this term. Raises `StaleTerm` once it is over."""
+        """Do what is to be done under this term. Raise `StaleTerm` once it is over."""
         raise NotImplementedError
 
     def _warn(self, error: Exception) -> None:

@@ -63,7 +63,7 @@ class NodeRegistration(StoppableThread):
     def register(self, announce: Callable[[str], None]) -> None:
         """Register the name, waiting once for the lease of a former incarnation to run out; then renew it.
 
-        Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
+        Raise `NodeNameTaken` if the other has renewed meanwhile: it is alive.
         """
         with self._open_connection() as connection:
             try:

@@ -29,7 +29,7 @@ class CallerAuthorizer:
         self._unjudged: frozenset[str] = frozenset()
 
     def check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> bool:
-        """Return whether the message can be checked; False: the rules are too old, and its sender repeats it. Raises
+        """Return whether the message can be checked; False: the rules are too old, and its sender repeats it. Raise
         `PermissionDenied` if the caller may not send it, or the agent is another principal's."""
         try:
             self._check_message(subscriber_id, message)
@@ -126,7 +126,7 @@ class CallerAuthorizer:
             self._gate.make_caller(principal, "", "take over a session").note_refusal(subject)
 
     def _identify_caller(self, subscriber_id: str) -> Caller:
-        """Return the caller, and bind the agent to its principal. Raises `PermissionDenied` if it is another's."""
+        """Return the caller, and bind the agent to its principal. Raise `PermissionDenied` if it is another's."""
         caller = self._gate.get_caller()
         agent = parse_agent_id(subscriber_id)
         if caller.principal is not None and self._principals.setdefault(agent, caller.principal) != caller.principal:

@@ -38,7 +38,7 @@ def execute(
     request: DatabaseRequest, store: GroupStore, ref: NodeIncarnation, lease_s: float, jitter_s: float = 0.0
 ) -> DatabaseAnswer:
     """Execute the request for the node `ref` and return the event that answers it, also for an undeclared queue or a
-    lost term. Raises what the store raises if the database did not answer: then `failure_answer` makes the event.
+    lost term. Raise what the store raises if the database did not answer: then `failure_answer` makes the event.
 
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """

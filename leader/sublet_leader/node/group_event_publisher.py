@@ -121,7 +121,7 @@ def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEventP
 
 
 def parse_leader_query(event: GroupEventPayload) -> Subscription:
-    """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
+    """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raise `UsageError`."""
     try:
         query = json.loads(event.payload)
     except (ValueError, RecursionError) as error:

@@ -71,7 +71,7 @@ class Health(Struct, frozen=True):
         return all(check.is_ok for check in self.checks if check.is_required)
 
     def check_named(self, name: str) -> HealthCheck:
-        """Return the check of that name. Raises `KeyError`."""
+        """Return the check of that name. Raise `KeyError`."""
         return {check.name: check for check in self.checks}[name]
 
 

@@ -71,7 +71,7 @@ class HttpDatabasePool:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Provide a connection. Raises `Unavailable` if the database is known to be unreachable, or all connections are
+        """Provide a connection. Raise `Unavailable` if the database is known to be unreachable, or all connections are
         in use."""
         check = self._get_health().check_named("database")
         if check.state is HealthState.UNREACHABLE:

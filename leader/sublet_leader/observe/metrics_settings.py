@@ -18,6 +18,6 @@ class MetricsSettings(SettingsBase):
     max_group_series: int = 2000
     """Most groups of which a node exports metrics; of the others it exports how many they are."""
     lag_history_minutes: int = 30
-    """For how long a node remembers how far behind groups were, for the curves of its page; 0: not at all."""
+    """For how long a node stores how far behind groups were, for the lag history of its page; 0: not at all."""
     lag_history_max_groups: int = 10000
-    """Most groups whose curves a node remembers."""
+    """Most groups whose lag history a node stores."""

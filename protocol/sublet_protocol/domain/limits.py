@@ -123,6 +123,6 @@ MAX_NOTIFIED_CACHE_BYTES = 16 << 20
 MAX_TOMBSTONE_BYTES = 8 << 20
 """What a node keeps of objects that were deleted, in bytes; of more, the newest."""
 SLICE_ITEMS = 200
-"""So many items of a batch of commands are executed before other senders have their turn."""
+"""Most items of a batch of commands executed before other senders have their turn."""
 SLICE_S = 0.005
-"""And no more, once they have taken so many seconds."""
+"""Most seconds that a batch of commands is executed before other senders have their turn."""

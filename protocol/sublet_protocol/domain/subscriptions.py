@@ -81,9 +81,9 @@ class StartingPosition(Struct, frozen=True):
     value: int = 0
 
     LATEST: ClassVar[StartingPosition]
-    """With what comes."""
+    """At the end of each stream."""
     EARLIEST: ClassVar[StartingPosition]
-    """With all that is stored."""
+    """At the oldest message of each stream."""
 
     @classmethod
     def at_time(cls, timestamp_us: int, name: str = _SETTING) -> StartingPosition:

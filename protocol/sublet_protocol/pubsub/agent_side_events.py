@@ -1,4 +1,4 @@
-"""Events, actions and statuses of the subscriber's machine."""
+"""Events, actions and statuses of the agent-side machine."""
 
 from __future__ import annotations
 

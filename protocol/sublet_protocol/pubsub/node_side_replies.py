@@ -1,4 +1,4 @@
-"""Replies of a publisher to polls and command batches."""
+"""Replies of a node to polls and command batches."""
 
 from __future__ import annotations
 

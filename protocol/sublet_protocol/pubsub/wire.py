@@ -231,7 +231,7 @@ def encode_poll_reply(
 
 
 def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> CommandsReplied:
-    """Return the node's receipt, as an event for the subscriber's machine."""
+    """Return the node's receipt, as an event for the agent-side machine."""
     errors = tuple(CommandRefusal(error.index, error.text) for error in wire.errors)
     return CommandsReplied(
         batch.subscriber_incarnation, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter
@@ -241,7 +241,7 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
 def decode_poll_reply(
     poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelCatalog = CHANNELS
 ) -> PollReplied:
-    """Return what the poll brought, as an event for the subscriber's machine. Raise `MalformedMessage`."""
+    """Return what the poll brought, as an event for the agent-side machine. Raise `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 

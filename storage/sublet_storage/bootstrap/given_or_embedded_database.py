@@ -38,7 +38,7 @@ def open_database(
     """Yield the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else of
     the default data directory.
 
-    The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
+    The embedded server runs at least as long as the context. Raise `SchemaMismatch`, `DatabaseUnreachable`,
     `EmbeddedDirectoryUnusable`, and `InvalidSetting` if two databases are named at once.
     """
     if url and data_dir:

@@ -60,7 +60,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     """Bring the schema to a version, the newest if none is given, creating it if need be, with the space `default`.
 
     That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
-    at the same time wait for each other. Raises `SchemaMismatch` where it is newer and does not work with this
+    at the same time wait for each other. Raise `SchemaMismatch` where it is newer and does not work with this
     program or was never released, where `to` is older than it, where something else has the name of a table of ours,
     and where nodes are at work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
@@ -94,7 +94,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     """Bring the schema back to an older version. Without one: drop every table and function, and so all messages and
     progress.
 
-    Raises `SchemaMismatch` where this program has no scripts for what it is, where `to` is newer than it, and where
+    Raise `SchemaMismatch` where this program has no scripts for what it is, where `to` is newer than it, and where
     nodes are at work though programs of that version do not work with the schema as it is.
     """
     schema = resolve_schema_name(schema)
@@ -118,7 +118,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
 def make_roles(url: str, schema: str | None = None) -> list[Role]:
     """Create the roles of database users that are missing, and give all of them their rights; return the new ones.
 
-    Raises `Conflict` where this user may not create roles.
+    Raise `Conflict` where this user may not create roles.
     """
     schema = resolve_schema_name(schema)
     with (

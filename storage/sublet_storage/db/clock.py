@@ -22,7 +22,7 @@ DATABASE_USER = "'database user ' || session_user"
 
 
 def read_database_user(connection: psycopg.Connection[Any]) -> str:
-    """Return the same."""
+    """Return the user of the connection, as recorded in the history."""
     (row,) = connection.execute(f"select {DATABASE_USER}").fetchall()
     return str(row[0])
 

@@ -93,7 +93,7 @@ def connect(
     `own_search_path` it is the server's default, for statements of users on tables of theirs, as is the form of
     results. `receive_timeout_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
 
-    Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
+    Raise `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
     `DatabaseUnreachable` for every failure of the connection itself, and for a standby, on which nothing can be
     written. No message contains the password. The URL of a file is read anew, from its file.
     """
@@ -133,7 +133,7 @@ def _check(connection: BoundedConnection, url: str) -> None:
 
 
 def resolve_schema_name(explicit: str | None = None) -> str:
-    """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
+    """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raise `InvalidSetting`."""
     name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise InvalidSetting(

@@ -28,7 +28,7 @@ _SHOWN = re.compile(r"[\w.$@ +-]*")
 
 def resolve_database_url(explicit: str | None) -> Secret | None:
     """Return the given URL, else that of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else None (which means the
-    embedded server). Raises `InvalidSetting`."""
+    embedded server). Raise `InvalidSetting`."""
     return as_secret(explicit) if explicit else read_secret_setting(SETTING, _find_secret_texts, parse_url)
 
 
@@ -38,7 +38,7 @@ def as_secret(url: str | Callable[[], str]) -> Secret:
 
 
 def parse_url(url: str) -> dict[str, Any]:
-    """Return the parts of a URL, or a key=value string, by libpq's names. Raises `InvalidSetting`."""
+    """Return the parts of a URL, or a key=value string, by libpq's names. Raise `InvalidSetting`."""
     text = url.reveal() if isinstance(url, Secret) else url
     try:
         parts = dict(conninfo_to_dict(text))
@@ -57,7 +57,7 @@ def parse_url(url: str) -> dict[str, Any]:
 
 
 def format_url(url: str) -> str:
-    """Return user@host:port/database, as far as the URL has them. Raises `InvalidSetting`."""
+    """Return user@host:port/database, as far as the URL has them. Raise `InvalidSetting`."""
     parts = {name: str(value) for name, value in parse_url(url).items() if value}
     hosts = (parts.get("host") or parts.get("hostaddr") or "").split(",")
     ports = parts.get("port", "").split(",")
@@ -68,7 +68,7 @@ def format_url(url: str) -> str:
 
 
 def parse_secret_parts(url: str) -> dict[str, str]:
-    """Return the parts that are secret. Raises `InvalidSetting`."""
+    """Return the parts that are secret. Raise `InvalidSetting`."""
     return {name: str(value) for name, value in parse_url(url).items() if value and name in _list_secret_names()}
 
 

@@ -61,7 +61,7 @@ class ReconnectingConnection:
         self._in_use = False
 
     def get_connection(self) -> BoundedConnection:
-        """Return the connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable`
+        """Return the connection, with no transaction open on it. Raise what `connect` does, and `DatabaseUnreachable`
         within the pause after a failure."""
         current = self.current
         if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:

@@ -26,7 +26,7 @@ _ENDED = (
 def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
     """Run the block, and then `settle`, in one transaction.
 
-    Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
+    Raise `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
     and before the block if the connection was given another isolation level than read committed.
 
     An exception out of the begin, or one of a signal handler out of the end, closes the connection: psycopg's count of

@@ -107,7 +107,7 @@ def _check_overdue(
         detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
         hint = (
             "The log of the node that runs maintenance has what could not be moved, and why. Where it has nothing, "
-            "the space was given this place a short while ago, or more comes in than is moved, as blocks are small: "
+            "the space was given this location a short while ago, or more comes in than is moved, as blocks are small: "
             "docs/payloads.md says what moving takes."
         )
         yield DoctorCheckResult(

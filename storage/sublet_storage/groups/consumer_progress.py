@@ -101,7 +101,7 @@ def next_session_epoch(
     conn: psycopg.Connection[Any], subscription: Subscription, session: str, *, schema: str | None = None
 ) -> int:
     """Return a number above all that were drawn before for that name in that group, also after the database was
-    restored from a backup. Drawing one does not fence any process. Raises `PermissionDenied` where the database's user
+    restored from a backup. Drawing one does not fence any process. Raise `PermissionDenied` where the database's user
     has drawn for too many names.
 
     Call it outside of a transaction: the next caller waits for its end.
@@ -134,7 +134,7 @@ def advance(
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
     The result shows later whether it was committed: `is_committed`. From now on the server ends the transaction
-    when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, of
+    when the client idles for `BEFORE_COMMIT_S`. Raise `GrantLost` unless the stream is held under that grant, of
     which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not.
     The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """

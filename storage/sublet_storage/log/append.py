@@ -80,7 +80,7 @@ def append(
     """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
     `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
 
-    Raises `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
+    Raise `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)

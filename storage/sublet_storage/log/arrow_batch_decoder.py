@@ -79,13 +79,13 @@ class ValidatedStoredBatch(NamedTuple):
 def decode_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
     """Decode a payload into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
 
-    Raises `PoisonBlock`, which names the block of that row.
+    Raise `PoisonBlock`, which names the block of that row.
     """
     return restore(codec, [validate_block(codec, payload, stream_id, end_offset, count).batch])
 
 
 def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> ValidatedStoredBatch:
-    """Return the batch for `restore`. Raises as `decode_block` does."""
+    """Return the batch for `restore`. Raise as `decode_block` does."""
     try:
         return _read_or_reject(partial(_read_block, codec, payload, count))
     except InvalidRecordBatch as error:
@@ -109,19 +109,19 @@ def restore(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def decode_published_batch(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
-    """Return a batch of `BLOCK_SCHEMA` that a client has sent, which may not be compressed. Raises
+    """Return a batch of `BLOCK_SCHEMA` that a client has sent, which may not be compressed. Raise
     `InvalidRecordBatch`."""
     return _read_or_reject(lambda: _read_published(payload, max_messages, max_bytes))
 
 
 def decode_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
-    """Return the messages of an Arrow stream. Raises `InvalidRecordBatch`, and `SchemaMismatch` where it is in another
+    """Return the messages of an Arrow stream. Raise `InvalidRecordBatch`, and `SchemaMismatch` where it is in another
     schema."""
     return _read_or_reject(lambda: _read_stream(payload, schema), passed=(SchemaMismatch,))
 
 
 def _read_or_reject(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) -> _T:
-    """Return the result of the read. Raises `InvalidRecordBatch` for errors of Arrow about the bytes."""
+    """Return the result of the read. Raise `InvalidRecordBatch` for errors of Arrow about the bytes."""
     try:
         return read()
     except passed:
@@ -190,7 +190,7 @@ def _make_layout(schema: pa.Schema) -> _Layout:
 def _validate(
     message: pa.ipc.Message, header: ArrowBatchHeader, layout: _Layout, max_messages: int, max_bytes: int
 ) -> ValidatedStoredBatch:
-    """Return the validated batch. Raises what Arrow raises, or `ValueError`."""
+    """Return the validated batch. Raise what Arrow raises, or `ValueError`."""
     if not 0 < header.count <= max_messages:
         raise ValueError(f"it has {header.count} messages: there must be 1 to {max_messages}")
     if header.decoded_bytes > max_bytes:

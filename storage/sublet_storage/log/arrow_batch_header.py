@@ -36,7 +36,7 @@ class ArrowBatchHeaderTemplate:
     its size)."""
 
     def __init__(self, stored: bytes) -> None:
-        """`stored`: a message of our own that has a body. Raises `ValueError` where a number is absent."""
+        """`stored`: a message of our own that has a body. Raise `ValueError` where a number is absent."""
         metadata = stored[_PREFIX:]
         root = _read_offset(metadata, 0)
         table = _read_offset(metadata, _get_field(metadata, root, _HEADER))
@@ -48,7 +48,7 @@ class ArrowBatchHeaderTemplate:
         self._header = stored[: self.size]
 
     def write(self, count: int, body: int, nodes: Sequence[int], spans: Sequence[int]) -> bytes:
-        """Return the header with these numbers. Raises `struct.error` for another number of arrays or buffers."""
+        """Return the header with these numbers. Raise `struct.error` for another number of arrays or buffers."""
         header = bytearray(self._header)
         struct.pack_into("<q", header, self._count, count)
         struct.pack_into("<q", header, self._body, body)
@@ -73,7 +73,7 @@ def _find_numbers(metadata: bytes, table: int, index: int) -> tuple[int, str]:
 
 
 def parse_envelope(message: pa.ipc.Message) -> ArrowBatchHeader:
-    """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
+    """Return the parsed header. Raise `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
     try:

@@ -63,7 +63,7 @@ class PackedBlock(Struct, frozen=True):
 
 
 def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
-    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raises `ValueTooLarge` for one that no reader would
+    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raise `ValueTooLarge` for one that no reader would
     decode."""
     is_large = batch.get_total_buffer_size() > MAX_PACKED_BYTES  # of all that it is a part of, which is known at once
     if batch.num_rows > MAX_BLOCK_MESSAGES or (is_large and batch.nbytes > MAX_PACKED_BYTES):

@@ -47,7 +47,7 @@ def encode_codec(compression: int, flags: int) -> int:
 
 
 def decode_flags(codec: int) -> int:
-    """Return the flags in a codec. Raises `SchemaMismatch` for one that this program does not know."""
+    """Return the flags in a codec. Raise `SchemaMismatch` for one that this program does not know."""
     if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
     return codec >> 2 & (1 << len(_FLAGS)) - 1

@@ -77,7 +77,7 @@ class CompleteEpochFilter(Struct, frozen=True):
         that retention has taken; `apart`: other spaces, which have only history; `elsewhere`: what has begun in these,
         or is gone, of which a later stream may have the rest.
 
-        Raises `InvalidEpoch` if epochs cannot be compared.
+        Raise `InvalidEpoch` if epochs cannot be compared.
         """
         begun, gone = list(begun), list(gone)
         check_same_dimensions(_list_epochs(lowers, *begun, *gone))

@@ -72,7 +72,7 @@ def hold(
     """Restrict the producer to these epochs and later ones; return the space's resulting lower frontier.
 
     A first capability may be for any epoch that is not completed; one that is held only moves on. A later incarnation
-    of a named producer continues with that of the one before. Raises `EpochAlreadyCompleted`, `InvalidEpoch`,
+    of a named producer continues with that of the one before. Raise `EpochAlreadyCompleted`, `InvalidEpoch`,
     `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
     frontier = LowerFrontier.from_epochs(map(check_epoch, epochs))
@@ -97,7 +97,7 @@ def append_and_advance(
     epochs: Iterable[Epoch],
     lease_s: float,
 ) -> EpochAdvanceResult:
-    """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
+    """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raise what `append`
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     frontier = LowerFrontier.from_epochs(epochs)
     with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
@@ -114,7 +114,7 @@ def append_and_advance(
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity) -> None:
-    """Release the producer's capability: its open epochs are completed as far as it is concerned. Raises
+    """Release the producer's capability: its open epochs are completed as far as it is concerned. Raise
     `ProducerFenced` if the capability is a later incarnation's, and changes nothing then."""
     released = "select release_epochs(%s, %s, %s)"
     if conn.execute(released, (space_id, producer.producer_id, producer.incarnation)).fetchone() != (True,):
@@ -122,7 +122,7 @@ def release(conn: psycopg.Connection[Any], space_id: int, producer: ProducerIden
 
 
 def renew(conn: psycopg.Connection[Any], producer: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
-    """Extend the producer's capabilities by another lease; return their spaces. Raises `ProducerFenced`: a later
+    """Extend the producer's capabilities by another lease; return their spaces. Raise `ProducerFenced`: a later
     incarnation continues with them, or they end with their lease."""
     parameters = (producer.producer_id, producer.incarnation, lease_s)
     ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", parameters).fetchall()
@@ -226,7 +226,7 @@ def epoch_completed_error(producer_id: str) -> EpochAlreadyCompleted:
 def _hold(
     conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, ObjectChange]:
-    """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
+    """Return the frontier that is left, and the change that announces it. Raise what `hold` raises."""
     return _fetch_hold(_query_hold(conn, space_id, producer, frontier, lease_s), space_id, producer, frontier)
 
 

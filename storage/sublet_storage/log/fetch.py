@@ -164,7 +164,7 @@ def fetch(
 
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor are those without
     messages that match `predicate`, or before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
-    fewer messages on average come as one batch, where they need not be filtered. Raises `PositionGone` if the offset is
+    fewer messages on average come as one batch, where they need not be filtered. Raise `PositionGone` if the offset is
     older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
     `PayloadObjectUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be
     read.
@@ -214,7 +214,7 @@ def fetch_next(
     may_be_empty: bool = False,
 ) -> LogPage | None:
     """Return what follows on `offset`, if it follows directly, is all there is, and is small, in half the time of
-    `fetch`, which the caller uses where this returns None. Raises `PoisonBlock`.
+    `fetch`, which the caller uses where this returns None. Raise `PoisonBlock`.
 
     A stream ends where its last block does. Whether it is closed is not read, nor, if the page `may_be_empty` as
     `offset` was the head when it was last read, why nothing follows.
@@ -361,7 +361,7 @@ def _read_stream(
 
 def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
-    make a page too large. Raises `PoisonBlock` if that is the very first."""
+    make a page too large. Raise `PoisonBlock` if that is the very first."""
     decoded_blocks: list[tuple[Any, ...]] = []
     size = 0
     for row in blocks:

@@ -56,7 +56,7 @@ class MessagePredicate(Struct, frozen=True):
         }
 
     def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the messages of a block that match, but for their timestamps. Raises `InvalidEpoch`."""
+        """Return the messages of a block that match, but for their timestamps. Raise `InvalidEpoch`."""
         if self.topics is not None or self.prefix:
             batch = batch.filter(self._match_topics(batch))
         return batch if self.epochs is None else batch.filter(_match_epochs(batch.column("epoch"), *self.epochs))

@@ -135,7 +135,7 @@ _RULES = (
         "tombstone_retention_s",
         "hello_interval_s",
         "gap_window_s",
-        reason="late news would bring back what was deleted",
+        reason="late notifications would bring back what was deleted",
     ),
     _make_sum_rule("poll_interval_s", "catch_up_min_interval_s", reason="catch-ups are not made more often"),
     _make_sum_rule(
@@ -155,7 +155,7 @@ class NotifySettings(SettingsBase):
     hello_interval_s: float = 5.0
     """After so long without a message a publisher says hello again."""
     gap_window_s: float = 0.2
-    """How long a listener waits for what seems to be missing: the longest that news is under way."""
+    """How long a listener waits for what seems to be missing: the longest that notifications are under way."""
     catch_up_min_interval_s: float = 0.5
     """Least time between the beginnings of two catch-ups of one channel; more are put off, never dropped."""
     catch_up_jitter_s: float = 0.5

@@ -52,7 +52,7 @@ def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
 
 
 def decode(raw: bytes) -> Message:
-    """Decode a message. Raises `MalformedNotification`, with what is wrong with it."""
+    """Decode a message. Raise `MalformedNotification`, with what is wrong with it."""
     if len(raw) > MAX_NOTIFICATION_BYTES:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:

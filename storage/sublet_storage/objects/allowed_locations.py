@@ -20,8 +20,8 @@ _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re
 
 
 def find_refusal(location: PayloadStoreLocation) -> str | None:
-    """Return why this process does not use a place; None where it may: it is below one that is allowed, if any is
-    named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
+    """Return why this process does not use a payload location; None where it may: it is below one that is allowed, if
+    any is named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
     allowed = _read_allowed_locations()
     if allowed and not any(f"{location.prefix}/".startswith(f"{prefix}/") for prefix in allowed):
         return f"is below none of those that {LOCATIONS} of this process allows: add it if it is yours"
@@ -49,13 +49,13 @@ def read_allowed_endpoints() -> frozenset[str]:
 
 
 def _read_allowed_locations() -> list[str]:
-    """Return the prefixes that this process's setting names; none: any place is allowed. Raise `InvalidSetting`."""
+    """Return the prefixes that this process's setting names; none: any location is allowed. Raise `InvalidSetting`."""
     try:
         allowed = [parse_location(text) for text in _read_list(LOCATIONS)]
     except InvalidSetting as problem:
         raise InvalidSetting(f"{LOCATIONS}: {problem}") from None
     if any(each.options for each in allowed):
-        raise InvalidSetting(f"{LOCATIONS}: a place has options. Give each without ? and what follows.")
+        raise InvalidSetting(f"{LOCATIONS}: a payload location has options. Give each without ? and what follows.")
     return [each.prefix for each in allowed]
 
 

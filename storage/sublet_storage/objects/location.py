@@ -1,6 +1,6 @@
 """Parses and checks payload locations, and names their objects.
 
-`file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
+`file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials are not part of it: it is stored in
 the database, and shown to every user. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block
 that it belongs to, the digest of its bytes, and a token that makes the name new each time.
 """
@@ -70,7 +70,7 @@ class PayloadObjectName(Struct, frozen=True):
 
 
 def parse_location(text: str) -> PayloadStoreLocation:
-    """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
+    """Parse a location. Raise `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _mask(text)
     if len(text) > MAX_LOCATION_CHARS or not text.isascii() or not text.isprintable():
         raise _invalid_error(shown, f"at most {MAX_LOCATION_CHARS} printable ASCII characters")
@@ -117,7 +117,7 @@ def _parse_options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
 
 
 def _invalid_error(shown: str, rule: str) -> InvalidSetting:
-    return InvalidSetting(f"payloads {shown!r}: a place is {rule}. Give {_SHAPES}.")
+    return InvalidSetting(f"payloads {shown!r}: a payload location is {rule}. Give {_SHAPES}.")
 
 
 def _mask(text: str) -> str:

@@ -198,15 +198,15 @@ class ObjectStore:
         self._backoff, self._last_error = Backoff(0.2, 5.0), ""
 
     def put(self, name: str, payload: Payload) -> None:
-        """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
+        """Write an object that was not there, and see that it is there now. Raise `ObjectUnusable`."""
         self._call_backend(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, limit: int) -> Payload:
-        """Return the bytes of an object, at most `limit`. Raises `PayloadObjectNotFound`, `ObjectUnusable`."""
+        """Return the bytes of an object, at most `limit`. Raise `PayloadObjectNotFound`, `ObjectUnusable`."""
         return self._call_backend(name, lambda backend: backend.read(name, limit), may_miss=True)
 
     def delete(self, name: str) -> None:
-        """Delete the object, if it exists. Raises `ObjectUnusable`."""
+        """Delete the object, if it exists. Raise `ObjectUnusable`."""
         self._call_backend(name, lambda backend: backend.delete(name))
 
     def check_writable(self) -> None:
@@ -231,7 +231,7 @@ class ObjectStore:
         if stored_marker is None:
             raise self._unavailable_error(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
-                + (f" (one that says `id {expected_marker}` is this place's)" if expected_marker else "")
+                + (f" (one that says `id {expected_marker}` is this location's)" if expected_marker else "")
             )
         if expected_marker and stored_marker != expected_marker:
             raise self._unavailable_error(
@@ -268,7 +268,7 @@ class ObjectStore:
                     f"does not answer as it should: {format_error(error)[:MAX_ERROR_CHARS]}"
                 ) from error
             refused = ObjectUnusable(
-                f"the object {name} at the place of payloads {self.location} does not do as it should: "
+                f"the object {name} at the payload location {self.location} does not do as it should: "
                 f"{format_error(error)[:MAX_ERROR_CHARS]}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
@@ -304,7 +304,7 @@ class ObjectStore:
         with self._lock:
             self._backoff.start_pause(pause_s)
         hint = _HINTS[self.location.scheme]
-        self._last_error = f"the place of payloads {self.location} {problem}. It is tried again. {hint}. {ASK_DOCTOR}"
+        self._last_error = f"the payload location {self.location} {problem}. It is tried again. {hint}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._last_error)
 
 

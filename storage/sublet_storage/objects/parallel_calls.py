@@ -33,7 +33,7 @@ def run_parallel(
 ) -> list[_R | Exception]:
     """Return what it makes of each, or has raised, in their order. `operation`: `TO_READ` or `TO_CHANGE`.
 
-    Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
+    Raise `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
     pool = _get_pool(os.getpid(), store.location.prefix, operation)
     futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
@@ -52,7 +52,7 @@ def run_parallel(
 
 
 def run_with_timeout(store: ObjectStore, operation: str, work: Callable[[], _R]) -> _R:
-    """Return the same of a single thing: its answer. Raises what it raises."""
+    """Return the same of a single thing: its answer. Raise what it raises."""
     (outcome,) = run_parallel(store, operation, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome

@@ -26,8 +26,8 @@ Row = tuple[Any, ...]
 location of its space, ...]."""
 
 _PUT_BACK = (
-    "Nothing of it is given out: put the object back from a copy of the place; what cannot be put back ends with its "
-    "generation, or a group goes past it with `sublet groups reset`"
+    "Nothing of it is given out: put the object back from a copy of the payload location; what cannot be put back ends "
+    "with its generation, or a group goes past it with `sublet groups reset`"
 )
 _READ = "It is tried again. See to this object, and to who may read it"
 
@@ -35,7 +35,7 @@ _READ = "It is tried again. See to this object, and to who may read it"
 def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
     """Return the rows with their payloads, up to before the first whose payload cannot be read.
 
-    Raises the error of the very first: `PayloadUnavailable`, `PayloadObjectUnreadable`, `PayloadDamaged`.
+    Raise the error of the very first: `PayloadUnavailable`, `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     if all(row[5] is None for row in rows):
         return rows
@@ -61,7 +61,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
         if reference is None:
             listed = ", ".join(map(format_location, locations)) or "it has none"
             payloads[index] = _damaged_error(
-                stream_id, row, f"that is not in a place of its space ({listed}): it is not read"
+                stream_id, row, f"that is not in a payload location of its space ({listed}): it is not read"
             )
         else:
             by_location.setdefault(reference[0], []).append((index, reference[1]))
@@ -87,7 +87,7 @@ def _fetch(
 def _fetch_one(
     generation_id: int, stream_id: int, location: PayloadStoreLocation, reference: tuple[Row, PayloadObjectName]
 ) -> Payload:
-    """Return the payload of one block. Raises as `attach_payloads` does."""
+    """Return the payload of one block. Raise as `attach_payloads` does."""
     row, name = reference
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):

@@ -116,7 +116,7 @@ def delete_expired_objects(
     """Delete orphaned objects whose grace is over, some thousand of each location, for about `most_s`; return their
     number. Abandoned ones are orphaned before. Autocommit.
 
-    Raises `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
+    Raise `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
     """
     spaces = conn.execute(_SPACES).fetchall()
     if not spaces:

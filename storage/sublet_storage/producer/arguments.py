@@ -18,7 +18,7 @@ HINT = "Leave it out for the default."
 
 
 def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
-    """Check that it is an integer from 1 to `maximum`. Raises `InvalidSetting`."""
+    """Check that it is an integer from 1 to `maximum`. Raise `InvalidSetting`."""
     number = _to_index(value)
     if number is None:
         raise InvalidSetting(f"{name} {format_value(value)}: must be a whole number. {HINT}")
@@ -30,7 +30,7 @@ def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
 
 
 def check_duration(name: str, value: object, maximum: float, hint: str = HINT, minimum: float = 0) -> float:
-    """Return a number from `minimum` to `maximum`, in the unit that the name bears. Raises `InvalidSetting`."""
+    """Return a number from `minimum` to `maximum`, in the unit that the name bears. Raise `InvalidSetting`."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
@@ -44,14 +44,14 @@ def check_duration(name: str, value: object, maximum: float, hint: str = HINT, m
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Return the text, or None. Raises `InvalidSetting`."""
+    """Return the text, or None. Raise `InvalidSetting`."""
     if value is not None and not isinstance(value, str):
         raise InvalidSetting(f"{name} of type {type(value).__name__}: must be text. {HINT}")
     return value
 
 
 def check_producer_name(value: object) -> str | None:
-    """Return a producer's name, or None. Raises `InvalidSetting`."""
+    """Return a producer's name, or None. Raise `InvalidSetting`."""
     name = check_text("producer", value)
     if name is not None and not (name.isprintable() and 0 < len(name.encode()) <= MAX_ID_BYTES):
         raise InvalidSetting(

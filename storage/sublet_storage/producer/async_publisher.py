@@ -35,7 +35,7 @@ class AsyncPublisher:
         self._owner = OwnerProcess()
 
     async def open(self) -> AsyncPublisher:
-        """Connect, as `async with` does. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
+        """Connect, as `async with` does. Raise what `Publisher` raises, and `PublisherClosed` after `close`."""
         await self._get_publisher()
         return self
 
@@ -66,13 +66,13 @@ class AsyncPublisher:
         await asyncio.to_thread(publisher.advance, *epochs, wait=wait)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
+        """Wait until all published so far is durable. Raise the first delivery error since the last flush."""
         if self._opening is not None and not self._opening.has_failed:
             publisher = await self._get_publisher()
             await asyncio.to_thread(publisher.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end, for good. Raises the first delivery error.
+        """Deliver what is queued, then end, for good. Raise the first delivery error.
 
         It goes on when the waiting is cancelled.
         """
@@ -175,7 +175,7 @@ class _Opening:
         return self._publisher.done() and self._publisher.exception() is not None
 
     async def wait(self) -> Publisher:
-        """Wait for the publisher. Raises the error of the attempt."""
+        """Wait for the publisher. Raise the error of the attempt."""
         if self._publisher.done():
             return self._publisher.result()
         bell = self._add_waiter()

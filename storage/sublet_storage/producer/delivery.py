@@ -100,7 +100,7 @@ class SharedDelivery:
         self._settle(None, None, error)
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
-        """Wait until settled; return the spans, or raise the error of the first failure. Raises TimeoutError."""
+        """Wait until settled; return the spans, or raise the error of the first failure. Raise TimeoutError."""
         if not self.is_settled_within(timeout_s):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()
@@ -192,7 +192,7 @@ class Delivery(_DeliveryBase):
         self._row = row
 
     def result(self, timeout_s: float | None = None) -> Position:
-        """Wait for the position. Raises what went wrong, or TimeoutError while it is still being tried."""
+        """Wait for the position. Raise what went wrong, or TimeoutError while it is still being tried."""
         return self._find_position(self._ticket.wait(timeout_s))
 
     def __await__(self) -> Generator[None, None, Position]:
@@ -213,7 +213,7 @@ class BatchDelivery(_DeliveryBase):
     __slots__ = ()
 
     def result(self, timeout_s: float | None = None) -> tuple[AppendedSpan, ...]:
-        """Wait for the spans. Raises what went wrong, or TimeoutError while it is still being tried."""
+        """Wait for the spans. Raise what went wrong, or TimeoutError while it is still being tried."""
         return self._ticket.wait(timeout_s)
 
     def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:

@@ -67,7 +67,7 @@ class EpochCapability:
         self._thread: threading.Thread | None = None
 
     def check(self, epochs: Sequence[Epoch]) -> None:
-        """Take the capability for these epochs if there is none yet. Raises `EpochAlreadyCompleted` for one that may be
+        """Take the capability for these epochs if there is none yet. Raise `EpochAlreadyCompleted` for one that may be
         published no more, `InvalidEpoch`, and what `advance` raises."""
         if self._frontier is None:
             with self._lock:
@@ -82,7 +82,7 @@ class EpochCapability:
         )
 
     def reserve(self, epochs: Sequence[Epoch]) -> None:
-        """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
+        """Check what is published by these from now on; what is held moves on later. Raise what `check` raises."""
         check_count(epochs)
         self.check(epochs)
         self._reserved = LowerFrontier.from_epochs(epochs)
@@ -94,7 +94,7 @@ class EpochCapability:
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
     ) -> epoch_leases.EpochAdvanceResult:
-        """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
+        """Append these blocks, and publish only at or after these epochs from now on. Raise what `append` raises."""
         if self._error is not None:
             return epoch_leases.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._error)
         result = epoch_leases.append_and_advance(conn, appends, self._space_id, self._producer, epochs, self._lease_s)

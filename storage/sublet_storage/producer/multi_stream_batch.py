@@ -83,7 +83,7 @@ class BatchStoreResult(Struct, frozen=True):
 
 
 def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> BatchStoreResult:
-    """Store the batch unless it is stored. Raises `StreamClosedError`, `ProducerFenced`, `BatchNumberConflict`,
+    """Store the batch unless it is stored. Raise `StreamClosedError`, `ProducerFenced`, `BatchNumberConflict`,
     `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):

@@ -65,7 +65,7 @@ def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list
 
 
 def _make_batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
-    """Return the rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
+    """Return the rows in Arrow. Raise `UsageError` if a publisher would refuse one of them."""
     if not rows:
         return []
     check_size(max(row.size for row in rows), FETCHED_BYTES, "the message", "publish smaller ones.")

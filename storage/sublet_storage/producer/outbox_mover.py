@@ -134,7 +134,7 @@ class OutboxMover:
         """Move the oldest messages into the log, and aside what could not have been published: all of it, or nothing.
 
         `NOTHING` also where a stream was closed meanwhile: the next call routes again. A row that is kept locked is
-        passed over from the next call on. Raises what the guard does; errors of the database pass through, and the next
+        passed over from the next call on. Raise what the guard does; errors of the database pass through, and the next
         call moves what was not moved.
         """
         messages, scan_position = self._read(rows, bytes)

@@ -138,7 +138,7 @@ class Publisher:
         """Publish one message; its Delivery gives its position once it is durable.
 
         Messages of one key (of one topic, without keys) keep their order. `timestamp` is an aware datetime or
-        microseconds since 1970, now by default. Blocks while the buffer is full. Raises `InvalidTopic`,
+        microseconds since 1970, now by default. Blocks while the buffer is full. Raise `InvalidTopic`,
         `ValueTooLarge`, `UsageError`, `PublisherClosed`.
         """
         delivery = self._offer(topic, value, key, headers, timestamp, wait=True)
@@ -172,7 +172,7 @@ class Publisher:
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
         first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where
-        others have not gone further. Raises `InvalidEpoch`, `EpochAlreadyCompleted`, `EpochCapabilityExpired`, and
+        others have not gone further. Raise `InvalidEpoch`, `EpochAlreadyCompleted`, `EpochCapabilityExpired`, and
         `UsageError` for a publisher without a space.
         """
         self._owner.check("this publisher")
@@ -185,7 +185,7 @@ class Publisher:
         published so far is durable; without `wait` it may be done later, at the next `flush` at the latest.
 
         When all publishers of the space have gone past an epoch it is completed: nothing more is published in it, and
-        consumers of entire epochs get it. Closing the publisher gives all up. Raises what `in_epoch` raises, and the
+        consumers of entire epochs get it. Closing the publisher gives all up. Raise what `in_epoch` raises, and the
         first delivery error since the last flush, in which case nothing has advanced.
         """
         self._owner.check("this publisher")
@@ -206,7 +206,7 @@ class Publisher:
                 raise delivery.error  # another caller has got its error first
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
+        """Wait until all published, and advanced, so far is durable. Raise the first delivery error since the last
         flush."""
         self._owner.check("this publisher")
         self._buffer.flush(timeout_s)
@@ -216,7 +216,7 @@ class Publisher:
             raise error
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
+        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raise the first delivery error.
 
         Epochs that it has not advanced from are finished by it, unless there is such an error: then they stay open
         until the lease has run out. It returns a second after its timeout at the latest, also where the database does

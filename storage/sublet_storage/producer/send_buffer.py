@@ -145,7 +145,7 @@ class SendBuffer:
         callback()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all that is queued now is settled. Raises TimeoutError."""
+        """Wait until all that is queued now is settled. Raise TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             tickets = list(self._unsettled)
@@ -362,7 +362,7 @@ class SendBuffer:
         self._bytes += size
 
     def _has_room(self) -> bool:
-        """Return whether there is room. Raises if the publisher is closed."""
+        """Return whether there is room. Raise if the publisher is closed."""
         self._check_open()
         return self._bytes < self._limits.buffered_bytes
 

@@ -182,7 +182,7 @@ class Sender(threading.Thread):
         """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most since
         the messages were handed over; once at least.
 
-        Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
+        Raise `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
         backoff = self._timeout.make_backoff(entered_at)
         in_doubt = False

@@ -82,7 +82,7 @@ def stage(
 ) -> StagedTask:
     """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
 
-    What it has staged when it fails is in no commit. Raises `UnknownSpace`, what `RoutingTable.partition_rows` raises,
+    What it has staged when it fails is in no commit. Raise `UnknownSpace`, what `RoutingTable.partition_rows` raises,
     and the database's own errors.
     """
     if space is not None:
@@ -98,7 +98,7 @@ def stage(
 def commit(conn: psycopg.Connection[Any], write: SinkBatchId, staged: Sequence[StagedTask]) -> SinkCommitResult:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
-    Raises `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
+    Raise `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
     lost connection it may be stored or not, and the next attempt finds out."""
     message_count = sum(each.messages for each in staged)
     with conn.transaction():
@@ -128,7 +128,7 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
 
 
 def _enter(conn: psycopg.Connection[Any], write: SinkBatchId, messages: int) -> int | None:
-    """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
+    """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raise
     `SinkBatchOutOfOrder`."""
     parameters = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
     ((newest, stored),) = conn.execute(_ENTER, parameters).fetchall()
@@ -142,7 +142,7 @@ def _enter(conn: psycopg.Connection[Any], write: SinkBatchId, messages: int) -> 
 def _publish(
     conn: psycopg.Connection[Any], write: SinkBatchId, attempts: list[uuid.UUID], messages: int
 ) -> dict[int, int]:
-    """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
+    """Append what these attempts have staged, whose streams are open: {stream: head}. Raise `StagedBlocksLost`."""
     parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
     grown = conn.execute(_PUBLISH, parameters).fetchall() if attempts else []
     stored_count = sum(total for _, _, total in grown)

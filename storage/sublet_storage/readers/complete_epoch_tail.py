@@ -111,7 +111,7 @@ class EpochTailReader:
     def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:
         """Iterate over everything unread that is there now, then the lower frontier if it has moved; then it ends.
 
-        The very first item is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is
+        The very first item is the snapshot. Raise `PositionGone` when retention was faster, and an epoch is
         incomplete; like a `Tail` where payloads cannot be read, and over a connection to another timeline.
         """
         self._reading.check_timeline(get_timeline(conn))

@@ -86,7 +86,7 @@ class BlockEpochSummaries(Struct, frozen=True):
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockEpochSummaries:
-    """Return the summaries of the blocks behind an offset, of `MAX_PAGE_SUMMARIES` at most. Raises what
+    """Return the summaries of the blocks behind an offset, of `MAX_PAGE_SUMMARIES` at most. Raise what
     `message_log.check_retained` raises, and `NotFound`."""
     parameters = {
         "generation": Int8(generation_id),

@@ -181,7 +181,7 @@ class MultiStreamReader:
         before the offset `end`, which lies ahead. Nothing where a payload cannot be had: others come first, then
         `raise_read_error`.
 
-        Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
+        Raise `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
         """
         start = cursor.position
         self.check_timeline(get_timeline(conn))
@@ -213,7 +213,7 @@ class MultiStreamReader:
         return TailPage(cursor.stream_id, start, page.position, page.batches)
 
     def set_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
-        """Set the heads of streams as read from the log. Raises `PositionBeyondHead` if more was read than there is."""
+        """Set the heads of streams as read from the log. Raise `PositionBeyondHead` if more was read than there is."""
         self.check_heads(heads)
         self.update_heads(heads)
 
@@ -335,7 +335,7 @@ class Tail:
     def pages(self) -> Iterator[pa.Table]:
         """Yield everything unread that is there now, stream by stream, a page of each in turn.
 
-        Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
+        Raise `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
         reading.refresh_heads(self.conn)
@@ -385,7 +385,7 @@ def _check_existed(offsets: Mapping[int, int], newest: int) -> None:
 
 
 def _find_first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
-    """Return where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
+    """Return where to begin in a stream. Raise `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
         return _find_marked_position(cursor, begin)
     if begin == "latest" or cursor.is_gone:

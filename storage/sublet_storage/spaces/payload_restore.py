@@ -49,7 +49,7 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     """Restore all payloads of a space whose location was removed before; return the number of blocks. It may be
     repeated.
 
-    Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
+    Raise the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     brought, failures = 0, _RestoreFailures()

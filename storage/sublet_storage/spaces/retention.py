@@ -140,7 +140,7 @@ def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None)
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
-    """Detach and drop the partitions of gone generations; return the ids of those dropped. Raises as `apply_retention`
+    """Detach and drop the partitions of gone generations; return the ids of those dropped. Raise as `apply_retention`
     does."""
     dropped: list[int] = []
     failed: list[tuple[int, psycopg.Error]] = []

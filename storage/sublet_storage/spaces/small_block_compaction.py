@@ -302,7 +302,7 @@ def _merge(
 
 
 def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of blocks to be merged. Raises `_RunTooLarge` before they are more than a block may have, and
+    """Yield the batches of blocks to be merged. Raise `_RunTooLarge` before they are more than a block may have, and
     `PoisonBlock`."""
     size = 0
     for index, (end_offset, count, codec, payload, *_) in enumerate(rows):

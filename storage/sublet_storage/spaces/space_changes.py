@@ -72,7 +72,7 @@ def create_space(
 ) -> Space:
     """Create a space for the topics that match `filter`; the less specific spaces they leave roll over.
 
-    The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
+    The same call again is a no-op. Raise `Conflict` if the name or the filter is taken with other settings.
     """
     settings = (retention_s, rollover_s, compression, payload_location, tier_after_s)
     requested = _check_space(Space(0, name, TopicFilter(filter), shards, *settings))
@@ -226,8 +226,8 @@ def _check_space(space: Space) -> Space:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     if space.payload_location is None and space.tier_after_s is not None:
         raise InvalidSetting(
-            f"tier_after_s {space.tier_after_s}: space {space.name!r} has no place that its payloads could be moved to."
-            " Give it `payload_location` too, or leave this out."
+            f"tier_after_s {space.tier_after_s}: space {space.name!r} has no payload location that its payloads could "
+            "be moved to. Give it `payload_location` too, or leave this out."
         )
     if space.payload_location is None:
         return space
@@ -340,6 +340,6 @@ def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) 
             detail = str(error).partition(". ")[0]
             raise InvalidSetting(
                 f"payload_location {str(target)!r}: payloads of space {space!r} lie there already, and these "
-                f"options must lead to them: {detail}. Correct the options, or run this where the place can "
+                f"options must lead to them: {detail}. Correct the options, or run this where the location can "
                 "be reached; nothing was changed."
             ) from error

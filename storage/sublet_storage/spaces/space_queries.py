@@ -67,7 +67,7 @@ def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) ->
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
-    """Return the space of that name. Raises `UnknownSpace`, which names those that exist."""
+    """Return the space of that name. Raise `UnknownSpace`, which names those that exist."""
     return find_space_in(name, list_spaces(conn))
 
 

@@ -64,7 +64,7 @@ def call_with_retry(
     wait: Callable[[float], object] = time.sleep,
 ) -> _T:
     """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
-    which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
+    which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raise what the last attempt
     raised. `retryable` may execute what is due between two attempts. That an `action` takes longer than 5 s is logged,
     once."""
     warn_at = time.monotonic() + WARN_AFTER_S

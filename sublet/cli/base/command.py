@@ -157,7 +157,7 @@ class CommandContext(CliOutput):
             raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
 
     def open_feed(self, nodes: list[str]) -> Feed:
-        """Return a client of these nodes. Raises `UsageError` where a database is named as well."""
+        """Return a client of these nodes. Raise `UsageError` where a database is named as well."""
         from sublet_borrower.node_client.feed_client import Feed
 
         self.check_single_source()

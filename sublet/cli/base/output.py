@@ -56,7 +56,7 @@ class CliOutput:
             self.print_info(f"sublet: {text}")
 
     def confirm(self, question: str, otherwise: str) -> None:
-        """Ask on stderr; the answer is a line of stdin, and its end means no. Raises `SubletError`, which begins with
+        """Ask on stderr; the answer is a line of stdin, and its end means no. Raise `SubletError`, which begins with
         `otherwise`, unless the answer is yes; `UsageError` for programs, which cannot answer."""
         if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
             raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
@@ -69,7 +69,7 @@ class CliOutput:
         self.write_lines([to_json_line(value)])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines to stdout and flush. Raises `BrokenPipeError` if the reader has gone."""
+        """Write lines to stdout and flush. Raise `BrokenPipeError` if the reader has gone."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 

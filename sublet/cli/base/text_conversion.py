@@ -45,7 +45,7 @@ def bytes_to_json(data: bytes | None) -> Any:
 
 
 def bytes_from_json(field: str, value: Any) -> bytes | None:
-    """Return the bytes of `bytes_to_json`'s result; other JSON than text becomes compact JSON. Raises `UsageError`."""
+    """Return the bytes of `bytes_to_json`'s result; other JSON than text becomes compact JSON. Raise `UsageError`."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -113,7 +113,7 @@ def _format_text(data: bytes | None) -> str:
 
 
 def parse_seconds(text: str) -> int:
-    """Parse a duration such as 90s, 15m, 6h, 7d, 2w or 0 into integral seconds. Raises `UsageError`."""
+    """Parse a duration such as 90s, 15m, 6h, 7d, 2w or 0 into integral seconds. Raise `UsageError`."""
     seconds = parse_fractional_seconds(text)
     if not seconds.is_integer():
         raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
@@ -121,7 +121,7 @@ def parse_seconds(text: str) -> int:
 
 
 def parse_fractional_seconds(text: str) -> float:
-    """Parse a duration in seconds, also with fractions, such as 0.5s; only 0 needs no unit. Raises `UsageError`."""
+    """Parse a duration in seconds, also with fractions, such as 0.5s; only 0 needs no unit. Raise `UsageError`."""
     duration = text.strip()
     match = _DURATION.fullmatch(duration)
     if match is not None:
@@ -154,7 +154,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def parse_int(option: str, text: str, minimum: int = 0) -> int:
-    """Parse an integer that Postgres can hold. Raises `UsageError`."""
+    """Parse an integer that Postgres can hold. Raise `UsageError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
     if not (is_number and minimum <= int(text) <= MAX_OFFSET):
         raise UsageError(f"{option} {text!r}: give a whole number of at least {minimum}, and at most {MAX_OFFSET}.")
@@ -162,7 +162,7 @@ def parse_int(option: str, text: str, minimum: int = 0) -> int:
 
 
 def read_json_file(source: str, file: Path) -> Any:
-    """Return the content of a JSON file. Raises `UsageError`."""
+    """Return the content of a JSON file. Raise `UsageError`."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
@@ -172,7 +172,7 @@ def read_json_file(source: str, file: Path) -> Any:
 
 
 def parse_number(option: str, text: str) -> float:
-    """Parse a number. Raises `UsageError`."""
+    """Parse a number. Raise `UsageError`."""
     try:
         return float(text)
     except ValueError:
@@ -180,7 +180,7 @@ def parse_number(option: str, text: str) -> float:
 
 
 def parse_time(option: str, text: str) -> datetime:
-    """Parse a time with its zone, and return it in UTC. Raises `UsageError`, which names the option."""
+    """Parse a time with its zone, and return it in UTC. Raise `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
         if when.tzinfo is not None:
@@ -194,7 +194,7 @@ def parse_time(option: str, text: str) -> datetime:
 
 
 def parse_ago(option: str, text: str, instead: str) -> datetime:
-    """Return the time that long ago. Raises `UsageError`, with the hint `instead`, if there is no such time."""
+    """Return the time that long ago. Raise `UsageError`, with the hint `instead`, if there is no such time."""
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_fractional_seconds(text))
     except OverflowError:
@@ -202,7 +202,7 @@ def parse_ago(option: str, text: str, instead: str) -> datetime:
 
 
 def parse_starting_position(text: str) -> str | int | datetime:
-    """Parse `earliest`, `latest`, an offset, a time, or a duration before now. Raises `UsageError`."""
+    """Parse `earliest`, `latest`, an offset, a time, or a duration before now. Raise `UsageError`."""
     if text in ("earliest", "latest"):
         return text
     if text == "active":

@@ -235,7 +235,7 @@ def _format_epochs(frontier: GroupFrontierRow) -> str:
 
 def _format_owner(stream: StreamView) -> str | None:
     if stream.reserved_s is not None:
-        return f"(kept for {stream.session})"
+        return f"(reserved for {stream.session})"
     return stream.session or stream.agent
 
 

@@ -12,14 +12,14 @@ _ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 
 
 def candidate_subscriptions(text: str) -> list[Subscription]:
-    """Return the subscriptions that the text may mean, the literal one first. Raises as `Subscription.parse` does."""
+    """Return the subscriptions that the text may mean, the literal one first. Raise as `Subscription.parse` does."""
     literal, unescaped = Subscription.parse(text), unescape(text)
     return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
 def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False) -> Subscription:
     """Return the subscription that the text means: the literal one if that group exists, else the unescaped one; with
-    `or_new` the literal one if neither exists. Raises as `Subscription.parse` does."""
+    `or_new` the literal one if neither exists. Raise as `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import group_lifecycle
 
     literal, *stored = candidate_subscriptions(text)
@@ -33,7 +33,7 @@ def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False
 
 
 def parse_typed(text: str) -> Subscription:
-    """Return the subscription, where the database cannot be queried. Raises `UsageError` for a name with escapes as
+    """Return the subscription, where the database cannot be queried. Raise `UsageError` for a name with escapes as
     commands print them."""
     literal, *stored = candidate_subscriptions(text)
     if stored:

@@ -60,7 +60,7 @@ def reset(
         str,
         typer.Option(
             metavar="DURATION",
-            help="How long members may take to hand over what they have. A leader that no news reaches looks for the "
+            help="How long members may take to hand over what they have. A leader without notifications looks for the "
             "pause every 5 s only: give more.",
         ),
     ] = "2m",
@@ -71,7 +71,7 @@ def reset(
         ),
     ] = False,
 ) -> None:
-    """Let a group go on from elsewhere: earlier, later, or from the same place again.
+    """Let a group go on from elsewhere: earlier, later, or from the same position again.
 
     A live group is paused first: its members hand over what they have, and nothing is given out under an old position
     afterwards. Then all positions are set in one transaction, and it goes on. A group that was paused stays paused.
@@ -169,8 +169,8 @@ def _parse_target(
     ]
     if len(targets) != 1:
         raise UsageError(
-            f"{len(targets)} places to go on from: give one of --to-earliest, --to-latest, --to-current, --to-offset, "
-            "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
+            f"{len(targets)} positions to go on from: give one of --to-earliest, --to-latest, --to-current, "
+            "--to-offset, --to-time, --by-duration, --shift-by, --to-epoch and --from-file."
         )
     return targets[0]
 
@@ -185,7 +185,7 @@ def _parse_epoch(text: str) -> tuple[int, ...]:
 
 
 def _read_offsets(file: Path, subscription: Subscription) -> ResetTarget:
-    """Return each stream's `position`, or the result of a reset: `after`. Raises `UsageError` for another group's
+    """Return each stream's `position`, or the result of a reset: `after`. Raise `UsageError` for another group's
     positions."""
     document = text_conversion.read_json_file(f"--from-file {file}", file)
     try:
@@ -210,7 +210,7 @@ def _read_offsets(file: Path, subscription: Subscription) -> ResetTarget:
 
 
 def _parse_stream_position(stored: dict[str, Any]) -> tuple[int, int]:
-    """Return (stream, offset), unconverted. Raises `ValueError` if one is not an integer."""
+    """Return (stream, offset), unconverted. Raise `ValueError` if one is not an integer."""
     position = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
     if any(type(number) is not int for number in position):
         raise ValueError(f"stream {position[0]!r}, position {position[1]!r}")

@@ -92,7 +92,7 @@ class _EventPrinter:
         self._last_error = ""
 
     def run(self) -> None:
-        """Print events until a signal comes. Raises `NotFound` if the group is gone, `Unavailable` if no node
+        """Print events until a signal comes. Raise `NotFound` if the group is gone, `Unavailable` if no node
         answers."""
         from sublet_borrower.node_client.group_event_watcher import (
             FindLeaderResponse,
@@ -158,7 +158,7 @@ class _EventPrinter:
 def _open_node_finder(
     cli: CommandContext, subscription: Subscription, nodes: list[str] | None
 ) -> Iterator[Callable[[], Sequence[str]]]:
-    """Provide a function that returns the nodes: the named ones, or those of the database. Raises at once what can
+    """Provide a function that returns the nodes: the named ones, or those of the database. Raise at once what can
     never work."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node

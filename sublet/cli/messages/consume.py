@@ -141,7 +141,7 @@ class _Transport(Struct, frozen=True):
 
 @contextmanager
 def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
-    """Provide the transport: nodes or the database. Raises at once what can never work."""
+    """Provide the transport: nodes or the database. Raise at once what can never work."""
     if nodes:
         cli.check_single_source()
         through = {"nodes": nodes, "transport": "nodes"}

@@ -22,7 +22,7 @@ POLL_INTERVAL_S = 0.1
 
 NodeName = Annotated[str, typer.Argument(metavar="NODE", help="The node, as `sublet nodes list` names it.")]
 Wait = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long to wait until it is done; 0: give the order, and no more.")
+    str, typer.Option(metavar="DURATION", help="How long to wait until it is done; 0: only send the command.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also where no other node is there to take over.")]
 

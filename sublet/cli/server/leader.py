@@ -90,7 +90,7 @@ def leader(
         typer.Option(
             metavar="DRIVER",
             envvar="SUBLET_NOTIFY",
-            help="How news of messages reach this node: postgres (LISTEN), zmq, or poll (they do not: consumers look).",
+            help="How this node receives notifications: postgres (LISTEN), zmq, or poll (not at all: consumers poll).",
         ),
     ] = "postgres",
     log_format: Annotated[
@@ -155,7 +155,7 @@ def leader(
 def _parse_addresses(
     listen: str, http: str | None, insecure: bool, has_tls: bool
 ) -> tuple[ListenAddress, ListenAddress | None]:
-    """Parse both addresses. Raises `InvalidSetting` for one that others reach without TLS; with `insecure` only warns
+    """Parse both addresses. Raise `InvalidSetting` for one that others reach without TLS; with `insecure` only warns
     of it."""
     from sublet_leader.listen_address import ListenAddress, is_loopback
 
@@ -175,7 +175,7 @@ def _parse_addresses(
 def is_auth_required(
     auth: AuthMode | None, listen: ListenAddress, http: ListenAddress | None, *, insecure: bool, has_tls: bool
 ) -> bool:
-    """Return whether callers must authenticate: with TLS, unless that is turned off. Raises `InvalidSetting` if it is
+    """Return whether callers must authenticate: with TLS, unless that is turned off. Raise `InvalidSetting` if it is
     turned off and other machines reach the node."""
     from sublet_leader.listen_address import is_loopback
 

@@ -42,8 +42,8 @@ def drop(
 
     Otherwise what it held ends as by retention, at once: a group that had not consumed it all, be it by one message,
     loses the rest, counted where it was created with --on-data-loss skip. Else its streams are blocked until they are
-    reset, and the new streams that follow them wait. Leader nodes take the tables away, and what lies of them at a
-    place for payloads after the usual grace. --dry-run and the question say which group loses how much.
+    reset, and the new streams that follow them wait. Leader nodes delete the tables, and their payloads
+    outside of Postgres after the usual grace. --dry-run and the question say which group loses how much.
 
     Examples:
 

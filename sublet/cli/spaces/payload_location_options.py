@@ -46,11 +46,12 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 def payload_changes(
     payload_location: str | None, no_payload_location: bool, restore: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
-    """Return the changes of payload location and tiering. Raises `UsageError` for options that contradict each
+    """Return the changes of payload location and tiering. Raise `UsageError` for options that contradict each
     other."""
     if (payload_location is not None or tier_after is not None) and no_payload_location:
         raise UsageError(
-            "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."
+            "--no-payload-location stands alone: without a payload location nothing is moved. Leave out one "
+            "or the other."
         )
     if tier_after is not None and no_tier_after:
         raise UsageError("--tier-after and --no-tier-after contradict each other. Leave one of them out.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _ENDS = ("release", "force_release", "reserve", "finish", "skip", "block", "delete", "reset")
-_REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
+_REASONS_OF_GRANTS = ("allocated", "reserved for its session", "reclaimed")
 
 
 class Record:

@@ -61,8 +61,8 @@ class StreamingQueryOptions:
     """Insist on micro-batches of whole epochs: what the streams that this query has of a space have of an epoch is in
     one batch. That is so in each group that is atomic; of any other the query is refused."""
     in_doubt_timeout: float = 120.0
-    """For how long messages that were in a micro-batch when this query was lost are kept for its return: seconds, or
-    with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
+    """For how long messages that were in a micro-batch when this query was lost are reserved for its return: seconds,
+    or with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
     written them to its sink they are there twice."""
     on_range_lost: str = "drop"
     """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again

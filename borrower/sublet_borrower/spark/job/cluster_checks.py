@@ -46,7 +46,7 @@ def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None
         and subscription.filter.matches(policy.dead_letter_topic)
     ):
         raise InvalidSetting(
-            f"records that cannot be done are to be kept in topic {policy.dead_letter_topic!r}, which "
+            f"records that cannot be done are to be published to topic {policy.dead_letter_topic!r}, which "
             f"{subscription} matches: they "
             "would come again. Give a topic outside of it."
         )

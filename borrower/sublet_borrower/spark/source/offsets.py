@@ -57,8 +57,8 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
     if offset and (offset.get("session"), offset.get("subscription")) != (session, subscription):
         raise InvalidSetting(
             f"the checkpoint belongs to session {offset.get('session')!r} of {offset.get('subscription')}, and this is "
-            f"session {session!r} of {subscription}: what was in doubt there is kept for that one. Give the query its "
-            "sessionName and subscription again, or a new checkpointLocation: it goes on where its group is."
+            f"session {session!r} of {subscription}: what was in doubt there is reserved for that one. Give the query "
+            "its sessionName and subscription again, or a new checkpointLocation: it goes on where its group is."
         )
 
 

@@ -58,7 +58,7 @@ def find_usable_data_dir() -> Path:
     root's under /var/lib, announced.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
-    never exchanged. Raises `EmbeddedDirectoryUnusable` where another user has put one, or a link, in everybody's way.
+    never exchanged. Raise `EmbeddedDirectoryUnusable` where another user has put one, or a link, in everybody's way.
     """
     if named := os.environ.get("SUBLET_DATA_DIR"):
         return Path(named).resolve()
@@ -97,7 +97,7 @@ def has_cluster(data_dir: Path) -> bool:
 def find_server_user(data_dir: Path) -> PostgresOsUser | None:
     """Return the account as which the server of this directory runs; None means the current user.
 
-    Raises `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
+    Raise `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
     """
     _check_no_file(data_dir)
     with name_directory_in_errors(data_dir):

@@ -82,7 +82,7 @@ class EmbeddedPostgres:
         """Join the server, starting it (and making its cluster) if it does not run; return its URL. Harmless when
         repeated.
 
-        Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
+        Raise `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
         self._user = find_server_user(self.data_dir)
         _make(self.data_dir, self._user)

@@ -25,7 +25,7 @@ def open_directory(path: Path, owners: Collection[int], *, make: bool = False, i
     """Return a descriptor of an absolute path, for `dir_fd`. `owners`: user ids beside root's and our own. `make`: what
     is missing, accessible for all. `is_shared`: others may write to it, if it is sticky.
 
-    Raises `FileNotFoundError` too, and other `OSError`.
+    Raise `FileNotFoundError` too, and other `OSError`.
     """
     descriptor, so_far = os.open("/", _OPEN_FLAGS), Path("/")
     try:
@@ -74,7 +74,7 @@ def open_file(path: Path, flags: int, owners: Collection[int]) -> int:
 
 
 def make_private_directory(path: Path, uid: int, gid: int) -> None:
-    """Ensure that there is a directory that only this user can access. Raises `FileExistsError` for another one."""
+    """Ensure that there is a directory that only this user can access. Raise `FileExistsError` for another one."""
     parent = open_directory(path.parent, (uid,), is_shared=True)
     try:
         with contextlib.suppress(FileExistsError):

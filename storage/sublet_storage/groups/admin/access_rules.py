@@ -38,12 +38,12 @@ class AccessRuleRecord(Struct, frozen=True):
 
 
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
-    """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
+    """Add a rule; return False if it exists already. Raise `Conflict` if there are too many, or too many changes."""
     return insert_right(conn, _ALLOW, _to_row(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
-    """Delete a rule. Raises `NotFound` if it does not exist."""
+    """Delete a rule. Raise `NotFound` if it does not exist."""
     if conn.execute(_REVOKE, _to_row(rule)).fetchone() != (True,):
         raise NotFound(
             f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
@@ -93,7 +93,7 @@ def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> S
 
 
 def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
-    """Return the row of a statement that gives a right. Raises `Conflict` where the database rejects it."""
+    """Return the row of a statement that gives a right. Raise `Conflict` where the database rejects it."""
     try:
         return conn.execute(statement, values).fetchone()
     except psycopg.Error as error:

@@ -53,7 +53,7 @@ def has_changed(conn: psycopg.Connection[Any], version: str) -> bool:
 
 
 def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
-    """Return all of it. Raises `Conflict` where it is more than a node takes into memory."""
+    """Return all of it. Raise `Conflict` where it is more than a node takes into memory."""
     version = read_version(conn)  # first: what is changed meanwhile is read again
     rules = list_rules(conn)
     tokens = conn.execute(_TOKENS, (MAX_ROWS + 1,)).fetchall()

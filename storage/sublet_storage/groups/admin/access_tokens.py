@@ -38,7 +38,7 @@ class TokenEntry(Struct, frozen=True):
 def make_token(
     conn: psycopg.Connection[Any], principal: str, lifetime_s: float, note: str = ""
 ) -> tuple[NewToken, datetime]:
-    """Return a new token and when it expires. Raises `Conflict` if the principal has two, or there are too many."""
+    """Return a new token and when it expires. Raise `Conflict` if the principal has two, or there are too many."""
     token = NewToken.draw()
     (expires_at,) = insert_right(conn, _STORE, (token.token_id, token.digest, principal, lifetime_s, note)) or (None,)
     if expires_at is None:
@@ -51,7 +51,7 @@ def make_token(
 
 
 def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
-    """Revoke a token; return False if it was revoked before. Raises `NotFound`."""
+    """Revoke a token; return False if it was revoked before. Raise `NotFound`."""
     ((revoked,),) = conn.execute(_REVOKE, (token_id,)).fetchall()
     if revoked is None:
         raise NotFound(

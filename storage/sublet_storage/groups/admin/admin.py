@@ -20,7 +20,7 @@ from sublet_storage.notify.publisher import publish_once
 def create_group(
     url: str, subscription: Subscription, options: GroupOptions, principal: str | None = None
 ) -> tuple[Group, bool]:
-    """Create a group; return it, and whether it is new. Raises `Conflict` if it exists with other options, and
+    """Create a group; return it, and whether it is new. Raise `Conflict` if it exists with other options, and
     `TooManyGroups` if `principal` has created too many within a minute."""
     with _open_store(url) as store:
         existed = store.find_live_group(subscription) is not None
@@ -30,7 +30,7 @@ def create_group(
 
 
 def delete_group(url: str, subscription: Subscription) -> int:
-    """Delete a group with its progress; return its id. Raises `NotFound`."""
+    """Delete a group with its progress; return its id. Raise `NotFound`."""
     with _open_store(url) as store:
         group_id = store.delete_group(subscription, store.user())
     if group_id is None:
@@ -40,7 +40,7 @@ def delete_group(url: str, subscription: Subscription) -> int:
 
 
 def send_command(url: str, subscription: Subscription, command: GroupCommand) -> tuple[Group, bool]:
-    """Change the desired state of a live group; return the group, and whether the change was new. Raises `NotFound`."""
+    """Change the desired state of a live group; return the group, and whether the change was new. Raise `NotFound`."""
     with _open_store(url) as store:
         former_group, group = (
             store.find_live_group(subscription),

@@ -46,7 +46,7 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
-    """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
+    """Exclude other resets of the group meanwhile. Raise `Conflict`, which names the one under way."""
     lock_name = f"{resolve_schema_name()} {group.group_id}"
     lock = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
@@ -102,7 +102,7 @@ def reset_live_group(
     """Reset the group to the target; return what moved. `connection` is in autocommit, on the database of `url`.
 
     `force` does not wait for members, which otherwise have `drain_timeout_s`; `waiting` is called with the number of
-    streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
+    streams that they still hold. Raise `Conflict` where another reset is under way, where they have not handed over in
     time, and what `reset_transaction.execute_reset` raises: nothing was changed then.
     """
     with hold_reset_lock(url, group), pause_during_reset(url, group, target):
@@ -138,7 +138,7 @@ def pause_during_reset(url: str, group: Group, target: ResetTarget) -> Iterator[
 
 
 def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting: Callable[[int], None]) -> None:
-    """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raises
+    """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raise
     `Conflict` where the group was resumed, whose members then hand nothing over."""
     deadline, last_count = time.monotonic() + drain_timeout_s, -1
     while (held_count := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:

@@ -118,7 +118,7 @@ class _Stream(Struct, frozen=True):
 
 
 def read_progress(connection: Connection, group: Group) -> ExportedProgress:
-    """Return where the group is. Raises `NotFound` where it was deleted meanwhile."""
+    """Return where the group is. Raise `NotFound` where it was deleted meanwhile."""
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
         raise group_not_found_error(group.subscription)
@@ -134,7 +134,7 @@ def read_progress(connection: Connection, group: Group) -> ExportedProgress:
 def clone(
     connection: Connection, source: Subscription, subscription: Subscription, user: str
 ) -> tuple[Group, ExportedProgress]:
-    """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
+    """Return a new group that goes on from where another is, in the transaction that is open. Raise `NotFound`, and
     what `begin` does."""
     group_lifecycle.lock_generations(connection)  # what is taken must be there still when the new group is
     source_group = group_lifecycle.get_live(connection, source)
@@ -153,7 +153,7 @@ def create_from_progress(
     *,
     accepts_loss: bool = False,
 ) -> Group:
-    """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
+    """Return a new group that goes on from there, in the transaction that is open. Raise `Conflict` where there is one
     by that name, and, unless it skips what is gone or `accepts_loss`, where messages that it was to get are gone;
     `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of another
     timeline."""
@@ -257,7 +257,7 @@ def _check_position(
 
 def progress_from_json(document: Any) -> ExportedProgress:
     """Return the progress that `progress_to_json` wrote; streams that are new to the group are left to its leader.
-    Raises `TypeError`, `KeyError`, `AttributeError` or `ValueError` for what that never writes."""
+    Raise `TypeError`, `KeyError`, `AttributeError` or `ValueError` for what that never writes."""
     rows = sorted(
         (_position_from_json(stream) for stream in document["streams"] if stream["status"] != NEW),
         key=lambda p: p.stream_id,

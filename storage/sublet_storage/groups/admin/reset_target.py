@@ -44,7 +44,7 @@ class ResetTarget(Struct, frozen=True):
 
     @classmethod
     def offset(cls, offset: int) -> ResetTarget:
-        """Return the target of that offset in every stream, or its end. Raises `UsageError`."""
+        """Return the target of that offset in every stream, or its end. Raise `UsageError`."""
         if not 0 <= offset <= MAX_OFFSET:
             raise UsageError(
                 f"offset {offset}: an offset is a whole number from 0 to {MAX_OFFSET}. Correct it; to go back by a "
@@ -54,7 +54,7 @@ class ResetTarget(Struct, frozen=True):
 
     @classmethod
     def shift(cls, count: int) -> ResetTarget:
-        """Return the target that is a number of messages on, or back, in every stream; not beyond its ends. Raises
+        """Return the target that is a number of messages on, or back, in every stream; not beyond its ends. Raise
         `UsageError`."""
         if abs(count) > MAX_OFFSET:
             raise UsageError(
@@ -65,7 +65,7 @@ class ResetTarget(Struct, frozen=True):
 
     @classmethod
     def time(cls, moment: datetime) -> ResetTarget:
-        """Return the target of the first message appended at that time or later in every stream. Raises `UsageError`
+        """Return the target of the first message appended at that time or later in every stream. Raise `UsageError`
         for a time without a zone, or outside of the years 1 to 9999 in UTC."""
         if moment.utcoffset() is None:
             raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
@@ -76,13 +76,13 @@ class ResetTarget(Struct, frozen=True):
 
     @classmethod
     def at_epoch(cls, epoch: object) -> ResetTarget:
-        """Return the target of the first block with that epoch, or one after it, in every stream. Raises
+        """Return the target of the first block with that epoch, or one after it, in every stream. Raise
         `InvalidEpoch`."""
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
     def offsets(cls, offsets: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
-        """Return the target of these offsets of these streams, and no others. Raises `UsageError`."""
+        """Return the target of these offsets of these streams, and no others. Raise `UsageError`."""
         for stream_id, offset in offsets.items():
             if not (0 < stream_id <= MAX_OFFSET and 0 <= offset <= MAX_OFFSET):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")

@@ -148,7 +148,7 @@ def count_held(connection: Connection, group: Group) -> int:
 def plan_reset(
     connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
 ) -> tuple[PositionChange, ...]:
-    """Return what a reset would do now, of all streams or of these. Raises `NotFound` for one that it does not have,
+    """Return what a reset would do now, of all streams or of these. Raise `NotFound` for one that it does not have,
     and `PositionBeyondHead` for offsets of another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
@@ -190,7 +190,7 @@ def _check_wholeness(group: Group, target: ResetTarget, streams: Collection[int]
     decide which epochs it gets."""
     if group.options.atomic and (streams or target.kind in ("current", "shift", "given")):
         raise UsageError(
-            f"{group.subscription} is atomic: single streams, a shift, the current places or those of a file would "
+            f"{group.subscription} is atomic: single streams, a shift, the current positions or those of a file would "
             "leave parts of epochs out. Reset all of it, to the earliest, the latest, a time, an offset or an epoch."
         )
 
@@ -213,7 +213,7 @@ def execute_reset(
     now_us: int | None = None,
 ) -> tuple[PositionChange, ...]:
     """Reset the group in the open transaction; return what was done. `now_us`: the time, None for the database's.
-    Raises `Conflict` while streams are granted, or reserved because something in them is in doubt, unless with `force`:
+    Raise `Conflict` while streams are granted, or reserved because something in them is in doubt, unless with `force`:
     then these grants end without final progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": now_us})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), now_us))[group.group_id]

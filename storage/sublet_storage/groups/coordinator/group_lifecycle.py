@@ -84,7 +84,7 @@ def find_live(connection: Connection, subscription: Subscription) -> Group | Non
 
 
 def get_live(connection: Connection, subscription: Subscription) -> Group:
-    """Return the same, where there must be one. Raises `NotFound`."""
+    """Return the same, where there must be one. Raise `NotFound`."""
     group = find_live(connection, subscription)
     if group is None:
         raise group_not_found_error(subscription)
@@ -103,7 +103,7 @@ def create(
     now_us: int | None,
     principal: str | None = None,
 ) -> Group | None:
-    """Return the new group with its rows; None if another process was faster. Raises `TooManyGroups`."""
+    """Return the new group with its rows; None if another process was faster. Raise `TooManyGroups`."""
     if principal is not None:
         recent = connection.execute(_RECENT, {"principal": principal, "now_us": now_us}).fetchone()
         if recent is not None and recent[0] >= MAX_GROUPS_PER_MINUTE:

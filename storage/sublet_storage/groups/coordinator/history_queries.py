@@ -138,13 +138,13 @@ def read_history(
 
 def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryPage:
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
-    once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
+    once, also one that was being written meanwhile. Raise `UsageError` for a `behind` that was never returned as
     `next`."""
     parameters = {"group": group_id, "behind": behind, "limit": limit}
     try:
         rows = conn.execute(_FIRST if behind is None else _BEHIND, parameters).fetchall()
     except psycopg.DataError:
-        raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
+        raise UsageError(f"{behind!r:.60} is no position in a history: give what an answer had as `next`.") from None
     records = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
     return GroupHistoryPage(records, rows[0][0])
 

@@ -290,7 +290,7 @@ class PostgresGroupStore:
 
     def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
         """Create it, or find the one that was just created by another process; if that is deleted already, once
-        more. Raises `TooManyGroups`."""
+        more. Raise `TooManyGroups`."""
         now_us = self._get_now_us()
         while True:
             created = self._connection.write(

@@ -42,7 +42,7 @@ def read_last_epoch(connection: Connection, subscription: Subscription, session:
 
 
 def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> None:
-    """Bind the name to the principal, if it is unbound. A name for which no epoch was drawn stays unbound. Raises
+    """Bind the name to the principal, if it is unbound. A name for which no epoch was drawn stays unbound. Raise
     `PermissionDenied` if it is another principal's, or the principal has too many; `SessionRowLocked`, without
     waiting, if another transaction has locked it."""
     name = str(subscription), session
@@ -62,7 +62,7 @@ def bind(connection: Connection, subscription: Subscription, session: str, princ
 
 def next_session_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
     """Return a number above all that were drawn before for that name, which is bound to the principal; None: the caller
-    is not authenticated. Raises what `bind` does, and nothing is drawn then."""
+    is not authenticated. Raise what `bind` does, and nothing is drawn then."""
     try:
         with connection.transaction():
             connection.execute(_DRAW_TIMEOUT)
@@ -75,7 +75,7 @@ def next_session_epoch(connection: Connection, subscription: Subscription, sessi
 
 
 def release(connection: Connection, subscription: Subscription, session: str) -> str:
-    """Unbind the name, and return its former principal. Raises `NotFound`."""
+    """Unbind the name, and return its former principal. Raise `NotFound`."""
     ((principal,),) = connection.execute(_RELEASE, (str(subscription), session)).fetchall()
     if principal is None:
         raise NotFound(

@@ -37,7 +37,7 @@ class GroupStore(Protocol):
     ) -> Group:
         """Return the live group of that subscription; created now if there is none, with a lending row for every stream
         it may match, each position resolved in the same statement. `$queue` groups are never created here: raises
-        `UndeclaredQueue`. Raises `TooManyGroups` if `principal` has created too many within a minute."""
+        `UndeclaredQueue`. Raise `TooManyGroups` if `principal` has created too many within a minute."""
 
     def declare_group(
         self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
@@ -56,7 +56,7 @@ class GroupStore(Protocol):
         none.
 
         Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with
-        `user`, who gave the command. Raises `Conflict` if another transaction holds one of its rows locked.
+        `user`, who gave the command. Raise `Conflict` if another transaction holds one of its rows locked.
         """
 
     def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:
@@ -98,14 +98,14 @@ class GroupStore(Protocol):
         """Expire (never delete) those rows that are still this incarnation's at that term."""
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
-        """Return all unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
+        """Return all unfinished rows of the group, after claiming it. Raise `StaleTerm` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """Write many groups in one transaction of array statements; return the results in the order of the batch.
 
         All changes are judged by the rows as they were before the batch: a child whose parent this very batch finishes
         is granted in the next. Stream syncs come after the changes. A group whose part the server refuses (a lock not
-        to be had in time) is answered BUSY throughout, without a stream sync; the others are written without it. Raises
+        to be had in time) is answered BUSY throughout, without a stream sync; the others are written without it. Raise
         `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 
@@ -115,7 +115,7 @@ class GroupStore(Protocol):
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """Bind a session's name in that group to the principal, if it is unbound. A name for which no epoch was drawn
-        stays unbound. Raises `PermissionDenied` if it is another principal's, or the principal has too many."""
+        stays unbound. Raise `PermissionDenied` if it is another principal's, or the principal has too many."""
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """Return what happened to the group's lendings, oldest first."""

@@ -82,7 +82,7 @@ class GroupDesiredState(Struct, frozen=True):
     weights: tuple[tuple[str, float], ...] = ()
 
     def apply(self, command: GroupCommand) -> GroupDesiredState:
-        """Return the state with this command applied; the same state if that is in force already. Raises `UsageError`
+        """Return the state with this command applied; the same state if that is in force already. Raise `UsageError`
         for more weights than a group may have."""
         match command:
             case PauseGroup(reason):

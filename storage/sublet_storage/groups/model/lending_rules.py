@@ -238,7 +238,7 @@ def _make_end_transition(
     if released_row.status is LendingStatus.RESERVED and released_row.in_doubt is not None:
         doubt = released_row.in_doubt
         session = f"session {released_row.session!r}"
-        detail = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
+        detail = f"[{doubt.start}, {doubt.end}) is in doubt: reserved for {doubt.hold_s:g} s for {session}"
         return LendingTransitionResult(
             LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {detail}")
         )

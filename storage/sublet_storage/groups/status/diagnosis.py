@@ -174,7 +174,7 @@ def _describe_read_failure(group: GroupDiagnosisFacts, stream: StreamDiagnosisFa
 
 
 def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    hint = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
+    hint = "It is tried again, and goes on when that is put right; sublet doctor checks the payload locations."
     end = _END_OF_BLOCK.search(stream.unreadable_reason or "")
     return hint if end is None else f"{hint} {_suggest_skip(group, stream, end[1])}"
 
@@ -272,7 +272,7 @@ RULES = (
     DiagnosisRule(
         StallReason.RESERVED_FOR_SESSION,
         lambda g, s: s.reserved_s is not None and s.reserved_s > 0,
-        lambda g, s: f"session {s.owner} has left, and it is kept for its return, {s.reserved_s:.0f} s more",
+        lambda g, s: f"session {s.owner} has left, and it is reserved for its return, {s.reserved_s:.0f} s more",
         lambda g, s: f"Start {s.owner} again, or wait: then others get it.",
     ),
     DiagnosisRule(

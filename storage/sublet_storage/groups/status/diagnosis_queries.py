@@ -85,7 +85,7 @@ class _Space(Struct, frozen=True):
 def diagnose_group(
     connection: Connection, subscription: Subscription, stream_id: int | None = None
 ) -> tuple[StoredGroup, tuple[StreamDiagnosis, ...]]:
-    """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
+    """Return the group, and a reason for each of its streams, or for this one. Raise `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)
         group = _build_group_facts(connection, overview)

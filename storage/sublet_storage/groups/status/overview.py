@@ -183,7 +183,7 @@ def list_leaderless_groups(connection: Connection, limit: int) -> tuple[tuple[Gr
 
 
 def describe_group(connection: Connection, subscription: Subscription) -> GroupOverview:
-    """Return one group with each of its streams. Raises `NotFound`."""
+    """Return one group with each of its streams. Raise `NotFound`."""
     with snapshot_transaction(connection):
         return read_overview(connection, subscription)
 

@@ -86,7 +86,7 @@ class NotificationDriver(Protocol):
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
         """Begin to listen. The three callbacks come one at a time, and may come before this has returned.
 
-        Raises `SubletError` if it can never listen; transient failures, such as a database that is away, are retried.
+        Raise `SubletError` if it can never listen; transient failures, such as a database that is away, are retried.
         """
         ...
 

@@ -23,7 +23,7 @@ def list_drivers() -> list[str]:
 def load_driver(name: str) -> NotificationDriverFactory:
     """Return the factory of the driver of that name.
 
-    Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
+    Raise `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
     entry = _find_entry(name)
     try:
@@ -36,7 +36,7 @@ def load_driver(name: str) -> NotificationDriverFactory:
 
 
 def create_driver(name: str, url: str, **options: str) -> NotificationDriver:
-    """Return the driver of that name. Raises `InvalidSetting`, or the errors of ours that the driver raises."""
+    """Return the driver of that name. Raise `InvalidSetting`, or the errors of ours that the driver raises."""
     try:
         return load_driver(name)(url, **options)
     except SubletError:

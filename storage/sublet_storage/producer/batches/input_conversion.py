@@ -39,7 +39,7 @@ def get_now_us() -> int:
 
 
 def as_bytes(field: str, value: object) -> bytes | None:
-    """Return a key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
+    """Return a key or value as bytes; text is encoded as UTF-8. Raise `UsageError` for anything else."""
     if value is None or type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -55,7 +55,7 @@ def as_bytes(field: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Return headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`,
+    """Return headers as a list of pairs; None and no headers at all are the same. Raise `UsageError`,
     `ValueTooLarge`."""
     if headers is None:
         return None
@@ -74,7 +74,7 @@ def compute_header_size(name: str, value: bytes | None) -> int:
 
 
 def as_timestamp_us(timestamp: object) -> int:
-    """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
+    """Return microseconds since 1970, UTC. A datetime must have a time zone. Raise `UsageError`."""
     if timestamp is None:
         return get_now_us()
     micros = _to_microseconds(timestamp) if isinstance(timestamp, datetime) else _to_integer(timestamp)
@@ -83,7 +83,7 @@ def as_timestamp_us(timestamp: object) -> int:
 
 
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
-    """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
+    """Return what one message takes in the buffer, in bytes. Raise `InvalidTopic` for a topic that is not text."""
     if not isinstance(topic, str):
         raise InvalidTopic(f"topic {format_value(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
@@ -131,7 +131,7 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
-    """Return the batch, normalised, with all its messages in that epoch. Raises `UsageError` if it has epochs of its
+    """Return the batch, normalised, with all its messages in that epoch. Raise `UsageError` if it has epochs of its
     own."""
     index = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(index).null_count < batch.num_rows:

@@ -81,12 +81,12 @@ class RoutingTable:
         return self._spaces[self._space_of_stream[stream_id]].compression
 
     def find_stream(self, topic: str, key: bytes | None) -> int:
-        """Return the open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another
+        """Return the open stream of one message. Raise `InvalidTopic`, or `UsageError` for a topic of another
         space."""
         return self._rings[self._find_space_id(topic)].find_stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
-        """Raise what `stream_of` raises for the first topic that may not be published to."""
+        """Raise what `find_stream` raises for the first topic that may not be published to."""
         topics = batch.column("topic")
         for topic in [topics[0].as_py()] if _is_constant(topics) else topics.unique().to_pylist():
             self._find_space_id(topic)

@@ -31,7 +31,7 @@ class SinkBlockBuilder:
         self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
-        """Yield the blocks that are full with it. Raises what `RoutingTable.partition_rows` raises."""
+        """Yield the blocks that are full with it. Raise what `RoutingTable.partition_rows` raises."""
         for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
             piece = PendingArrowBatch(part, numbers, SharedDelivery(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
