@@ -143,7 +143,9 @@ class Operators:
             if self._store.find_group(group.group_id) is not None:
                 done = self._store.reset(group.group_id, self._moves(group, target, value, streams), target, force)
                 self.resets += done
-                self._say(f"has reset {group.subscription}" if done else f"cannot reset {group.subscription}: lent")
+                self._say(
+                    f"has reset {group.subscription}" if done else f"cannot reset {group.subscription}: it is granted"
+                )
             self._resetting.discard(group.group_id)
             if group.group_id not in self._paused:
                 self._resume(group)
