@@ -220,7 +220,7 @@ def the_payload_limit_holds(subject: Subject) -> None:
 
 
 @if_it(lambda can: can.is_push and can.is_ordered)
-def an_senders_messages_keep_their_order(subject: Subject) -> None:
+def a_senders_messages_keep_their_order(subject: Subject) -> None:
     """Where the driver says so."""
     driver = subject.driver()
     with receiving(driver) as (received,), sending(driver, [received], 2) as senders:
@@ -377,7 +377,7 @@ CHECKS: tuple[Check, ...] = (
     messages_arrive_complete_at_every_receiver,
     equal_messages_are_not_folded,
     the_payload_limit_holds,
-    an_senders_messages_keep_their_order,
+    a_senders_messages_keep_their_order,
     what_is_not_counted_as_dropped_arrives,
     a_path_that_breaks_is_reported_and_comes_back,
     a_send_never_blocks,

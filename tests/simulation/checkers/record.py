@@ -93,7 +93,7 @@ class Record:
         """Who watches a group receives what is in history, and of nothing that a leader merely wished."""
         for each in happened:
             if each.record.at_us and each.record not in self._lines:
-                raise Violation(f"reported, but not in history:  {each}")
+                raise Violation(f"reported, but not in history: {each}")
 
     def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
         """Rows that a transaction has just answered are as history says."""
