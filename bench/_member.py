@@ -29,7 +29,7 @@ class Member:
         self._seen: set[tuple[int, int]] = set()
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
 
-    def obey(self) -> None:
+    def apply_commands(self) -> None:
         """Execute commands until standard input is closed."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._said.get() == "join":
@@ -62,7 +62,7 @@ class Member:
 
 def main(url: str, subscription: str, file: str, pause_s: str) -> None:
     """Run the member."""
-    Member(url, subscription, Path(file), float(pause_s)).obey()
+    Member(url, subscription, Path(file), float(pause_s)).apply_commands()
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
         frontiers = Frontiers(url, options.streams)
         with contextlib.closing(frontiers):
             figures = frontiers.figures(options.statement_rounds)
-    _notify(options, series, figures)
+    _publish_report(options, series, figures)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -202,7 +202,7 @@ def _claims(paces: list[int]) -> list[Claim]:
     return publishing + consuming
 
 
-def _notify(options: argparse.Namespace, series: Series, figures: list[Beside]) -> None:
+def _publish_report(options: argparse.Namespace, series: Series, figures: list[Beside]) -> None:
     names = ("messages", "paces", "batch_bytes", "streams", "rounds", "statement_rounds")
     settings = {name: getattr(options, name) for name in names} | {"value_bytes": VALUE_BYTES}
     section = report.write("epochs", settings, series, _claims(options.paces), options.json, figures)

@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
                 left_out[key] = str(reason)
         print(f"round {number + 1} of {options.rounds}", flush=True)
     lines = [Line(SYSTEMS[key], rate, tuple(found)) for (key, rate), found in turns.items()]
-    _notify(options, lines, left_out)
+    _publish_report(options, lines, left_out)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -187,7 +187,7 @@ def claims_of(lines: Sequence[Line]) -> list[dict[str, Any]]:
     return claims
 
 
-def _notify(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[str, str]) -> None:
+def _publish_report(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[str, str]) -> None:
     claims = claims_of(lines)
     judged = [
         line.judged(best_durable_peer(lines, rate)) for rate in options.rates for line in lines if line.rate == rate

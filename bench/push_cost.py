@@ -40,7 +40,7 @@ BLOCK = 1000
 TOPIC = "t"
 DRIVER = "postgres"
 TARGET = 0.9
-NEWS_S = 20.0
+WAIT_S = 20.0
 """Time within which a publisher must have begun to notify the node."""
 PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
 PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
             conn.execute("checkpoint")
             _round(contenders, series if number else Series(), turn(tuple(sides), number))
             print(f"round {number} of {options.rounds}", flush=True)
-    _notify(options, series)
+    _publish_report(options, series)
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -124,38 +124,38 @@ def _sides(
     for side in sides.values():
         opened.callback(side.publisher.close)
     for name in tuple(sides)[1:]:
-        _await_news(sides[name], urls[name], driver)
+        _await_notifications(sides[name], urls[name], driver)
     if "received" in urls:
         _listen(opened, urls["received"], listeners)
     return sides, opened.enter_context(connect(server))
 
 
 def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
-    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `NEWS_S`."""
+    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `WAIT_S`."""
     command = [sys.executable, "-m", "bench._listener", url]
     for _ in range(listeners):
         process = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=report.ROOT))
         assert process.stdin is not None
         opened.callback(process.stdin.close)
-    deadline = time.monotonic() + NEWS_S
+    deadline = time.monotonic() + WAIT_S
     listening = """
     select count(*) from pg_stat_activity where application_name = 'sublet direct listener' and query like 'listen%'"""
     with connect(url) as conn:
         while conn.execute(listening).fetchone() != (listeners,):
             if time.monotonic() > deadline:
-                raise LeftOut(f"fewer than {listeners} processes listen {NEWS_S:g} s after they were started.")
+                raise LeftOut(f"fewer than {listeners} processes listen {WAIT_S:g} s after they were started.")
             time.sleep(0.1)
 
 
-def _await_news(side: Side, url: str, driver: str) -> None:
-    """Publish until the node is notified; with a driver whose notifications no other process can see, for `NEWS_S`."""
-    deadline = time.monotonic() + NEWS_S
+def _await_notifications(side: Side, url: str, driver: str) -> None:
+    """Publish until the node is notified; with a driver whose notifications no other process can see, for `WAIT_S`."""
+    deadline = time.monotonic() + WAIT_S
     if driver == DRIVER:
         if not any(_received(side, url, deadline)):
-            raise LeftOut(f"publishers did not notify the node within {NEWS_S:g} s of publishing.")
+            raise LeftOut(f"publishers did not notify the node within {WAIT_S:g} s of publishing.")
     elif registry.load_driver(driver)(url).capabilities.is_push:
         while time.monotonic() < deadline:
-            side.calls([b"news"])
+            side.calls([b"value"])
             time.sleep(0.1)
 
 
@@ -163,7 +163,7 @@ def _received(side: Side, url: str, deadline: float) -> Iterator[bool]:
     with connect(url) as conn:
         conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(resolve_schema_name()))))
         while time.monotonic() < deadline:
-            side.calls([b"news"])
+            side.calls([b"value"])
             yield any(True for _ in conn.notifies(timeout=0.1, stop_after=1))
 
 
@@ -188,7 +188,7 @@ def _round(contenders: dict[str, tuple[int, Callable[[], None]]], series: Series
             series.add(f"{way} {name}", messages, time.perf_counter() - started)
 
 
-def _notify(options: argparse.Namespace, series: Series) -> None:
+def _publish_report(options: argparse.Namespace, series: Series) -> None:
     claims = [Claim(f"{PATHS[way]}: push {options.driver} / none", f"{way} on", f"{way} off", TARGET) for way in PATHS]
     received = ""
     if "columns received" in series.rates:

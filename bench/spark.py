@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
             _read(contenders, series if number > 0 else Series(), turned)
             overhead.measure(spark, place, turned, counts=number > 0)
             print(f"round {number} of {options.rounds}", flush=True)
-        _notify(options, series, overhead.figures(), table.way)
+        _publish_report(options, series, overhead.figures(), table.way)
 
 
 def _read(contenders: dict[str, Callable[[], tuple[int, float]]], series: Series, turned: bool) -> None:
@@ -256,7 +256,7 @@ def _claims(blocks: list[int], way: str) -> list[Claim]:
     return claims
 
 
-def _notify(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
+def _publish_report(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
     names = ("rows", "batch_rows", "table_rows", "streams", "blocks", "rounds", "micro_batches", "warm_up", "conf")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"value_bytes": VALUE_BYTES, "table_read_by": way, "shared_buffers": postgres.quarter_of_memory()}

@@ -126,11 +126,11 @@ def _weigh(side: str, agents: int, subscriptions: int) -> Weights:
     with contextlib.ExitStack() as opened:
         directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
         server = opened.enter_context(_Server.begun(directory))
-        opened.enter_context(server.agents(side, 1, FIRST)).notify()
+        opened.enter_context(server.agents(side, 1, FIRST)).write_line()
         empty = server.weight(side, 1, FIRST)
         others = opened.enter_context(server.agents(side, agents, subscriptions))
         begun = server.weight(side, 1 + agents, FIRST + agents)
-        others.notify()
+        others.write_line()
         return Weights(empty, begun, server.weight(side, 1 + agents, FIRST + subscriptions))
 
 
@@ -179,7 +179,7 @@ class _Server:
         return resident_bytes(self._process.pid)
 
     def _ask(self, line: str = "\n") -> dict[str, Any]:
-        self._process.notify(line)
+        self._process.write_line(line)
         self._asked += 1
         return self._next(self._asked)
 

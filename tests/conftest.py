@@ -188,13 +188,13 @@ def _database(server_url: str, template: str) -> Iterator[str]:
         conn.execute(f"drop database {name} with (force)")
 
 
-class _Untold:
+class _SilentPublisher:
     def publish_heads(self, heads: object) -> None:
         """Send nothing."""
 
 
 @pytest.fixture
-def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_notifications(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the publishers' notifications, for tests that cut or count connections: only that of the appends is
     left."""
-    monkeypatch.setattr("sublet_storage.producer.sender.shared_publisher", lambda url: _Untold())
+    monkeypatch.setattr("sublet_storage.producer.sender.shared_publisher", lambda url: _SilentPublisher())

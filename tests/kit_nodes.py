@@ -179,9 +179,9 @@ class Fleet:
         done = [line["done"] for line in _lines(self._record(name)) if "done" in line]
         return [(stream, first) for stream, first in done]
 
-    def news(self, name: str) -> dict[str, int]:
+    def head_counters(self, name: str) -> dict[str, int]:
         """Return a consumer's counters of how it learned of new messages; empty before its first batch."""
-        return dict(self._last(name, "news"))
+        return dict(self._last(name, "head_counters"))
 
     def connections(self, name: str) -> dict[str, dict[str, Any]]:
         """Return {node address: counters of the connection to it} of a consumer, at its last batch or its end."""

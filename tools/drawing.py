@@ -168,7 +168,7 @@ COLUMN: Final = 330.0
 LEFT: Final = 150.0
 ROW: Final = 21.0
 _MESSAGE = re.compile(r"(\w+) -> (\w+): (.+?)(?: \((lost|late|twice)\))?(?: x(\d+))?")
-_DESCRIBED = re.compile(r"(\w+) tells subscription (\d+): (.+?)(?: x(\d+))?")
+_DESCRIBED = re.compile(r"(\w+) notifies subscription (\d+): (.+?)(?: x(\d+))?")
 _STOPS = {"dies": True, "shuts down": True, "freezes": True, "starts": False, "thaws": False}
 
 

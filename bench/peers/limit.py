@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 1.0
 
 _SETUP = "create table message (number bigint generated always as identity primary key, value bytea not null)"
 _INSERT = (
-    "with told as (select pg_notify('message', '')) insert into message (value) select unnest(%b::bytea[]) from told"
+    "with sent as (select pg_notify('message', '')) insert into message (value) select unnest(%b::bytea[]) from sent"
 )
 _SELECT = "select number, value from message where number > %s order by number"
 

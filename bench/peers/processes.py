@@ -51,7 +51,7 @@ class Running:
         """Return the end of its output so far."""
         return self._log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
 
-    def notify(self, line: str = "\n") -> None:
+    def write_line(self, line: str = "\n") -> None:
         """Write a line to its standard input."""
         assert self._popen.stdin is not None
         self._popen.stdin.write(line.encode())

@@ -1,7 +1,7 @@
 """Adds up the flights of each hour, and closes the hours: `python -m examples.hourly_closing.consumer NAME`.
 
 Any number of these share the work. What one adds is committed together with the group's progress; an hour that the
-group has consumed is closed by whoever hears of it first.
+group has consumed is closed by whoever is notified of it first.
 """
 
 from __future__ import annotations

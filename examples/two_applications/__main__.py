@@ -16,7 +16,7 @@ TOGETHER_S = 6.0
 """For how long both work, and then the one that is left, before the rest is published at once."""
 
 BY_APPLICATION = """
-select application, count(*) filter (where at <= %(told_at)s), count(*) filter (where at > %(told_at)s)
+select application, count(*) filter (where at <= %(stopped_at)s), count(*) filter (where at > %(stopped_at)s)
   from stored group by application order by application"""
 
 
@@ -58,7 +58,7 @@ def main() -> int:
             stage.pause(TOGETHER_S, lambda: stored(stage))
             reported_at, reported = datetime.now(UTC), stage.seconds
             stage.stop("heavy")
-            stage.say(f"heavy has stopped, {stage.seconds - reported:.1f} s after it was told to")
+            stage.say(f"heavy has stopped, {stage.seconds - reported:.1f} s after it was asked to")
             stage.wait_for("light to hold everything", lambda: shares(stage) == {"light": STREAMS})
             show(stage)
             stage.pause(TOGETHER_S, lambda: stored(stage))
@@ -67,8 +67,8 @@ def main() -> int:
         stage.wait_for("everything to be stored", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: stored(stage))
         stage.stop("light")
         stage.say("the end")
-        rows = stage.connection.execute(BY_APPLICATION, {"told_at": reported_at}).fetchall()
-        table(("flights stored by", "before heavy was told to stop", "afterwards"), rows)
+        rows = stage.connection.execute(BY_APPLICATION, {"stopped_at": reported_at}).fetchall()
+        table(("flights stored by", "before heavy was asked to stop", "afterwards"), rows)
         return verdict("flights", wrong(source, stage.flights("stored")))
 
 

@@ -11,7 +11,7 @@ from tests.contract.group_world import MemoryWorld, PostgresWorld, World
 
 @pytest.fixture(params=["memory", "postgres"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A group store with streams to lend; each test runs on the twin and on the truth."""
+    """A group store with streams to grant; each test runs on the twin and on the truth."""
     if request.param == "memory":
         yield MemoryWorld()
         return

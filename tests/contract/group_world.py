@@ -1,4 +1,4 @@
-"""A group store with streams to lend and a clock to turn: the same world over both implementations."""
+"""A group store with streams to grant and a clock to turn: the same world over both implementations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ INVALID = LendingOutcome.INVALID
 
 
 class Ticker:
-    """A clock in microseconds that moves only when told to."""
+    """A clock in microseconds that moves only when the test sets it."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self.now_us = now_us

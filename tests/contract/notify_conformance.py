@@ -6,7 +6,7 @@ For a driver of your own, registered in the entry point group `sublet.notify`, a
     from tests.contract.notify_conformance import Subject, checks
 
     class Mine(Subject):
-        def cut(self, inlet): ...          # and `rubbish` and `deaf`, see Subject
+        def cut(self, receiver): ...          # and `rubbish` and `deaf`, see Subject
 
     @pytest.mark.parametrize("check", checks("mine"), ids=lambda check: check.__name__)
     def test_my_driver(check):
@@ -46,7 +46,7 @@ _NEEDS: dict[Check, Callable[[NotificationDriverCapabilities], bool]] = {}
 
 
 class Subject:
-    """A driver under test, and what the suite must be told to do to it. The last three are asked of those that push."""
+    """A driver under test, and what the suite needs to do to it. The last three are asked of those that push."""
 
     def __init__(self, name: str, url: str) -> None:
         self.name, self.url = name, url
@@ -55,12 +55,12 @@ class Subject:
         """The driver, by its entry point."""
         return load_driver(self.name)(self.url)
 
-    def cut(self, inlet: NotificationReceiver) -> None:
-        """Break the way to this inlet as the world might; the driver restores it by itself."""
+    def cut(self, receiver: NotificationReceiver) -> None:
+        """Break the way to this receiver as the world might; the driver restores it by itself."""
         raise NotImplementedError
 
-    def rubbish(self, inlet: NotificationReceiver) -> None:
-        """Bring to this inlet, from outside, whatever it should never see. None of it may count as a message."""
+    def rubbish(self, receiver: NotificationReceiver) -> None:
+        """Bring to this receiver, from outside, whatever it should never see. None of it may count as a message."""
         raise NotImplementedError
 
     def deaf(self) -> AbstractContextManager[str]:
@@ -69,12 +69,12 @@ class Subject:
 
 
 class Received:
-    """An inlet, and all that it told, in order: `connected`, `lost`, and messages."""
+    """A receiver, and all that it reported, in order: `connected`, `lost`, and messages."""
 
     def __init__(self, driver: NotificationDriver) -> None:
         self.reported: list[str | bytes] = []
         self.fails = False
-        self.inlet = driver.open_receiver(self._message, lambda: self.reported.append("connected"), self._lost)
+        self.receiver = driver.open_receiver(self._message, lambda: self.reported.append("connected"), self._lost)
         eventually(lambda: self.reported, message="on_connected is never called")
 
     @property
@@ -97,27 +97,27 @@ class Received:
 
 
 @contextlib.contextmanager
-def hearing(driver: NotificationDriver, count: int = 1) -> Iterator[list[Received]]:
-    """So many open inlets; each is closed afterwards, and must have begun with being connected."""
+def receiving(driver: NotificationDriver, count: int = 1) -> Iterator[list[Received]]:
+    """So many open receivers; each is closed afterwards, and must have begun with being connected."""
     received = [Received(driver) for _ in range(count)]
     try:
         yield received
     finally:
         for each in received:
-            each.inlet.close()
-            assert each.reported[0] == "connected", "something was told before on_connected"
+            each.receiver.close()
+            assert each.reported[0] == "connected", "something was reported before on_connected"
 
 
 @contextlib.contextmanager
 def sending(
     driver: NotificationDriver, received: Sequence[Received], count: int = 1
 ) -> Iterator[list[NotificationSender]]:
-    """So many open outlets towards these inlets, closed afterwards."""
-    outlets = [driver.open_sender([each.inlet.endpoint for each in received]) for _ in range(count)]
+    """So many open senders towards these receivers, closed afterwards."""
+    senders = [driver.open_sender([each.receiver.endpoint for each in received]) for _ in range(count)]
     try:
-        yield outlets
+        yield senders
     finally:
-        for sender in outlets:
+        for sender in senders:
             sender.close()
 
 
@@ -155,8 +155,8 @@ def it_goes_by_its_name(subject: Subject) -> None:
     """The driver's name is its entry point's, and its endpoints begin with it and are short lines of plain text."""
     driver = subject.driver()
     assert driver.name == subject.name
-    with hearing(driver) as (received,):
-        endpoint = received.inlet.endpoint
+    with receiving(driver) as (received,):
+        endpoint = received.receiver.endpoint
         assert driver_name(endpoint) == subject.name
         assert endpoint.isascii()
         assert endpoint.isprintable()
@@ -168,7 +168,7 @@ def it_goes_by_its_name(subject: Subject) -> None:
 def without_push_nothing_arrives(subject: Subject) -> None:
     """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
     driver = subject.driver()
-    with hearing(driver) as (received,):
+    with receiving(driver) as (received,):
         with sending(driver, [received]) as (sender,):
             sender.send(b"message")
         assert received.reported == ["connected"]
@@ -176,24 +176,24 @@ def without_push_nothing_arrives(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def messages_arrive_complete_at_every_receiver(subject: Subject) -> None:
-    """Several inlets, several outlets, any bytes."""
+    """Several receivers, several senders, any bytes."""
     driver = subject.driver()
     odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
-    with hearing(driver, 3) as received, sending(driver, received, 2) as outlets:
+    with receiving(driver, 3) as received, sending(driver, received, 2) as senders:
         sent = {bytes([number]) + message for number in range(2) for message in odd} | {b""}
-        for number, sender in enumerate(outlets):
+        for number, sender in enumerate(senders):
             for message in odd:
                 sender.send(bytes([number]) + message)
             sender.send(b"")
         all_of(received, lambda each: set(each.messages) == sent)
-        assert [sender.dropped for sender in outlets] == [0, 0]
+        assert [sender.dropped for sender in senders] == [0, 0]
 
 
 @if_it(lambda can: can.is_push)
 def equal_messages_are_not_folded(subject: Subject) -> None:
     """What was sent twice arrives twice."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         for _ in range(50):
             sender.send(b"again")
         least = 50 - sender.dropped if driver.capabilities.is_lossless else 2
@@ -206,7 +206,7 @@ def the_payload_limit_holds(subject: Subject) -> None:
     driver = subject.driver()
     limit = driver.capabilities.payload_limit
     longest = [byte * (limit or 1 << 20) for byte in (b"a", b"\0", b"\xff", b"\x80")]
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         for message in longest:
             sender.send(message)
             all_of([received], lambda each: each.messages[-1:] == [message])  # noqa: B023
@@ -220,12 +220,12 @@ def the_payload_limit_holds(subject: Subject) -> None:
 
 
 @if_it(lambda can: can.is_push and can.is_ordered)
-def an_outlets_messages_keep_their_order(subject: Subject) -> None:
+def a_senders_messages_keep_their_order(subject: Subject) -> None:
     """Where the driver says so."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received], 2) as outlets:
+    with receiving(driver) as (received,), sending(driver, [received], 2) as senders:
         for number in range(500):
-            for name, sender in zip((b"a", b"b"), outlets, strict=True):
+            for name, sender in zip((b"a", b"b"), senders, strict=True):
                 sender.send(b"%s%06d" % (name, number))
         eventually(lambda: {b"a000499", b"b000499"} <= set(received.messages))
         for name in (b"a", b"b"):
@@ -237,7 +237,7 @@ def an_outlets_messages_keep_their_order(subject: Subject) -> None:
 def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
     """Where the driver says that it loses nothing: more at once than it can take."""
     driver = subject.driver()
-    with hearing(driver, 2) as received, sending(driver, received) as (sender,):
+    with receiving(driver, 2) as received, sending(driver, received) as (sender,):
         for number in range(5000):
             sender.send(b"%d" % number)
         arrives(sender, received[0], b"last")
@@ -249,11 +249,11 @@ def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
 def a_path_that_breaks_is_reported_and_comes_back(subject: Subject) -> None:
     """Lost, then connected again, by itself; then messages arrive."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         arrives(sender, received, b"before")
-        subject.cut(received.inlet)
-        eventually(lambda: received.events[:2] == ["connected", "lost"], message=lambda: f"told {received.events}")
-        eventually(lambda: received.events[2:] == ["connected"], message=lambda: f"told {received.events}")
+        subject.cut(received.receiver)
+        eventually(lambda: received.events[:2] == ["connected", "lost"], message=lambda: f"reported {received.events}")
+        eventually(lambda: received.events[2:] == ["connected"], message=lambda: f"reported {received.events}")
         arrives(sender, received, b"after")
 
 
@@ -261,8 +261,8 @@ def a_path_that_breaks_is_reported_and_comes_back(subject: Subject) -> None:
 def a_send_never_blocks(subject: Subject) -> None:
     """Not with nobody there, and not where somebody is who takes nothing."""
     driver = subject.driver()
-    with hearing(driver) as (gone,):
-        nobody = gone.inlet.endpoint
+    with receiving(driver) as (gone,):
+        nobody = gone.receiver.endpoint
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf:
         for endpoint in (nobody, deaf):
@@ -279,19 +279,19 @@ def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
     """Of two endpoints one takes nothing: what is sent to both arrives at the other."""
     driver = subject.driver()
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
-    with subject.deaf() as deaf, hearing(driver) as (received,):
-        sender = driver.open_sender([deaf, received.inlet.endpoint])
+    with subject.deaf() as deaf, receiving(driver) as (received,):
+        sender = driver.open_sender([deaf, received.receiver.endpoint])
         for _ in range(1500):
             sender.send(message)
-        arrives(sender, received, b"heard")
+        arrives(sender, received, b"received")
         sender.close()
 
 
 @if_it(lambda can: can.is_push)
 def what_was_sent_last_arrives(subject: Subject) -> None:
-    """A sender that is opened, used and closed at once, as a short-lived process does, has told what it told."""
+    """A sender that is opened, used and closed at once, as a short-lived process does, loses nothing."""
     driver = subject.driver()
-    with hearing(driver) as (received,):
+    with receiving(driver) as (received,):
         for attempt in range(1 if driver.capabilities.is_lossless else 3):
             with sending(driver, [received]) as (sender,):
                 sender.send(b"%d" % attempt)
@@ -302,7 +302,7 @@ def what_was_sent_last_arrives(subject: Subject) -> None:
 def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
     """The next message is handed to it all the same."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         received.fails = True
         arrives(sender, received, b"first")
         arrives(sender, received, b"second")
@@ -313,9 +313,9 @@ def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
 def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
     """It is no message, and what comes after it is."""
     driver = subject.driver()
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         arrives(sender, received, b"before")
-        subject.rubbish(received.inlet)
+        subject.rubbish(received.receiver)
         arrives(sender, received, b"after")
         assert set(received.messages) == {b"before", b"after"}
 
@@ -323,7 +323,7 @@ def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
 def endpoints_that_are_none_are_survived(subject: Subject) -> None:
     """The directory may hold anything: what cannot be reached hinders neither the caller nor the others."""
     driver = subject.driver()
-    with hearing(driver) as (received,):
+    with receiving(driver) as (received,):
         nonsense = [
             f"{subject.name}:",
             f"{subject.name}:\n",
@@ -331,7 +331,7 @@ def endpoints_that_are_none_are_survived(subject: Subject) -> None:
             "",
             "other:x",
         ]
-        sender = driver.open_sender([*nonsense, received.inlet.endpoint])
+        sender = driver.open_sender([*nonsense, received.receiver.endpoint])
         sender.send(b"message")
         if driver.capabilities.is_push:
             arrives(sender, received, b"message")
@@ -347,17 +347,17 @@ def closing_lets_go_of_everything(subject: Subject) -> None:
     before = _possessions()
     driver = subject.driver()
     assert _possessions() <= before, "a driver that nothing was asked of has opened something"
-    with hearing(driver, 2) as received, sending(driver, received, 2) as outlets:
-        for sender in outlets:
+    with receiving(driver, 2) as received, sending(driver, received, 2) as senders:
+        for sender in senders:
             sender.send(b"message")
         if driver.capabilities.is_push:
             all_of(received, lambda each: bool(each.messages))
     reported = [list(each.reported) for each in received]
-    for close in [sender.close for sender in outlets] + [each.inlet.close for each in received]:
+    for close in [sender.close for sender in senders] + [each.receiver.close for each in received]:
         close()
-    dropped = outlets[0].dropped
-    outlets[0].send(b"too late")
-    assert outlets[0].dropped == dropped + driver.capabilities.is_push
+    dropped = senders[0].dropped
+    senders[0].send(b"too late")
+    assert senders[0].dropped == dropped + driver.capabilities.is_push
     eventually(lambda: _possessions() <= before, message=lambda: f"left: {_possessions() - before}")
     assert [list(each.reported) for each in received] == reported
 
@@ -377,7 +377,7 @@ CHECKS: tuple[Check, ...] = (
     messages_arrive_complete_at_every_receiver,
     equal_messages_are_not_folded,
     the_payload_limit_holds,
-    an_outlets_messages_keep_their_order,
+    a_senders_messages_keep_their_order,
     what_is_not_counted_as_dropped_arrives,
     a_path_that_breaks_is_reported_and_comes_back,
     a_send_never_blocks,
@@ -407,17 +407,17 @@ def _possessions() -> set[str]:
     return found
 
 
-def _story_of_a_fork(name: str, url: str) -> None:
+def _check_a_fork(name: str, url: str) -> None:
     driver = load_driver(name)(url)
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         arrives(sender, received, b"before")
 
         def in_the_child() -> None:
             sender.send(b"of the copy")
             assert sender.dropped == 1, "the copy has sent"
             sender.close()
-            received.inlet.close()
-            own = driver.open_sender([received.inlet.endpoint])
+            received.receiver.close()
+            own = driver.open_sender([received.receiver.endpoint])
             own.send(b"of the child")
             own.close()
 
@@ -429,4 +429,4 @@ def _story_of_a_fork(name: str, url: str) -> None:
 
 
 if __name__ == "__main__":
-    _story_of_a_fork(sys.argv[1], sys.argv[2])
+    _check_a_fork(sys.argv[1], sys.argv[2])

@@ -57,7 +57,7 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
 
 
 @pytest.mark.conforms("W2")
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("without_notifications")
 def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 8.0)  # for so long its lock can be seen
     with connect(database) as connection, PostgresProxy(database) as cutter:

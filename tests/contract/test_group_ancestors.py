@@ -1,4 +1,4 @@
-"""A stream is lent when no ancestor of it is unfinished, whatever lies between: what both group stores promise."""
+"""A stream is granted when no ancestor of it is unfinished, whatever lies between: what both group stores promise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_granted(world: World, group: Group, term: int, stream: int) -> bool:
 
 
 def consume(world: World, group: Group, term: int, stream: int) -> None:
-    """Lent, consumed to its head, which ends it, and with it what was empty behind it."""
+    """Granted, consumed to its head, which ends it, and with it what was empty behind it."""
     held = granted(world, group, term, stream)
     done = world.applied(group, term, AdvancePosition(stream, held.grant_id, held.head))
     assert done.status is FINISHED
@@ -199,7 +199,7 @@ Descended = tuple[PostgresWorld, Group, int, tuple[int, int, int]]
 
 @pytest.fixture
 def descended(postgres: PostgresWorld) -> Descended:
-    """A stream that is consumed, what follows on it across empty ones, and one beside them; the last two are lent."""
+    """A stream that is consumed, what follows on it across empty ones, one beside them; the last two are granted."""
     group, term, (first, beside) = postgres.led(2)
     postgres.append(first, 2)
     postgres.append(beside, 2)
@@ -216,7 +216,7 @@ def descended(postgres: PostgresWorld) -> Descended:
 
 @pytest.mark.conforms("E33", "E11", "A5")
 def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
-    """And nothing else: what is lent beside the stream stays so."""
+    """And nothing else: what is granted beside the stream stays so."""
     world, group, term, (first, last, beside) = descended
     before = {stream: world.row(group, term, stream) for stream in (last, beside)}
     world.reset(group, ResetTarget.earliest(), first, force=True)
@@ -266,7 +266,7 @@ def test_doubt_behind_a_reset_stream_ends_by_force(descended: Descended) -> None
 
 @pytest.mark.conforms("E33")
 def test_a_reset_of_an_unnoticed_stream_forgets_none(postgres: PostgresWorld) -> None:
-    """Streams before it, of which no leader has heard yet, are consumed first."""
+    """Streams before it, of which no leader has been notified yet, are consumed first."""
     postgres.add_space()
     group = postgres.declare()
     (second,) = postgres.rollover(1)

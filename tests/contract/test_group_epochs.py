@@ -240,7 +240,7 @@ def test_idle_streams_and_skipped_epochs_hold_nothing(world: World) -> None:
     group = world.declare(atomic=True)
     term = world.lead(group)
     world.complete(9)
-    assert reached(world, group, term) == [9], "nobody has been lent anything"
+    assert reached(world, group, term) == [9], "nobody has been granted anything"
     world.append(first, 10, 9)
     assert reached(world, group, term) == [9], "what its row says is older"
     world.complete(12)

@@ -1,4 +1,4 @@
-"""A group that is deleted and made anew: what members of its former life had is lent when they may begin no more calls.
+"""A group that is deleted and made anew: what its former members had is granted when they may begin no more calls.
 What both group stores promise."""
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def lost_messages(world: World, group: Group) -> dict[int, int]:
 
 @pytest.mark.conforms("A1")
 def test_declaring_again_is_a_no_op_or_a_conflict(world: World) -> None:
-    """Whoever declares a group with other options is told which one differs."""
+    """The error for whoever declares a group with other options names the one that differs."""
     world.add_space()
     group = world.store.declare_group(SHARE, OTHERS)
     assert group.options == OTHERS

@@ -1,4 +1,4 @@
-"""Resets on Postgres: what is planned is what is done, and whoever led or held anything hears that it is over."""
+"""Resets on Postgres: what is planned is what is done, and leaders and holders are notified that it is over."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus,
 
 
 def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
-    """Lent, consumed up to there and handed back."""
+    """Granted, consumed up to there and handed back."""
     held = granted(world, group, term, stream)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, position))
     row = world.row(group, term, stream)

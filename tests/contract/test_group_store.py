@@ -119,9 +119,9 @@ def test_a_deleted_groups_second_life_is_another(world: World) -> None:
     assert again.options == GroupOptions()
     row = world.row(again, world.lead(again), stream)
     assert (row.status, row.position, row.grant_id, row.session) == (FREE, 7, 0, None)
-    ghost = world.lead(group, TWO)
-    assert world.write(group, ghost, grant(stream), renew=True).synced == ()
-    assert world.store.load(group.group_id, ghost) == ()
+    never_elected = world.lead(group, TWO)
+    assert world.write(group, never_elected, grant(stream), renew=True).synced == ()
+    assert world.store.load(group.group_id, never_elected) == ()
 
 
 @pytest.mark.conforms("A7", "E23")

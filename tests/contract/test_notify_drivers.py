@@ -28,7 +28,7 @@ from sublet_storage.notify.drivers.postgres import (
     encode_payload,
 )
 from sublet_storage.notify.drivers.registry import create_driver, list_drivers, load_driver
-from tests.contract.notify_conformance import Subject, checks, hearing, sending
+from tests.contract.notify_conformance import Subject, checks, receiving, sending
 from tests.kit import eventually
 
 THREE = ("poll", "postgres", "zmq")
@@ -37,14 +37,14 @@ THREE = ("poll", "postgres", "zmq")
 class PostgresSubject(Subject):
     """The server ends the listener's connection; rubbish is whatever others say on its channel."""
 
-    def cut(self, inlet: NotificationReceiver) -> None:
+    def cut(self, receiver: NotificationReceiver) -> None:
         with connect(self.url) as conn:
             conn.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity "
                 "where application_name = 'sublet listen' and datname = current_database()"
             )
 
-    def rubbish(self, inlet: NotificationReceiver) -> None:
+    def rubbish(self, receiver: NotificationReceiver) -> None:
         with connect(self.url) as conn:
             for text in ("", "t", "b", "b0", "b0?", "b0YQ", "x0y", "{}", "ä", "b0ä", "\x7f" * 7000):
                 if text != "b0":
@@ -61,19 +61,22 @@ class ZmqSubject(Subject):
     """Connections are cut under the feet of both ends; rubbish is what a port scanner, a stranger and a publisher that
     breaks the rules send."""
 
-    def cut(self, inlet: NotificationReceiver) -> None:
-        port = port_of(inlet.endpoint)
+    def cut(self, receiver: NotificationReceiver) -> None:
+        port = port_of(receiver.endpoint)
         for number in [int(name) for name in os.listdir("/proc/self/fd")]:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
                 if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
                     copy.shutdown(socket.SHUT_RDWR)
 
-    def rubbish(self, inlet: NotificationReceiver) -> None:
+    def rubbish(self, receiver: NotificationReceiver) -> None:
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
         for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), greeting, greeting + b"\2" + b"\xff" * 8):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port_of(inlet.endpoint))) as raw:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port_of(receiver.endpoint))) as raw,
+            ):
                 raw.sendall(data)
-        address, key = inlet.endpoint.removeprefix("zmq:").split("?key=")
+        address, key = receiver.endpoint.removeprefix("zmq:").split("?key=")
         with zmq.Context() as context, context.socket(zmq.PUSH) as peer:
             peer.linger = 1000
             peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()
@@ -224,8 +227,8 @@ def test_schemas_receive_nothing_of_each_other(database: str, monkeypatch: pytes
     monkeypatch.setenv("SUBLET_SCHEMA", "other")
     other = load_driver("postgres")(database)
     with (
-        hearing(one) as (here,),
-        hearing(other) as (there,),
+        receiving(one) as (here,),
+        receiving(other) as (there,),
         sending(one, [here]) as (sender,),
         sending(other, [there]) as (second,),
     ):
@@ -250,7 +253,7 @@ def test_a_payload_is_text_within_postgres_limit(message: bytes) -> None:
 
 def test_what_waits_outlives_a_lost_connection(database: str) -> None:
     driver = load_driver("postgres")(database)
-    with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
+    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         sender.send(b"before")
         eventually(lambda: b"before" in received.messages)
         with connect(database) as conn:
@@ -267,14 +270,14 @@ def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
     away = psycopg.conninfo.make_conninfo(server_url, host="/nonexistent")
     driver = load_driver("postgres")(away)
     reported: list[str] = []
-    inlet = driver.open_receiver(
+    receiver = driver.open_receiver(
         lambda message: None, lambda: reported.append("connected"), lambda: reported.append("lost")
     )
-    sender = driver.open_sender([inlet.endpoint])
+    sender = driver.open_sender([receiver.endpoint])
     for _ in range(3000):
         sender.send(b"message")
     sender.close()
-    inlet.close()
+    receiver.close()
     assert sender.dropped == 3000
     assert reported == []
 
@@ -282,10 +285,10 @@ def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
 # --- zmq ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_not_the_key_is_not_heard(database: str) -> None:
+def test_messages_without_the_key_are_dropped(database: str) -> None:
     driver = load_driver("zmq")(database)
-    with hearing(driver) as (received,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
-        address, key = received.inlet.endpoint.removeprefix("zmq:").split("?key=")
+    with receiving(driver) as (received,), zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        address, key = received.receiver.endpoint.removeprefix("zmq:").split("?key=")
         stranger.linger = 0
         stranger.connect(address)
         forged = f"zmq:{address}?key={key[::-1]}"
@@ -304,8 +307,8 @@ def test_who_has_not_the_key_is_not_heard(database: str) -> None:
 def test_ipv6_and_names(database: str) -> None:
     for host, address in (("localhost", r"tcp://(127\.0\.0\.1|\[::1\]):\d+"), ("::1", r"tcp://\[::1\]:\d+")):
         driver = load_driver("zmq")(database, host=host)
-        with hearing(driver) as (received,), sending(driver, [received]) as (sender,):
-            assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", received.inlet.endpoint)
+        with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
+            assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", received.receiver.endpoint)
             sender.send(b"message")
             eventually(lambda: received.messages == [b"message"])
 

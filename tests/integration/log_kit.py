@@ -120,7 +120,7 @@ _BY_KEY = ("offset", "key", "value")
 
 
 def by_key(conn: psycopg.Connection[Any]) -> dict[bytes, list[bytes]]:
-    """The values of each key in the order in which a group would be lent them: parents before children.
+    """The values of each key in the order in which a group would be granted them: parents before children.
 
     Asserts that wherever a key moved, its new stream descends from its old one: else a group could overtake.
     """

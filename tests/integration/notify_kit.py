@@ -1,4 +1,4 @@
-"""What the tests of notifications share: a node's ears with all they have heard, and its line in the directory."""
+"""What tests of notifications share: a node's subscriber with all that it received, and its line in the directory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NODE = NodeIncarnation("listening", "one", "127.0.0.1:1")
 
 
 class Received:
-    """Ears and all that they have handed on, with the time; how often each kind was read."""
+    """Subscribers and all that they have handed on, with the time; how often each kind was read."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ def wait_until_caught_up(subscriber: NotificationSubscriber, timeout_s: float = 
 def listening(
     url: str, driver: str = "postgres", node: NodeIncarnation = NODE, through: str | None = None, **how: Any
 ) -> Iterator[Received]:
-    """Ears that are in the directory, and have caught up. `through`: another way for them to the same database."""
+    """Subscribers that are in the directory, and have caught up. `through`: another URL of the same database."""
     received = Received(through or url, driver, **how)
     try:
         with connect(url) as conn:
@@ -125,7 +125,7 @@ class Loose:
 
 
 class Bench:
-    """Ears on a `Loose` driver, and a publisher on paper."""
+    """A subscriber on a `Loose` driver, and messages of a publisher that does not exist."""
 
     def __init__(self, url: str, stream: int, on_change: Callable[[ObjectChange], None] = lambda change: None) -> None:
         self.driver = Loose()

@@ -58,7 +58,7 @@ class Load:
                     for delivery in deliveries:
                         delivery.result()
                     self.acknowledged += len(deliveries)
-        except BaseException as error:  # noqa: BLE001 told by `stop`
+        except BaseException as error:  # noqa: BLE001 raised by `stop`
             self.failure = error
 
 
@@ -179,7 +179,7 @@ class Stage:
         )
 
     def said(self) -> str:
-        """The last words of every process, for a test that fails."""
+        """The end of the output of every process, for a test that fails."""
         processes = {**self.fleet.nodes, **self.fleet.consumers}
         return "".join(f"\n--- {name}:\n{process.output()[-1500:]}" for name, process in processes.items())
 

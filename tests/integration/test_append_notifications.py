@@ -1,4 +1,4 @@
-"""What news costs whoever appends: nothing in his transactions, and few messages however much he appends (D11)."""
+"""What notifications cost whoever appends: nothing in his transactions, few messages however much he appends (D11)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ FEW_PER_S = 5
 
 
 @contextmanager
-def overhearing(url: str) -> Iterator[Connection]:
-    """A connection that hears every NOTIFY of this database, and who said it."""
+def watching_notifications(url: str) -> Iterator[Connection]:
+    """A connection that receives every NOTIFY of this database, and who sent it."""
     with connect(url) as conn:
         conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(resolve_schema_name()))))
         yield conn
 
 
-def speakers(ear: Connection) -> set[str]:
-    pids = {said.pid for said in ear.notifies(timeout=0)}
-    return {_application(ear, pid) for pid in pids}
+def senders(listener: Connection) -> set[str]:
+    pids = {said.pid for said in listener.notifies(timeout=0)}
+    return {_application(listener, pid) for pid in pids}
 
 
 def _application(conn: Connection, pid: int) -> str:
@@ -46,11 +46,11 @@ def _application(conn: Connection, pid: int) -> str:
 
 @pytest.mark.conforms("D11")
 def test_no_append_notifies_in_its_transaction(database: str) -> None:
-    with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
+    with listening(database), watching_notifications(database) as listener, Publisher(database) as publisher:
 
         def received() -> set[str]:
-            publisher.publish("t", b"news").result(60)
-            return speakers(ear)
+            publisher.publish("t", b"value").result(60)
+            return senders(listener)
 
         assert eventually(received) == {"sublet notify"}
 
@@ -58,26 +58,26 @@ def test_no_append_notifies_in_its_transaction(database: str) -> None:
 @pytest.mark.conforms("D11")
 def test_many_appends_cause_few_notifications(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUBLET_NOTIFY_MAX_SENDS_PER_S", str(FEW_PER_S))
-    with listening(database), overhearing(database) as ear, Publisher(database) as publisher:
+    with listening(database), watching_notifications(database) as listener, Publisher(database) as publisher:
 
         def is_notified() -> bool:
-            publisher.publish("t", b"news").result(60)
-            return bool(speakers(ear))
+            publisher.publish("t", b"value").result(60)
+            return bool(senders(listener))
 
         assert eventually(is_notified)
         began = time.monotonic()
         for _ in range(300):
             publisher.publish("t", b"more").result(60)
         last = publisher.publish("t", b"last").result(60)
-        said = count_to(ear, last)
+        said = count_to(listener, last)
         assert said <= FEW_PER_S * (time.monotonic() - began) + 2
 
 
-def count_to(ear: Connection, last: Position) -> int:
-    """How many notifications come, up to the one that tells of this message."""
+def count_to(listener: Connection, last: Position) -> int:
+    """How many notifications come, up to the one for this message."""
     change = stream_change(last.stream, last.offset + 1, closed=False)
-    for number, said in enumerate(ear.notifies(timeout=10), 1):
+    for number, said in enumerate(listener.notifies(timeout=10), 1):
         message = decode(decode_payload(said.payload.encode()) or b"")
         if isinstance(message, ChangeNotification) and change in message.changes:
             return number
-    raise AssertionError(f"nobody tells of {last}")
+    raise AssertionError(f"no notification of {last}")

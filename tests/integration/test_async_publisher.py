@@ -22,7 +22,7 @@ from tests.kit import eventually
 
 
 class Slow:
-    """Publishers that open when they are told to."""
+    """Publishers that open when the test says so."""
 
     def __init__(self) -> None:
         self.may_open = threading.Event()

@@ -150,7 +150,7 @@ async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
 @in_a_loop
 @pytest.mark.long
 async def test_a_batch_in_store_waits_for_the_leader(scene: Scene) -> None:
-    """One that was fetched and that nobody has taken is not given out when the last word of a leader is too old."""
+    """One that was fetched and that nobody has taken is not given out when the leader's last message is too old."""
     async with scene.session(auto_ack=False) as session:
         scene.publish(1)
         taken = await session.poll(WAIT_S)

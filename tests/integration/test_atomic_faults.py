@@ -62,7 +62,7 @@ class EpochLoad:
                         self.completed_at.setdefault(epoch, time.time())
                     publisher.advance(epoch + 1)
                 publisher.advance(LAST + 1)
-        except BaseException as error:  # noqa: BLE001 told by `end`
+        except BaseException as error:  # noqa: BLE001 raised by `end`
             self.failures.append(error)
 
 
@@ -150,7 +150,7 @@ def _check_epochs(stage: Stage, load: EpochLoad) -> None:
 
 
 def _check_announcements(stage: Stage, epochs: dict[tuple[int, int], int]) -> None:
-    """History says each step of the frontier once, and after all before it was delivered; consumers hear the same."""
+    """History says each step of the frontier once, after all before it was delivered; as consumers are notified."""
 
     def steps() -> list[tuple[int, int]]:
         lines = [line for line in stage.scene.history() if line.event == EPOCHS_CONSUMED]

@@ -25,7 +25,7 @@ LEADER, BORROWER = LeaderSettings().scaled(SPEED), BorrowerSettings().scaled(SPE
 
 
 class Place(Stage):
-    """A node, attempts that it lends to, and what the database says of them."""
+    """A node, attempts that it grants streams to, and what the database says of them."""
 
     def attempt(self, name: str, work: str, seconds: float) -> Process:
         """Start one, and wait until it holds all that there is."""
@@ -117,7 +117,7 @@ def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
     assert {line.reason for line in place.forced()} == {"evicted: no ping in time"}
 
 
-# --- processes that are told to end ---------------------------------------------------------------------------------
+# --- processes that get SIGTERM -------------------------------------------------------------------------------------
 
 
 @pytest.mark.conforms("E8", "E25")

@@ -210,7 +210,7 @@ def test_a_token_is_replaced_while_its_bearer_runs(
 def test_a_deleted_stream_is_gone_for_its_reader(
     database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str]
 ) -> None:
-    """A member may read on before it is told that the stream was taken from its group; of others nobody reads."""
+    """A member may read on before it is notified that the stream was taken from its group; of others nobody reads."""
     publish(database, 1)
     read = "select stream_id, generation_id from stream where head > 0"
     ((stream, generation),) = conn.execute(read).fetchall()

@@ -196,7 +196,7 @@ def test_epochs_decide_which_blocks_are_fetched(world: str, traps: Callable[[str
     assert values(world, startingEpoch=5, endingEpoch=8) == [b"5", b"6", b"7"]
 
 
-# --- what Spark is told ---------------------------------------------------------------------------------------------
+# --- what Spark gets ------------------------------------------------------------------------------------------------
 
 
 def test_what_is_decided_is_not_looked_at_again(world: str) -> None:

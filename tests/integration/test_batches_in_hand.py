@@ -1,4 +1,4 @@
-"""A session whose user is in the middle of a batch: its other streams move, and what it gives up is told exactly."""
+"""A session whose user is in the middle of a batch: its other streams move, what it gives up is reported exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a database, its nodes and its groups is found, and told with what helps."""
+"""What is wrong with a database, its nodes and its groups is found, and reported with what helps."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_groups_that_nobody_consumes_are_named(
         publisher.publish("orders/eu", b"2").result(60)
     assert "$share/g/# (2)" in found(conn, "lag").detail, "no leader has noticed the new streams, and none will"
     store.apply_command(GROUP, PauseGroup())
-    assert is_well(found(conn, "lag")), "that it is paused is told elsewhere"
+    assert is_well(found(conn, "lag")), "that it is paused is reported elsewhere"
 
 
 @pytest.fixture

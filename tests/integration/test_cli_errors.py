@@ -311,8 +311,8 @@ def in_the_midst(connection, request):
     except StopIteration as done:
         return done.value
     if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE and connection._num_transactions:
-        told.append(1)
-        if len(told) == 1:
+        stopped.append(1)
+        if len(stopped) == 1:
             os.kill(os.getpid(), signal.SIGTERM)
     try:
         while True:
@@ -320,7 +320,7 @@ def in_the_midst(connection, request):
     except StopIteration as done:
         return done.value
 
-told, wait = [], psycopg.Connection.wait
+stopped, wait = [], psycopg.Connection.wait
 psycopg.Connection.wait = lambda self, request, *more, **named: wait(self, in_the_midst(self, request), *more, **named)
 sys.argv[0] = "sublet"
 from sublet.cli import main

@@ -38,7 +38,7 @@ server.stop()
 
 
 class User:
-    """A process that uses the server until told to leave, or killed."""
+    """A process that uses the server until asked to leave, or killed."""
 
     def __init__(self, data_dir: Path) -> None:
         self.process = subprocess.Popen(

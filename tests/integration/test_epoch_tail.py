@@ -64,7 +64,7 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
     lower = None if begin == "earliest" else LowerFrontier(((3,),))
     assert first[0] == reading.snapshot == FrontierSnapshot(lower, UpperFrontier(((5,),)))
     assert numbers(seen(first)) == at_first
-    assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is told of what it was given"
+    assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is reported of what it was given"
     story.the_rest()
     rest = list(reading.read_available(conn))
     assert numbers(seen(first + rest)) == in_all
@@ -169,7 +169,7 @@ def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any],
 
 
 @pytest.mark.conforms("S4")
-def test_news_while_it_reads_hold_no_frontier_back(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[Any], story: Story) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
@@ -206,7 +206,7 @@ def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[
 
 @pytest.mark.conforms("S3")
 def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: Story) -> None:
-    """What it publishes meanwhile may be in epochs that are told to be completed at the end of this very round."""
+    """What it publishes meanwhile may be in epochs that are reported as completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
     other = Story(conn, "eu")

@@ -271,7 +271,7 @@ def test_a_standby_a_day_behind_gives_no_id_twice(pair: Pair, led: bool) -> None
     groups = PostgresGroupStore(pair.url)
     term = groups.claim(group.group_id, ONE, LEASE_S).term
     rows = groups.load(group.group_id, term)
-    assert [is_of_former_timeline(row.grant_id, term) for row in rows] == [True], "and may have been lent there"
+    assert [is_of_former_timeline(row.grant_id, term) for row in rows] == [True], "and may have been granted there"
     groups.close()
     assert [new > old for new, old in zip(given(pair.url, 0.0), lost, strict=True)] == [True] * 4
     with connect(pair.url) as conn:

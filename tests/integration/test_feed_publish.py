@@ -180,7 +180,7 @@ def test_an_older_incarnation_is_fenced(server: Serving) -> None:
 
 @pytest.mark.conforms("W2")
 def test_a_number_of_another_batch_is_refused(server: Serving, conn: psycopg.Connection[Any]) -> None:
-    """Two clients under one name, or one that counts from 1 again: nobody is told that something is stored which is
+    """Two clients under one name, or one that counts from 1 again: nobody is answered that something is stored which is
     not."""
     publish(server.address, 1, {"topic": "t", "value": b"first"})
     publish(server.address, 100, {"topic": "t", "value": b"last"})

@@ -302,7 +302,7 @@ def no_threads_left() -> bool:
 
 
 @pytest.mark.parametrize("size", [10, 900_000], ids=["waiting for an answer", "in the middle of sending"])
-def test_close_returns_and_reports_what_failed(database: str, untold: None, size: int) -> None:
+def test_close_returns_and_reports_what_failed(database: str, without_notifications: None, size: int) -> None:
     with PostgresProxy(database) as proxy:
         publisher = Publisher(proxy.url)
         publisher.publish("t", b"first").result(20)

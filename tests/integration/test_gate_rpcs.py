@@ -204,7 +204,7 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
 
 @pytest.mark.conforms("X4")
 def test_a_principal_has_so_many_subscribers(node: grpc.Channel, tokens: dict[str, str | None], address: str) -> None:
-    """On however many connections. One more is told when to come again; another principal is served."""
+    """On however many connections. One more is answered when to come again; another principal is served."""
 
     def poll(channel: grpc.Channel, token: str | None) -> Any:
         return sublet_pb2_grpc.SessionStub(channel).Poll.future(

@@ -33,7 +33,7 @@ def living(stage: Stage) -> int:
 @pytest.mark.parametrize("leader_lives", [True, False], ids=["its leader lives", "its leader dies"])
 @pytest.mark.long
 def test_a_deleted_group_ends_its_members(stage: Stage, leader_lives: bool) -> None:
-    """Where the leader dies, the members ask a node that has never heard of the group."""
+    """Where the leader dies, the members ask a node that has never led the group."""
     stage.serve("n1", "n2")
     stage.share("a", "b")
     with stage.scene.load():
@@ -86,7 +86,7 @@ def test_a_named_session_gets_its_own_streams_again(stage: Stage) -> None:
         retained = eventually(lambda: positions_retained(stage), WAIT_S, stage.said)
         assert retained.keys() == own
         stage.more(of="other")
-        assert held(stage).keys() == {None}, "what is kept for the session was lent to somebody else"
+        assert held(stage).keys() == {None}, "what is reserved for the session was granted to somebody else"
         assert positions_retained(stage) == retained
         stage.fleet.consumer("worker-2", ALL, 0.01, session="worker")
         eventually(lambda: held(stage).get("worker", {}).keys() == own, WAIT_S, stage.said)
@@ -119,7 +119,7 @@ def test_the_newer_of_two_of_a_name_fences_the_older(stage: Stage) -> None:
 
 
 def held(stage: Stage) -> dict[str | None, dict[int, int]]:
-    """{session: {stream: position}} of what is lent."""
+    """{session: {stream: position}} of what is granted."""
     found: dict[str | None, dict[int, int]] = {}
     rows = stage.scene.ask("select session, stream_id, position from lending where status = 'held'")
     for session, stream, position in rows:

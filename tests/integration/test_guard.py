@@ -490,7 +490,7 @@ def test_what_is_written_last_is_not_planned_again(
     assert sunk(conn) == values
 
 
-def test_a_source_without_news_is_not_judged_again(
+def test_a_source_without_new_data_is_not_judged_again(
     url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()

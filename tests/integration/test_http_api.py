@@ -1,4 +1,4 @@
-"""The JSON API: any node tells of all groups; reading is free, acting takes the token, and nothing else will do."""
+"""The JSON API: any node shows all groups; reading is free, acting takes the token, and nothing else will do."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def shown(chrome: Chrome, *texts: str) -> None:
 
 
 def lanes(chrome: Chrome) -> dict[str, str]:
-    """{who: streams}, as the picture's description tells those who do not see it."""
+    """{who: streams}, as the picture's description says for those who do not see it."""
     reported = str(js(chrome, "document.getElementById('lanes-desc')?.textContent ?? ''"))
     return dict(each.split(": ") for each in reported.split("; ") if ": " in each)
 

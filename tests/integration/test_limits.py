@@ -81,7 +81,7 @@ def frontier(count: int, dimensions: int = 2) -> pb.ConsumedFrontier:
 
 
 def commands(me: Client) -> list[tuple[pb.Command, pb.Command, str]]:
-    """For each row: what is just good, what is beyond, and what the sender hears."""
+    """For each row: what is just good, what is beyond, and what the sender gets."""
     mine, one = me.borrower(), numbered(1)[0]
 
     def changed(**fields: Any) -> pb.StreamProgress:
@@ -155,7 +155,7 @@ def test_each_limit_of_a_command_is_answered(stage: Stage) -> None:
 
 
 def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
-    """For each row that is of a whole batch, or is large: what is just good, what is beyond, what the sender hears."""
+    """For each row that is of a whole batch, or is large: what is just good, what is beyond, what the sender gets."""
     mine = me.borrower()
 
     def ping(count: int) -> pb.Command:
@@ -235,7 +235,7 @@ def test_each_limit_of_a_request_is_answered(stage: Stage) -> None:
 
 
 def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more is told when to come again, and those that are there stay."""
+    """One more is answered when to come again, and those that are there stay."""
     monkeypatch.setattr(server, "MAX_SUBSCRIBERS_OF_CONNECTION", 3)
 
     async def test() -> None:

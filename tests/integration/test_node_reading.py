@@ -76,7 +76,7 @@ class Member:
         try:
             for batch in self.session:
                 self.seen += [(batch.stream_id, offset) for offset in batch.table.column("offset").to_pylist()]
-        except BaseException as error:  # noqa: BLE001 told by `stop`
+        except BaseException as error:  # noqa: BLE001 raised by `stop`
             self.failure = error
 
 

@@ -1,4 +1,4 @@
-"""A node's hub on a real database: what it passes on of what it hears, and what it keeps."""
+"""A node's hub on a real database: what it passes on of what it receives, and what it stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.integration.notify_kit import Loose
 from tests.integration.session_kit import until
 from tests.kit import eventually
 
-NEWS = NotifySettings().scaled(4)
+SETTINGS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [
     {"group_id": "7", "revision": 1},
     {"group_id": 7, "revision": "x"},
@@ -63,7 +63,7 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
             lambda _: changed.append(True),
             ordered.append,
             grown.append,
-            NEWS,
+            SETTINGS,
         )
         publisher.on_interest = lambda channel, key, wanted: hub.set_interest(str(key), wanted)
         conn.execute(
@@ -73,7 +73,7 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
         )
         try:
             publisher.receive("a", 1, [Subscribe(Channel.STREAM, "1")], 0.0)
-            await until(lambda: heads(publisher, "a"))  # nobody has told it: it was read
+            await until(lambda: heads(publisher, "a"))  # no notification came: it was read
             changes: list[ObjectChange] = [stream_change(1, 40, closed=False), stream_change(2, 50, closed=False)]
             await asyncio.to_thread(publish_once, database, changes)
             await until(lambda: {1, 2} <= set(grown))
@@ -82,7 +82,7 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
             await asyncio.to_thread(publish_once, database, [*nonsense, stream_change(3, 60, closed=False)])
             await until(lambda: 3 in grown)
             publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
-            assert heads(publisher, "b") == [StreamHead(2, 50)], "it was heard of before"
+            assert heads(publisher, "b") == [StreamHead(2, 50)], "it was received before"
             assert publisher.subscribed_keys(Channel.STREAM).keys == {"1", "2"}
             odd = [ObjectChange("group", f"$share/g{n}/#", 1, data=data) for n, data in enumerate(ODD)]
             wanted = [group_change("$share/g/#", 7), group_change("$share/h/#", 8, revision=2)]
@@ -109,7 +109,7 @@ class Forged:
         self.looks: list[int] = []
         self.grown: list[int] = []
         self.hub = NotificationHub(
-            url, self.driver, self.publisher, self.looks.append, self.looks.append, self.grown.append, NEWS
+            url, self.driver, self.publisher, self.looks.append, self.looks.append, self.grown.append, SETTINGS
         )
         self._sent = 0
 

@@ -1,4 +1,4 @@
-"""Telling: who is reached, when, at which price; over a real Postgres, with real drivers and processes."""
+"""Publishing notifications: who is reached, when, at which price; over Postgres, with real drivers and processes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def senders() -> set[threading.Thread]:
 
 
 def test_after_silence_an_incarnation_begins(database: str, conn: Connection, notifier: NotificationPublisher) -> None:
-    """Where nobody listened for a while, who listens again is told that something may be missing."""
+    """Where nobody listened for a while, who listens again is notified that something may be missing."""
     others = senders()
     with listening(database) as received:
         notifier.publish([stream_change(5, 1, False)])
@@ -109,7 +109,7 @@ def test_publishing_once_never_raises(database: str) -> None:
 
 
 class Bad:
-    """A driver of somebody else that fails wherever it is told to."""
+    """A driver of somebody else that fails wherever the test says so."""
 
     def __init__(self, fails_at: str) -> None:
         self._fails_at = fails_at
@@ -234,7 +234,7 @@ def test_who_closes_waits_for_no_directory(database: str) -> None:
 def test_a_publisher_at_rest_keeps_nothing_open(
     database: str, monkeypatch: pytest.MonkeyPatch, notifier: NotificationPublisher
 ) -> None:
-    """It takes its leave, is not missed, and speaks again when there is news."""
+    """It takes its leave, is not missed, and sends again when there is a change."""
     monkeypatch.setattr(publisher_module, "REST_S", 0.7)
     others = senders()
     with listening(database) as received:
@@ -252,7 +252,7 @@ def test_a_publisher_at_rest_keeps_nothing_open(
 def test_too_much_at_once_begins_an_incarnation(
     database: str, monkeypatch: pytest.MonkeyPatch, notifier: NotificationPublisher
 ) -> None:
-    """Which tells everybody that something is missing."""
+    """Everybody finds from it that something is missing."""
     with listening(database) as received:
         notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: received.of("stream", "5"))

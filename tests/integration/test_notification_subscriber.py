@@ -1,4 +1,4 @@
-"""Hearing, and reading what was not heard; over a real Postgres, with real drivers and threads."""
+"""Receiving notifications, and reading what was not received; over a real Postgres, with real drivers and threads."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_behind_a_pooler_changes_are_found_later(database: str, conn: Connection
 def test_a_change_before_the_first_read_is_seen(
     database: str, conn: Connection, notifier: NotificationPublisher
 ) -> None:
-    """The first read is held up until a change has been committed and told; the read itself does not see it."""
+    """The first read is held up until a change has been committed and published; the read itself does not see it."""
     stream = stream_of(conn, "default")
     reading_now, reported = threading.Event(), threading.Event()
 
@@ -152,7 +152,7 @@ def test_a_change_before_the_first_read_is_seen(
 @pytest.mark.conforms("D1", "D6", "D9")
 @pytest.mark.parametrize("trouble", ["cut", "away"])
 def test_what_changed_without_a_connection_is_read(database: str, conn: Connection, trouble: str) -> None:
-    """Nobody tells of it: it is read when the connection, or the whole database, is back."""
+    """Nobody publishes it: it is read when the connection, or the whole database, is back."""
     stream = stream_of(conn, "default")
     with (
         PostgresProxy(database) as proxy,

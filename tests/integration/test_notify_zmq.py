@@ -25,7 +25,7 @@ Start = Callable[..., Process]
 def received(database: str) -> Iterator[Received]:
     received = Received(load_driver("zmq")(database))
     yield received
-    received.inlet.close()
+    received.receiver.close()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def start(database: str, received: Received, tmp_path: Path) -> Iterator[Start]:
     running: list[Process] = []
 
     def begin(name: str, *how: str) -> Process:
-        arguments = ("zmq", database, received.inlet.endpoint, name, *how)
+        arguments = ("zmq", database, received.receiver.endpoint, name, *how)
         running.append(Process("tests.processes.notification_sender", *arguments, log=tmp_path / f"{name}.log"))
         return running[-1]
 
@@ -55,8 +55,8 @@ def from_all(received: Received, names: str) -> None:
 
 
 def connected(received: Received) -> list[int]:
-    """The processes that have a connection to the inlet, each as often as it has one."""
-    found = re.search(r":(\d+)\?", received.inlet.endpoint)
+    """The processes that have a connection to the receiver, each as often as it has one."""
+    found = re.search(r":(\d+)\?", received.receiver.endpoint)
     assert found
     return sorted(
         each.pid

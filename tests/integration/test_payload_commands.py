@@ -182,7 +182,7 @@ def test_trouble_belongs_to_grant_and_holder(database: str, conn: Connection) ->
         assert conn.execute("select stream_id, event from lending_history").fetchall() == [(first, "unreadable")]
         assert led.why()[first] is StallReason.UNREADABLE
         conn.execute("update lending set borrower_id = 'b2' where stream_id = %s", (first,))
-        assert led.why()[first] is StallReason.CONSUMING, "the next leader is told again"
+        assert led.why()[first] is StallReason.CONSUMING, "the next leader is notified again"
         conn.execute("update lending set borrower_id = 'b1', grant_id = grant_id + 1 where stream_id = %s", (first,))
         assert led.why()[first] is StallReason.CONSUMING
         delete_old_history(conn, 60.0)
@@ -247,7 +247,7 @@ def test_a_block_of_the_least_size_is_moved(
 def test_an_outage_of_a_place_and_its_end_are_logged(
     database: str, conn: Connection, world: LocalWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each once, in however many passes; another outage is news again."""
+    """Each once, in however many passes; another outage is reported again."""
     caplog.set_level(logging.INFO, "sublet_leader.jobs.maintenance")
     a_space(conn, world)
     a_closed_stream(conn, BLOCKS)

@@ -394,7 +394,7 @@ def test_what_ails_one_stream_holds_up_no_other(
 def test_a_stuck_object_holds_up_no_other(
     conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that cannot be deleted is tried after all others, and told of by the doctor."""
+    """One that cannot be deleted is tried after all others, and reported by the doctor."""
     orphan_all(conn, space)
     stuck = world.root / min(world.names())
     stuck.unlink()

@@ -191,7 +191,7 @@ def test_a_group_that_skips_goes_on_behind_a_bad_block(
 
 @pytest.mark.conforms("W10", "X7")
 def test_readers_without_a_group_see_all_else(database: str, conn: Connection, streams: list[int]) -> None:
-    """They are then told of the bad block by name."""
+    """The error then names the bad block."""
     entire = sorted(values_of(streams[:-1], range(4)) + values_of(streams[-1:], range(8)))
     for stream in streams[:-1]:
         assert fetch(conn, stream, 0).position == 4, "what lies before it"

@@ -1,4 +1,4 @@
-"""News from publishers straight to sessions: who may listen, what is heard, and that nothing rests on it."""
+"""Notifications from publishers straight to sessions: who may listen, what arrives, and that nothing rests on it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ OURS: LiteralString = "select oid from pg_database where datname = current_datab
 
 @pytest.fixture
 def listened(conn: Connection) -> None:
-    """Some node is told by LISTEN and NOTIFY."""
+    """Some node is notified by LISTEN and NOTIFY."""
     register(conn, NODE, 600, 1, notify_endpoint="postgres:")
 
 
 @pytest.fixture
 def stage_settings() -> dict[str, str]:
-    """Nodes are not told."""
+    """Nodes are not notified."""
     times = asdict(NotifySettings().scaled(SPEED))
     return {"SUBLET_NOTIFY": "poll"} | {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in times.items()}
 
 
 @contextmanager
 def received(url: str) -> Iterator[dict[int, int]]:
-    """{stream: head} as told to this process so far."""
+    """{stream: head} as notified to this process so far."""
     heads: dict[int, int] = {}
     stop = subscribe_heads(url, heads.update, lambda _: None)
     try:
@@ -118,10 +118,10 @@ def test_behind_a_pooler_nobody_listens(database: str) -> None:
 
 
 @pytest.mark.usefixtures("listened")
-def test_news_are_heard_and_nothing_stays_behind(database: str, conn: Connection) -> None:
+def test_heads_arrive_and_nothing_stays_behind(database: str, conn: Connection) -> None:
     with received(database) as heads, Publisher(database) as publisher:
         eventually(lambda: listeners(conn) == 1)
-        position = publisher.publish("t", b"news").result(10)
+        position = publisher.publish("t", b"value").result(10)
         assert eventually(lambda: heads.get(position.stream)) == position.offset + 1
         with received(database) as others:
             publisher.publish("t", b"more").result(10)
@@ -214,7 +214,7 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
 @pytest.mark.conforms("D1", "P5")
 @pytest.mark.usefixtures("listened")
 def test_an_invented_head_disturbs_no_session(database: str, conn: Connection, stage: Stage) -> None:
-    """Its own node hears nothing: what it hears comes straight from publishers, or whoever says to be one."""
+    """Its own node receives nothing: what it receives comes straight from publishers, or whoever says to be one."""
     stage.serve("n1")
     nodes, settings = [address_of(stage.fleet.nodes["n1"])], BorrowerSettings().scaled(SPEED)
     with Session("$share/g/t", database, nodes=nodes, settings=settings) as session, Publisher(database) as publisher:

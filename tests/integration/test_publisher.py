@@ -132,11 +132,11 @@ def test_what_waits_for_an_append_is_the_next_block(database: str, conn: Connect
 
 
 @pytest.mark.conforms("W2")
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("without_notifications")
 def test_blocks_committed_together_have_their_places(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are told also where the first answer was lost."""
+    """They are reported also where the first answer was lost."""
     answered: list[list[AppendResult]] = []
 
     def listening(own: Connection, appends: Sequence[BlockAppend]) -> list[AppendResult]:
@@ -301,7 +301,7 @@ def test_lost_connections_double_nothing(database: str, conn: Connection) -> Non
 
 
 @pytest.mark.conforms("W2")
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("without_notifications")
 @pytest.mark.parametrize("rolled_over", [False, True])
 def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connection, rolled_over: bool) -> None:
     """That holds also when its stream was closed meanwhile."""
@@ -322,7 +322,7 @@ def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connectio
 
 
 @pytest.mark.conforms("W2")
-@pytest.mark.usefixtures("untold")
+@pytest.mark.usefixtures("without_notifications")
 def test_a_doubt_outlives_later_attempts(database: str, conn: Connection) -> None:
     """What may be stored since the first is not to be published again without a look."""
     with PostgresProxy(database) as network:

@@ -1,4 +1,4 @@
-"""News by push, from publishers through a node to consumers: how much of it arrives changes nothing but the time."""
+"""Notifications by push, from publishers through a node to consumers: how many arrive changes only the time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.notifications import list_objects
 from tools.source_path import source_path
 
 PLUGINS = ROOT / "tests" / "plugins"
-NEWS = NotifySettings().scaled(SPEED)
+SETTINGS = NotifySettings().scaled(SPEED)
 
 Staged = Callable[[dict[str, str]], Stage]
 
@@ -35,12 +35,12 @@ Staged = Callable[[dict[str, str]], Stage]
 @pytest.fixture
 def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
     """Sets a stage whose processes have these settings, on a database of the test's own."""
-    news = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(NEWS).items()}
+    settings = {f"SUBLET_NOTIFY_{name.upper()}": str(value) for name, value in asdict(SETTINGS).items()}
     path = {"PYTHONPATH": f"{source_path(ROOT)}:{PLUGINS}"}
     with contextlib.ExitStack() as stages:
 
         def build(extra: dict[str, str]) -> Stage:
-            stage = Stage(database, tmp_path, extra={**news, **path, **extra})
+            stage = Stage(database, tmp_path, extra={**settings, **path, **extra})
             stages.callback(stage.close)
             return stage
 
@@ -71,9 +71,9 @@ def test_consumers_are_notified_of_messages_by_push(staged: Staged, driver: str)
     assert stage.verdict().explained == []
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
-        news = stage.fleet.news(name)
-        assert (news["pushed"] > 0) == (driver != "poll")
-        assert news["polled"] > 0 or driver != "poll"
+        counters = stage.fleet.head_counters(name)
+        assert (counters["pushed"] > 0) == (driver != "poll")
+        assert counters["polled"] > 0 or driver != "poll"
 
 
 @pytest.mark.conforms("D1", "D11")
@@ -113,7 +113,7 @@ def test_nodes_push_no_heads_to_who_listens(staged: Staged, monkeypatch: pytest.
 @pytest.mark.usefixtures("plugged")
 @pytest.mark.long
 @pytest.mark.parametrize("loss", [0, 50, 100])
-def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> None:
+def test_lost_pushes_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> None:
     """Two leaders in turn. In the end the last node holds one poll of each agent and knows of the streams what is
     true, nothing was missing of what it sent, and its counters say how it came by what was lost."""
     stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": str(loss), "SUBLET_NOTIFY_CATCH_UP_INTERVAL_S": "2"})
@@ -130,7 +130,9 @@ def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> N
         if loss == 50:  # how many messages come before the node knows that one is missing is chance
             eventually(lambda: "catch_ups_gap" in stage.fleet.state(last.name)["notifications"], WAIT_S, stage.said)
         if loss < 100:  # and on a busy machine it is chance how many heads a poll finds first
-            eventually(lambda: all(stage.fleet.news(name)["pushed"] for name in ("a", "b")), WAIT_S, stage.said)
+            eventually(
+                lambda: all(stage.fleet.head_counters(name)["pushed"] for name in ("a", "b")), WAIT_S, stage.said
+            )
     assert stage.verdict().explained == []
     assert not any(line.is_forced for line in stage.scene.history())
     assert stage.scene.claim().node == last
@@ -153,10 +155,10 @@ def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> N
         assert reported["catch_ups_periodic"] > 0, reported
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
-        news = stage.fleet.news(name)
+        counters = stage.fleet.head_counters(name)
         # Where all is lost, a node still passes on what its own catch-ups find; where half is, the other half may do.
-        assert news["pushed"] > 0 or loss == 100, news
-        assert news["polled"] > 0 or loss < 100, news
+        assert counters["pushed"] > 0 or loss == 100, counters
+        assert counters["polled"] > 0 or loss < 100, counters
         between = stage.fleet.connections(name)[last.address]
         assert (between["gaps"], between["connections_lost"].get("inconsistent")) == (0, None), between
 
@@ -172,8 +174,8 @@ def test_push_that_was_lost_is_used_again(staged: Staged, tmp_path: Path) -> Non
     stage.share("a")
 
     def grows(counter: str) -> None:
-        before = stage.fleet.news("a").get(counter, 0)
-        eventually(lambda: stage.fleet.news("a").get(counter, 0) > before, WAIT_S, stage.said, 0.05)
+        before = stage.fleet.head_counters("a").get(counter, 0)
+        eventually(lambda: stage.fleet.head_counters("a").get(counter, 0) > before, WAIT_S, stage.said, 0.05)
 
     with stage.scene.load():
         grows("pushed")
@@ -199,7 +201,7 @@ def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -
 
 @pytest.mark.conforms("D6", "D10")
 @pytest.mark.usefixtures("plugged")
-def test_half_of_the_news_lost_ends_in_the_truth(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_pushes_lost_still_converges(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is known is what is in the database."""
     from sublet_storage.notify.drivers.registry import load_driver
 
@@ -208,7 +210,7 @@ def test_half_of_the_news_lost_ends_in_the_truth(staged: Staged, monkeypatch: py
     stage.serve("n1")
     driver, url = load_driver("lossy")(stage.fleet.url), stage.fleet.url
     subscriber = NotificationSubscriber(
-        url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), lambda change: None, settings=NEWS
+        url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), lambda change: None, settings=SETTINGS
     )
     try:
         wait_until_caught_up(subscriber, WAIT_S)

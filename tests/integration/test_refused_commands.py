@@ -20,16 +20,16 @@ SETTINGS = BorrowerSettings().scaled(20)
 
 
 async def the_end(agent: AgentLoop, subscribe: Callable[[SessionEventQueue], int]) -> list[SessionEvent]:
-    """All news of a subscription, up to its end."""
-    inbox, news = SessionEventQueue(), list[SessionEvent]()
+    """All events of a subscription, up to its end."""
+    inbox, events = SessionEventQueue(), list[SessionEvent]()
 
     def ended() -> bool:
-        news.extend(inbox.take())
-        return any(isinstance(one, SubscriptionClosed) for one in news)
+        events.extend(inbox.take())
+        return any(isinstance(one, SubscriptionClosed) for one in events)
 
     subscribe(inbox)
     await until(ended)
-    return news
+    return events
 
 
 @pytest.mark.conforms("E30", "R11")

@@ -67,7 +67,7 @@ def driver() -> Iterator[str]:
 
 
 def refusal(channel: grpc.Channel, method: str, raw: bytes, token: str | None = None) -> tuple[grpc.StatusCode, str]:
-    """What a client with neither proto nor library of ours is told."""
+    """What a client with neither proto nor library of ours is answered."""
     call = channel.unary_stream(method)(raw, timeout=WAIT_S, metadata=bearer(token))
     with pytest.raises(grpc.RpcError) as refused:
         next(iter(call))

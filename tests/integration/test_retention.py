@@ -100,7 +100,7 @@ def test_a_dropped_space_keeps_its_retention(conn: Connection, old: int) -> None
     ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_row()))]
 )
 def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int, kind: str, options: str) -> None:
-    """Until it has consumed them; so does a group that was told to."""
+    """Until it has consumed them; so does a group that was declared so."""
     holder = group(conn, kind, "eu/+", options)
     for status, position, is_over in (
         ("free", 0, False),

@@ -1,4 +1,4 @@
-"""Retention that takes a stream while it is lent: said to its consumer, shown to the operator, counted."""
+"""Retention that takes a stream while it is granted: reported to its consumer, shown to the operator, counted."""
 
 from __future__ import annotations
 

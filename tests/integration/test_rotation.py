@@ -68,7 +68,7 @@ class Exchange:
 
 
 class Users:
-    """Threads that do something again and again, until one of them fails or all are told to end."""
+    """Threads that do something again and again, until one of them fails or all are stopped."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

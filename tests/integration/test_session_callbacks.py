@@ -1,4 +1,4 @@
-"""Subscriptions with callbacks of their own, over real gRPC: what each is told, also when its node is killed."""
+"""Subscriptions with callbacks of their own, over real gRPC: what each is called with, also when its node is killed."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
                 victim.kill()
                 victim.wait()
                 await until(lambda: agent.node.status is ConnectionStatus.DISCONNECTED)
-                reported.add(Channel.GROUP, "late")  # no node to hear of it: it fails once as well
+                reported.add(Channel.GROUP, "late")  # no node to receive it: it fails once as well
                 lives = agent.node.counters.incarnations
                 await until(lambda: agent.node.counters.incarnations > lives + 2)  # it tries again and again
                 assert set(reported.failures.values()) == {1}

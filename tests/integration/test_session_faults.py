@@ -91,7 +91,7 @@ def test_a_lost_reply_is_given_again_and_seen_once() -> None:
 
 @pytest.mark.conforms("R5")
 def test_a_bad_link_to_a_node_is_got_over() -> None:
-    """Cut or slow: nothing is missed. Refused, or half open until calls are given up: told, and subscribed to again."""
+    """Cut or slow: nothing is missed. Refused, or half open until calls are given up: reported, subscribed again."""
 
     async def test() -> None:
         async with a_node() as node:
@@ -131,7 +131,7 @@ def test_a_restarted_node_is_subscribed_to_again() -> None:
             agent.node.subscribe(Channel.STREAM, "7")
             await until(lambda: len(node.subscriptions()) == 2)
             await until(lambda: agent.node.status is ConnectionStatus.CONNECTED)
-            # The same socket, another life: nothing but the incarnation tells.
+            # The same socket, another life: only the incarnation differs.
             fresh = make_node_side_machine("n2", node.sessions.machine.settings)
             fresh.on_ready = node.sessions.machine.on_ready
             polls = node.calls.count("Poll")

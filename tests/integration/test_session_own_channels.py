@@ -81,7 +81,7 @@ def test_a_station_and_its_watchers() -> None:
         await until(lambda: Reading.of(watcher.seen[-1].body) == Reading("oslo", -4.0))
         assert {(one.channel, one.key) for one in watcher.seen} == {("temperature", "oslo")}
         assert station.reports == [Reading("watcher", 9.0)]
-        watcher.node.subscribe("temperature", "rome")  # a state is told to who comes late
+        watcher.node.subscribe("temperature", "rome")  # a state is sent to who comes late
         await until(lambda: watcher.seen[-1].key == "rome")
         assert Reading.of(watcher.seen[-1].body).value == 26.0
         watcher.node.unsubscribe("temperature", "oslo")

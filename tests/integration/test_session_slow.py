@@ -1,4 +1,4 @@
-"""An agent that does not keep up: its mailbox is bounded, it is told what it missed, and nobody else notices."""
+"""An agent that does not keep up: its mailbox is bounded, it is notified of what it missed, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.integration.session_kit import a_node, an_agent, event, proven, run, 
 
 
 class Slow:
-    """It subscribed, and polls only when it is told to."""
+    """It subscribed, and polls only when the test says so."""
 
     def __init__(self, channel: Any, *subjects: pb.Subject) -> None:
         self._stub = sublet_pb2_grpc.SessionStub(channel)
@@ -55,7 +55,7 @@ def everything(channel: Any) -> pb.Subject:
     ids=["by number", "by bytes"],
 )
 def test_one_that_holds_no_poll_slows_nobody(limits: MailboxLimits, payload: bytes) -> None:
-    """It is told what it has missed."""
+    """It is notified of what it has missed."""
 
     async def test() -> None:
         async with (

@@ -201,7 +201,7 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
 
 
 def test_a_batch_with_other_rows_is_reported(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    """That is told of when it is done for the second time."""
+    """That is reported when it is done for the second time."""
     query = Query(database)
     batch(query, 0)
     batch(query, 0)

@@ -51,7 +51,7 @@ class Writer:
     def _run(self) -> None:
         try:
             self._write()
-        except Exception as error:  # noqa: BLE001 told where the test looks
+        except Exception as error:  # noqa: BLE001 reported where the test looks
             self.failure = error
 
     def _write(self) -> None:

@@ -400,7 +400,7 @@ def test_available_now_takes_what_is_there_and_ends(
 @pytest.mark.conforms("E26")
 @pytest.mark.long
 def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Run], conn: Connection) -> None:
-    """Which takes longer than any leader needs to lend what is free."""
+    """Which takes longer than any leader needs to grant what is free."""
     values = publish(database, 0, 30)
     other = Session("$share/g/#", database, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED))
     try:

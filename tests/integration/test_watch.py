@@ -114,7 +114,7 @@ def test_a_watcher_sees_what_history_records(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
-    """It is told what may be seen again."""
+    """It is notified of what may be seen again."""
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--from", "earliest", "--max-messages", "1000000")
     eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)

@@ -82,7 +82,7 @@ class _Abandoned(BaseException):
 
 
 class _Participant:
-    """A thread that stops before each statement until it is told to go on."""
+    """A thread that stops before each statement until the test lets it go on."""
 
     def __init__(self, name: str, work: Work, conn: Connection, run: Run, footprints: Footprints) -> None:
         self.name, self.step, self.is_over = name, Step(name, ""), False

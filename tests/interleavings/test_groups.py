@@ -46,7 +46,7 @@ ATOMIC, SHARED = Subscription.parse("$share/atomic/eu/#"), Subscription.parse("$
 
 class Stage:
     """A stream of one message, and two groups, each with a leader. One is atomic and has consumed it, and all epochs up
-    to 1; to a consumer of the other the stream is lent."""
+    to 1; to a consumer of the other the stream is granted."""
 
     def __init__(self, conn: Connection, url: str) -> None:
         self.conn, self.space, self.stream = conn, find_space(conn, "eu").space_id, stream_of(conn, "eu")

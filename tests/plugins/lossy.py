@@ -22,7 +22,7 @@ from sublet_storage.notify.drivers.postgres import PostgresNotificationDriver
 
 
 class LossyDriver:
-    """Loses at its inlets. Its endpoints are its own, so that publishers use it too."""
+    """Loses at its receivers. Its endpoints are its own, so that publishers use it too."""
 
     name = "lossy"
 

@@ -56,7 +56,7 @@ class Function:
 
 
 def main(url: str, subscription: str, file: str, work: str, seconds: str) -> None:
-    """Until it is told to end."""
+    """Until it gets SIGTERM."""
     function = Function(file, work, float(seconds))
     control = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None)
     task = TaskSpec(

@@ -1,7 +1,7 @@
 """A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT KEY SIGNAL`.
 
 Writes a row to the table `output` and moves progress to offset 3, says `complete_advance`, and sends itself SIGNAL
-before its COMMIT. Exit code 0 if it is told afterwards that nothing was written. The server gives it half a second
+before its COMMIT. Exit code 0 if the answer afterwards is that nothing was written. The server gives it half a second
 there."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Work:
     grant_key: GrantSecret = field(kw_only=True)
 
     def complete_transaction(self, *, recovered: bool) -> None:
-        raise AssertionError("it is told that it was committed")
+        raise AssertionError("the answer is that it was committed")
 
 
 def main(url: str, group: str, stream: str, grant: str, key: str, number: str) -> int:

@@ -1,10 +1,10 @@
 """A consumer: `python -m tests.processes.consumer URL SUBSCRIPTION FILE [PAUSE_S [NAME]]`.
 
 Writes a line {"stream", "grant", "offsets", "at"} to FILE for every batch it is given, before the batch is
-acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset], "news": how it has heard of new
-messages so far, "connections": what has happened between it and each node}. NAME is a stable session's. SIGTERM makes
-it leave gracefully and say both once more; where it is told to end, it writes {"ended": reason} and fails. Of an atomic
-group it writes {"consumed": [epoch, ...]} whenever it is told how far that has come.
+acknowledged, works on it for PAUSE_S, and writes {"done": [stream, first offset], "head_counters": how it has learned
+of new messages so far, "connections": what has happened between it and each node}. NAME is a stable session's. SIGTERM
+makes it leave gracefully and write both once more; where its subscription ends, it writes {"ended": reason} and fails.
+Of an atomic group it writes {"consumed": [epoch, ...]} whenever it is notified how far that has come.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(url: str, subscription: str, file: str, pause_s: str = "0", name: str =
 
 def _how(session: Session) -> dict[str, Any]:
     connections = {node: asdict(counters) for node, counters in session.connections.items()}
-    return {"news": asdict(session.head_counters), "connections": connections}
+    return {"head_counters": asdict(session.head_counters), "connections": connections}
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from tests.kit import eventually
 
 
 def in_a_child(story: Callable[[], None]) -> None:
-    """Fork, tell the story there, and fail if it fails or does not end."""
+    """Fork, run the function there, and fail if it fails or does not end."""
     child = os.fork()
     if child == 0:
         code = 1

@@ -45,8 +45,8 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
 
 def _write(record: TextIO, number: int, inbox: SessionEventQueue) -> None:
     line: dict[str, Any]
-    for news in inbox.take():
-        match news:
+    for event in inbox.take():
+        match event:
             case StreamGranted(grant):
                 line = {"group": number, "stream": grant.stream_id, "grant": grant.grant_id, "held": True}
             case StreamRemoved(stream_id, grant_id):

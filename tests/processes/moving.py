@@ -1,4 +1,4 @@
-"""Keeps house of payloads until it is killed: `python -m tests.processes.moving URL SPACE POINT`.
+"""Runs maintenance of payloads until it is killed: `python -m tests.processes.moving URL SPACE POINT`.
 
 POINT is where it kills itself: `intended`, objects are written down; `written`, the first object is there and no block
 names it; `named`, blocks name theirs; `dropped`, retention has taken the rows; `deleted`, the objects too, which are

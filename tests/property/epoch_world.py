@@ -138,7 +138,7 @@ class Reader:
             at = min(last, at + 1 + self.world.choose(6))
 
     def _round(self, seen: int, reached: int) -> None:
-        """Streams are read up to the heads that were seen, or further; then the frontiers of that look are told."""
+        """Streams are read up to the heads that were seen, or further; then the frontiers of that look are reported."""
         look = self.world.views[seen]
         for stream, space in enumerate(SPACES):
             head = self.world.views[seen if look.lowers[space] is None else reached].heads[stream]
@@ -155,7 +155,7 @@ class Reader:
 
     def _give(self, stream: int, offset: int, epoch: Epoch) -> None:
         reported = self.selection.announced
-        assert reported is None or reported.admits(epoch), f"{epoch} was told to be completed"
+        assert reported is None or reported.admits(epoch), f"{epoch} was reported as completed"
         self.given[stream].append(offset)
 
     def check(self) -> tuple[int, int]:

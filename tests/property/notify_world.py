@@ -127,7 +127,7 @@ class Speaker:
 
 
 class Node:
-    """A listener with its cache; what it was ever told, in order."""
+    """A listener with its cache; all changes that it was ever notified of, in order."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -135,7 +135,7 @@ class Node:
         self.listener = NotificationSubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
         self.connection = 0
         self.is_connected = False
-        self.news: list[ObjectChange] = []
+        self.changes: list[ObjectChange] = []
         self.caught_up_at: list[tuple[float, StartCatchUp]] = []
         self.reads_fail = 0.0
         self.do(SubscriberStarted())
@@ -162,7 +162,7 @@ class Node:
         for change in outcome.changes:
             verdict = self.cache.apply(change, self._world.now)
             if verdict is ChangeNovelty.NEWER:
-                self.news.append(change)
+                self.changes.append(change)
             elif verdict is ChangeNovelty.AMBIGUOUS:
                 self.do(ChangeOrderUnknown(change.kind))
         for catch_up in outcome.catch_ups:
@@ -186,5 +186,5 @@ class Node:
 
     def _merge(self, channel: str, snapshot: CatchUpSnapshot, begun: int, ok: bool) -> None:
         if ok:
-            self.news += self.cache.merge(channel, snapshot, begun, self._world.now)
+            self.changes += self.cache.merge(channel, snapshot, begun, self._world.now)
         self.do(CatchUpCompleted(channel, ok))

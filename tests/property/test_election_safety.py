@@ -100,10 +100,10 @@ class World:
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
-    def notify(self, node: Node, event: Event) -> None:
+    def decide(self, node: Node, event: Event) -> None:
         """One step of a node, when it is not paused: its attempts go on their way, its notices are checked."""
         if self.now_s < node.paused_until:
-            self.at(node.paused_until, lambda: self.notify(node, event))
+            self.at(node.paused_until, lambda: self.decide(node, event))
             return
         outcome = node.machine.decide(event, node.clock(self.now_s))
         self._attempt(node, outcome)
@@ -112,7 +112,7 @@ class World:
                 assert (notice.leadership_id, notice.term) not in self.led, "led twice under one term"
                 self.led.add((notice.leadership_id, notice.term))
         if outcome.wake_at is not None:
-            self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.notify(node, Tick()))
+            self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.decide(node, Tick()))
 
     def _attempt(self, node: Node, outcome: ElectionOutcome) -> None:
         started, lease_s, jitter_s = node.clock(self.now_s), SETTINGS.lease_duration_s, self.random.uniform(0, 0.2)
@@ -144,7 +144,9 @@ class World:
         """A statement on its way: it arrives and is answered, or fails with or without having arrived, or both."""
         calm = self.now_s >= self.end_s
         fate = (
-            "fine" if calm else self.random.choices(("fine", "lost", "unheard", "late", "twice"), (80, 5, 5, 5, 5))[0]
+            "fine"
+            if calm
+            else self.random.choices(("fine", "lost", "unanswered", "late", "twice"), (80, 5, 5, 5, 5))[0]
         )
         if not calm and self.now_s < node.cut_off_until:
             fate = "lost"
@@ -152,17 +154,17 @@ class World:
         if fate in ("fine", "twice"):
             self.at(arrives, lambda: self._answer(node, run(), calm))
         else:
-            self.at(self.now_s + GIVEN_UP_AFTER_S, lambda: self.notify(node, failed))
-        if fate == "unheard":
+            self.at(self.now_s + GIVEN_UP_AFTER_S, lambda: self.decide(node, failed))
+        if fate == "unanswered":
             self.at(arrives, lambda: self._ignore(run()))
         if fate in ("late", "twice"):
             self.at(arrives + self.random.uniform(0, 12), lambda: self._ignore(run()))
 
     def _answer(self, node: Node, event: Event, calm: bool) -> None:
-        self.at(self.now_s + self._delay_s(calm), lambda: self.notify(node, event))
+        self.at(self.now_s + self._delay_s(calm), lambda: self.decide(node, event))
 
     def _ignore(self, event: Event) -> None:
-        """The database did it; nobody hears of it."""
+        """The database did it; nobody receives the answer."""
 
     def _delay_s(self, calm: bool) -> float:
         return 0.01 if calm else self.random.choice((0.001, 0.01, 0.01, 0.05, 0.05, 0.4, 0.4, 3.0, 6.0))
@@ -184,7 +186,7 @@ class World:
                 self.at(self.now_s + self.random.uniform(0, 0.1), lambda: self.want(node, leadership_id))
             case "drain":
                 node.wants.clear()
-                self.notify(node, ResignAll())
+                self.decide(node, ResignAll())
             case "pause":
                 node.paused_until = self.now_s + self.random.uniform(0, 20)
             case _:
@@ -194,12 +196,12 @@ class World:
     def want(self, node: Node, leadership_id: int) -> None:
         """The node should lead."""
         node.wants.add(leadership_id)
-        self.notify(node, StartCampaign(leadership_id))
+        self.decide(node, StartCampaign(leadership_id))
 
     def unwant(self, node: Node, leadership_id: int) -> None:
         """The node should not lead."""
         node.wants.discard(leadership_id)
-        self.notify(node, Resign(leadership_id))
+        self.decide(node, Resign(leadership_id))
 
     # --- what must be true ------------------------------------------------------------------------------------------
 

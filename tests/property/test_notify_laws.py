@@ -60,7 +60,7 @@ def trouble(world: World, turmoil: bool = True) -> None:
                 world.change(chance.choice(CHANNELS), chance.choice("abcde"), chance.random() < 0.3)
                 for _ in range(chance.randrange(1, 7))
             ]
-            speaker.notify(changes)  # the dead one has committed, and dies before it can tell
+            speaker.notify(changes)  # the dead one has committed, and dies before it can publish that
 
 
 def calm(world: World) -> None:
@@ -92,7 +92,7 @@ def test_when_all_is_quiet_every_cache_is_the_truth(seed: int, loss: float, repe
             known = {key: change.version for key, change in list_objects(node.cache, kind).items()}
             assert known == {key: change.version for key, change in world.living(kind).items()}
         newest: dict[tuple[str, str], int] = {}
-        for change in node.news:
+        for change in node.changes:
             place = change.kind, change.key
             assert change.order_key > newest.get(place, -1), "an older version came after a newer one"
             newest[place] = change.order_key
@@ -222,7 +222,7 @@ def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, en
 
 @given(st.integers(0, 2**32), st.integers(200, 3000))
 def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None:
-    """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
+    """Every object that was published is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
     machine = NotificationPublisherMachine("p", "i", SETTINGS)
     machine.decide(NotificationSendersOpened(limit), 0.0)

@@ -15,7 +15,7 @@ DEPTH = 4
 TOPICS = tuple(
     topic for depth in range(1, DEPTH + 1) for parts in product(WORDS, repeat=depth) if (topic := "/".join(parts))
 )
-"""Every topic of so few words; a filter of at most two levels less cannot tell more apart."""
+"""Every topic of so few words; a filter of at most two levels less cannot distinguish more."""
 
 
 @st.composite

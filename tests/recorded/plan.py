@@ -80,7 +80,7 @@ class Plan:
     def __str__(self) -> str:
         every: list[Deed | Order] = [*self.deeds, *self.orders]
         reported = [str(each) for each in sorted(every, key=lambda each: each.at_s)]
-        return "\n".join([f"nodes hear of messages by {self.notify}", *reported])
+        return "\n".join([f"nodes are notified of messages by {self.notify}", *reported])
 
 
 def draw(

@@ -127,7 +127,7 @@ class Publishing:
         self.over = threading.Event()
 
     def run(self, kind: str) -> None:
-        """Publish until it is told to stop; restart after an error."""
+        """Publish until `stop` is called; restart after an error."""
         for again in itertools.count():
             try:
                 self._publish(kind, again)

@@ -1,4 +1,4 @@
-"""What a scenario says in a line: messages and tells as text, and text as messages.
+"""What a scenario says in a line: messages and notifications of sessions as text, and text as messages.
 
 Terms and grant ids are large numbers that only grow; a scenario counts them instead: the first term that is ever seen
 is `term 1`, the first grant of a stream is that stream's `grant 1`.
@@ -103,7 +103,7 @@ class Lines:
         )
 
     def reported(self, reported: SessionAssignmentUpdate | SubscriptionClosed) -> str:
-        """What an agent tells the session of one of its subscriptions."""
+        """What an agent reports to the session of one of its subscriptions."""
         if isinstance(reported, SubscriptionClosed):
             return f"subscription {reported.handle}: closed {reported.reason}"
         match reported.update:

@@ -113,7 +113,7 @@ class AgentProcess(Process):
         """Give the machine one event and do what it says."""
         stage, outcome = self.stage, self.machine.decide(event, self.stage.now)
         for reported in outcome.updates:
-            stage.said.append(f"{self.name} tells {stage.lines.reported(reported)}")
+            stage.said.append(f"{self.name} notifies {stage.lines.reported(reported)}")
             self._take(reported)
         for node, message in outcome.sends:
             stage.send(self.name, node, message)

@@ -61,7 +61,7 @@ def load(path: Path) -> Scenario:
         raise InvalidScenario(f"{path.name}: {problem}") from None
     steps = found.pop("step", None)
     if not isinstance(steps, list) or not steps:
-        raise InvalidScenario(f"{path.name}: a scenario without a [[step]] tells nothing")
+        raise InvalidScenario(f"{path.name}: a scenario without a [[step]] checks nothing")
     head = _checked(found, Scenario, path.name)
     if missing := {"about", "conforms"} - head.keys():
         raise InvalidScenario(f"{path.name}: {', '.join(sorted(missing))} is missing")

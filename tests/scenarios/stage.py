@@ -108,7 +108,7 @@ class Stage:
         elif isinstance(target, AgentProcess) and isinstance(message, ToBorrower):
             target.soon(lambda: target.handle(NodeMessageReceived(sender, message)))
         else:
-            raise BadLine(f"{receiver} cannot be told {self.lines.message(message)!r}")
+            raise BadLine(f"{receiver} cannot receive {self.lines.message(message)!r}")
 
     def deliver_late(self) -> None:
         """What was late arrives."""
@@ -151,7 +151,7 @@ class Stage:
         node.soon(lambda: node.handle(ShutdownRequested(self.now + 5.0)))
 
     def operator_takes(self, stream_id: int) -> None:
-        """Whoever leads is told to take a stream back."""
+        """The leader is asked to take a stream back."""
         event = GroupLeaderEvent(self._group_id, ForcedRevokeRequested((stream_id,), "operator"))
         for node in self.nodes.values():
             node.soon(lambda node=node: node.handle(event))  # type: ignore[misc]
@@ -193,7 +193,7 @@ class Stage:
         return fold(said)
 
     def take_forced(self) -> list[str]:
-        """Grants that ended without their holder's last word since the last time: from there on, a second delivery."""
+        """Grants that ended without their holder's final progress since the last time: from where on to repeat."""
         forced = [h for h in self.store.history(self._group_id) if h.is_forced]
         new, self._forced_seen = forced[self._forced_seen :], len(forced)
         return [f"stream {h.stream_id} from {h.borrower_id} at {h.position}: {h.event}, {h.reason}" for h in new]

@@ -43,7 +43,7 @@ def print_run(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
         simulation.run()
     except Violation as violation:
         wrong = str(violation)
-    except Exception:  # noqa: BLE001 what the product raised, told with the trace that led to it
+    except Exception:  # noqa: BLE001 what the product raised, shown with the trace that led to it
         wrong = traceback.format_exc()
     reported = [line for line in simulation.world.lines or () if about in line]
     _say("\n".join(reported[-lines:] if lines else reported))

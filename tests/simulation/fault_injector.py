@@ -145,7 +145,7 @@ class FaultInjector:
                     self._world.after(later_s, node.start)
             case "cut" | "silence":
                 self._world.say(
-                    node.name, "is cut off from the database" if kind == "cut" else "hears no answers of it"
+                    node.name, "is cut off from the database" if kind == "cut" else "receives no answers of it"
                 )
                 node.way.cut(Fate.LOST if kind == "cut" else Fate.SILENT, rnd.uniform(1.0, 15.0))
 
@@ -179,7 +179,7 @@ class FaultInjector:
     def _hang_database(self, deaf_s: float) -> None:
         """Let the database send nothing for a while, then receive nothing."""
         dumb_s = self._random.uniform(3.0, 9.0)
-        self._world.say("database", f"says nothing for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
+        self._world.say("database", f"says nothing for {deaf_s:.1f} s, then receives nothing for {dumb_s:.1f} s")
         for node in self._simulation.nodes:
             node.way.hang(deaf_s, dumb_s)
 

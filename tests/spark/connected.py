@@ -59,7 +59,7 @@ def to_its_end(writer: Any, checkpoint: Path) -> None:
 
 
 def resident(spark: Any, url: str, place: Path, wanted: int) -> dict[str, Any]:
-    """By executor-resident consumers, told of by their handle; then stopped by it."""
+    """By executor-resident consumers, as their handle reports; then stopped by it."""
     recorder = Recorder(str(place / "records"))
     (place / "records").mkdir()
     settings = BorrowerSettings().scaled(SPEED)

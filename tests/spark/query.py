@@ -26,7 +26,7 @@ Rows = list[tuple[int, int, int]]
 
 
 class Sink:
-    """Writes each batch once, and dies where it is told to."""
+    """Writes each batch once, and dies where the test says so."""
 
     def __init__(self, place: Path, die: str) -> None:
         self._place = place / "sink"

@@ -48,7 +48,7 @@ def shares(stage: Stage) -> tuple[int, int]:
 
 
 def kill_everything(process: Process) -> None:
-    """A machine that is gone: driver, JVM and Python workers, none with time for a last word."""
+    """A machine that is gone: driver, JVM and Python workers, none with time for a last message."""
     everybody = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     for one in everybody:
         with contextlib.suppress(psutil.NoSuchProcess):

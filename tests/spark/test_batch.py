@@ -23,7 +23,7 @@ START = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)
 
 @pytest.fixture
 def pushdown(spark: Any) -> Iterator[None]:
-    """Spark tells Python sources its filters."""
+    """Spark passes its filters to Python sources."""
     spark.conf.set(PUSHDOWN, "true")
     yield
     spark.conf.unset(PUSHDOWN)

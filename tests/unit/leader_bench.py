@@ -135,7 +135,7 @@ class Bench:
             for borrower_id in pinging:
                 member = self.leader.members.get(borrower_id)
                 if member is not None:
-                    member.last_heard_at = self.now
+                    member.last_message_at = self.now
             self.give(Tick())
             self.settle()
 
@@ -159,7 +159,7 @@ class Bench:
         self.receive(UpdateProgress(borrower_id, self.term, (reported,)), borrower_id.partition("/")[0])
 
     def confirm(self) -> None:
-        """Every lent stream's borrower says that it has it."""
+        """Every granted stream's borrower says that it has it."""
         for entry in self.leader.streams:
             if entry.assignment is not None:
                 row = entry.lending
@@ -219,7 +219,7 @@ class Bench:
         return HeldGrant(stream_id, self.grant_id(stream_id), position)
 
     def said(self, position: int, stream_id: int = 1, *, final: bool = True) -> StreamProgress:
-        """A last word, for `leave`."""
+        """Final progress, for `leave`."""
         return StreamProgress(stream_id, self.grant_id(stream_id), position, final)
 
 
@@ -232,7 +232,7 @@ def unwritten() -> Bench:
 
 
 def granted(shards: int = 1, *borrower_ids: str, options: GroupOptions | None = None) -> Bench:
-    """All streams are lent to these borrowers, who have confirmed them; what was sent until then is put away."""
+    """All streams are granted to these borrowers, who have confirmed them; what was sent until then is put away."""
     bench = Bench(shards, options=options)
     bench.joined(*borrower_ids)
     bench.confirm()

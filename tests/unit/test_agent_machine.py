@@ -70,7 +70,7 @@ class Play:
         return borrower_id
 
     def grant(self, handle: int, stream_id: int, grant_id: int = 50) -> None:
-        """Let the leader lend it a stream."""
+        """Let the leader grant it a stream."""
         borrower_id = self.machine.borrowers[handle].borrower_id
         self.do(
             NodeMessageReceived(

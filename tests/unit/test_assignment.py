@@ -1,4 +1,4 @@
-"""What a session knows of its streams: how far each is read and done, and when its last word may be given."""
+"""What a session knows of its streams: how far each is read and done, and when its final progress may be reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FROM = 10
 
 
 class Play:
-    """A handler with one stream that is lent from `FROM` on, and what it reported."""
+    """A handler with one stream that is granted from `FROM` on, and what it reported."""
 
     def __init__(self) -> None:
         self.reports: list[ProgressReported] = []
@@ -78,7 +78,7 @@ def test_final_progress_waits_for_what_is_outstanding() -> None:
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("given_up", [False, True])
 def test_at_a_bad_block_final_progress_waits(given_up: bool) -> None:
-    """For what lies ahead of it; where that is given up, the last word is not of the block."""
+    """For what lies ahead of it; where that is given up, the final progress is not of the block."""
     play = Play()
     first = play.give(3)
     poison = PoisonBlock(7, (FROM + 3, FROM + 5), "is garbage.")
@@ -153,7 +153,7 @@ def test_progress_within_a_batch_is_not_final() -> None:
 @pytest.mark.conforms("E8", "E11")
 @pytest.mark.parametrize("stops_first", [False, True])
 def test_what_is_given_up_is_not_waited_for(stops_first: bool) -> None:
-    """It does not count, and the last word, which is said once, tells up to where it was given out."""
+    """It does not count, and the final progress, which is reported once, is up to where it was given out."""
     play = Play()
     first, second = play.give(5), play.give(5)
     play.done(first)

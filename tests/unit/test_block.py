@@ -127,7 +127,7 @@ SAME = batch(["a"] * 300, value=[b"x" * 10] * 300)
     ],
 )
 def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch], bytes], said: str | None) -> None:
-    """By its stream and offsets; a node tells it on as it is."""
+    """By its stream and offsets; a node forwards it as it is."""
     codec, payload = encode(SAME)
     bad = damage(payload.to_pybytes(), SAME)
     assert bad != payload.to_pybytes(), "it was damaged"

@@ -207,7 +207,7 @@ def test_one_that_is_not_begun_or_is_over_is_silent(kind: BorrowerEventKind) -> 
 
 @pytest.mark.conforms("E3")
 def test_it_begins_once() -> None:
-    """A move back is our own mistake, and tells its story."""
+    """A move back is a fault of this library, and is described in the error."""
     for play in (connecting(), connected(), unsubscribing(), destroyed()):
         with pytest.raises(AssertionError, match=r"a/1: BorrowerStatus\.\w+ must not go to BorrowerStatus\.CONNECTING"):
             play.begin()
@@ -225,7 +225,7 @@ def test_one_that_leaves_refuses_new_work() -> None:
     assert {k for k, a in ACTIONS[BorrowerStatus.UNSUBSCRIBING].items() if a is BorrowerAction.IGNORE} == refused
 
 
-# --- connecting (ASK_AGAIN, CONNECT, LOOK_ELSEWHERE, LEAVE_UNCONNECTED, NOTE_PROGRESS) -------------------------
+# --- connecting (RETRY_LEADER_WANTED, CONNECT, TRY_OTHER_NODE, LEAVE_UNCONNECTED, RECORD_PROGRESS) --------------------
 
 
 @pytest.mark.conforms("E4")
@@ -296,7 +296,7 @@ def test_one_that_leaves_waits_for_a_leader() -> None:
     assert "no leader confirmed" in play.last.ended.detail
 
 
-# --- keeping in touch (KEEP_IN_TOUCH, HEAR_PING, LOSE_LEADER, CONNECT_AGAIN, END) -------------------------------------
+# --- pings (PING_AND_RESEND, ACCEPT_PING_RESPONSE, LOSE_LEADER, END) --------------------------------------------------
 
 
 @pytest.mark.conforms("E5")
@@ -352,7 +352,7 @@ def test_a_dead_connection_to_its_leader_invalidates() -> None:
     assert play.end is BorrowerEndReason.RETRY
 
 
-def test_only_a_later_term_of_its_leader_is_news() -> None:
+def test_only_a_later_term_of_its_leader_counts() -> None:
     play = connected()
     for known in (CONNECTED, LeaderConnectResponse(ME, 0, GROUP, "n2:1"), replace(CONNECTED, term=TERM - 1)):
         assert play.receive(known).ended is None
@@ -370,12 +370,12 @@ def test_an_invalidate_ends_it_with_its_reason(reason: BorrowerEndReason) -> Non
 
 @pytest.mark.conforms("E10")
 @pytest.mark.parametrize(
-    ("borrower_id", "term", "is_heard"), [(ME, 0, True), ("a/0", TERM, False), (ME, TERM - 1, False)]
+    ("borrower_id", "term", "is_accepted"), [(ME, 0, True), ("a/0", TERM, False), (ME, TERM - 1, False)]
 )
-def test_an_invalidate_is_for_one_identity_or_any_term(borrower_id: str, term: int, is_heard: bool) -> None:
+def test_an_invalidate_is_for_one_identity_or_any_term(borrower_id: str, term: int, is_accepted: bool) -> None:
     """A node that knows no leader can end it under no term."""
     invalidate = Invalidate(borrower_id, term, BorrowerEndReason.DELETED)
-    assert (connected().receive(invalidate).ended is not None) == is_heard
+    assert (connected().receive(invalidate).ended is not None) == is_accepted
 
 
 # --- streams (ADD_STREAM, STOP_STREAM, DROP_STREAM) -------------------------------------------------------------------
@@ -394,7 +394,7 @@ def test_a_grant_is_installed_once() -> None:
 
 @pytest.mark.conforms("E7")
 def test_a_revoke_is_settled_by_the_final_progress() -> None:
-    """It stops the session once; the last word is said again until it is confirmed."""
+    """It stops the session once; the final progress is sent again until it is confirmed."""
     play = connected(GRANT)
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == (RevokeStarted(5, 50),)
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == ()
@@ -404,7 +404,7 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
     play.do(ProgressReported(5, 50, 15, is_final=True), 0.01)
     assert play.reported() == [final]
     play.receive(Revoke(ME, TERM, 5, 50), 0.5)
-    assert play.reported() == [final], "the leader has not heard it"
+    assert play.reported() == [final], "the leader has not received it"
     play.do(Tick(), 1.6)
     assert play.reported() == [final], "nor confirmed it"
 
@@ -412,7 +412,7 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize("reason", list(GrantEndOutcome))
 def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantEndOutcome) -> None:
-    """With the reason, and each time it is told."""
+    """With the reason, and each time it is reported."""
     play = connected(GRANT)
     expected: list[tuple[object, ...]] = [(StreamRemoved(5, 50, reason),), ()]
     for updates in expected:
@@ -441,7 +441,7 @@ def test_a_grant_that_is_over_does_not_come_back() -> None:
 
 
 @pytest.mark.conforms("E10")
-def test_news_of_a_newer_grant_ends_the_one_held() -> None:
+def test_a_newer_grant_ends_the_one_held() -> None:
     play = connected(GRANT)
     newer = dataclasses.replace(GRANT, grant_id=60, position=20)
     assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantEndOutcome.LOST), StreamGranted(newer))
@@ -489,7 +489,7 @@ def test_progress_under_an_old_grant_is_not_reported() -> None:
     assert (stream.position, stream.is_final) == (10, False)
 
 
-# --- progress (REPORT_PROGRESS, NOTE_SAVED) ---------------------------------------------------------------------------
+# --- progress (REPORT_PROGRESS, MARK_SAVED) ---------------------------------------------------------------------------
 
 
 def test_progress_is_reported_no_oftener_than_is_set() -> None:
@@ -538,7 +538,7 @@ def test_unsaved_progress_is_not_in_each_report() -> None:
 
 @pytest.mark.conforms("E27")
 def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
-    """It stays in force with later reports, and is told to the next leader."""
+    """It stays in force with later reports, and is sent to the next leader."""
     play = connected(GRANT)
     before = ProgressSaved(ME, TERM, 5, 50, 10)
     play.receive(before, 0.0)
@@ -568,7 +568,7 @@ def test_progress_never_goes_back() -> None:
     assert stream.position == 20
 
 
-# --- leaving (LEAVE, COLLECT_FINAL, SAY_FAREWELL) ---------------------------------------------------------------------
+# --- leaving (LEAVE, COLLECT_FINAL, SEND_DISCONNECT) ------------------------------------------------------------------
 
 TWO = (GRANT, dataclasses.replace(GRANT, stream_id=6, position=20))
 
@@ -591,7 +591,7 @@ def test_leaving_waits_for_final_progress_of_all() -> None:
 
 @pytest.mark.conforms("E6", "E29")
 def test_at_the_timeout_a_leaver_reports_what_it_has() -> None:
-    """No user call begins once goodbye is said: whoever hears it may lend the stream anew."""
+    """No user call begins once it has said that it leaves: the leader may then grant the stream to another."""
     play = connected(*TWO)
     play.do(LeaveRequested(), 0.0)
     play.do(ProgressReported(5, 50, 13, is_final=True), 0.1)

@@ -51,7 +51,7 @@ def test_a_second_one_breaks_in() -> None:
 
 def test_a_command_ends_by_its_signal_and_no_error() -> None:
     """Such as one that follows from it."""
-    assert reported(signal.SIGTERM, then=ConnectionError("the server was told to end too"))[1] == signal.SIGTERM
+    assert reported(signal.SIGTERM, then=ConnectionError("the server got a signal too"))[1] == signal.SIGTERM
 
 
 def test_an_ignored_signal_stays_ignored() -> None:

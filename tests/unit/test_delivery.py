@@ -1,4 +1,4 @@
-"""A ticket settles once, whoever tells its fate, and however many do at the same time."""
+"""A ticket settles once, whoever reports its outcome, and however many do at the same time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
         ticket.wait(5)
 
 
-def test_news_after_the_abandoning_change_nothing() -> None:
+def test_results_after_the_abandoning_change_nothing() -> None:
     ticket = SharedDelivery(2)
     ticket.abandon(ValueError("abandoned"))
     ticket.complete_span(AppendedSpan(1, 0, range(2)))

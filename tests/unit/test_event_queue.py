@@ -25,7 +25,7 @@ def test_of_what_is_pushed_the_newest_remains() -> None:
     assert inbox.take() == ()
 
 
-def test_late_news_does_not_replace_newer() -> None:
+def test_a_late_change_does_not_replace_newer() -> None:
     inbox = SessionEventQueue()
     for number, head in ((1, 9), (2, 5), (2, 4)):
         inbox.put(HeadPushed(HeadSubscriptionId(7, 50, number), head))

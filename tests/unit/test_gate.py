@@ -126,7 +126,7 @@ def test_old_rights_allow_nothing() -> None:
     with pytest.raises(Unavailable, match="has not been able to read the rights for 60 s"):
         caller.check(Right.PUBLISH, ORDERS)
     assert caller.may_somewhere(Right.PUBLISH)
-    assert cache.authenticate(TOKEN) == "user:etl", "what is lent is read and reported on"
+    assert cache.authenticate(TOKEN) == "user:etl", "what is granted is read and reported on"
     cache.confirm()
     caller.check(Right.PUBLISH, ORDERS)
 
@@ -179,7 +179,7 @@ def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture
 
 
 class _Context:
-    """What a call tells its interceptor, and what that says."""
+    """What a call passes to its interceptor, and what that answers."""
 
     def __init__(self, *metadata: tuple[str, str]) -> None:
         self._metadata = metadata

@@ -24,7 +24,7 @@ OTHER = "b/1"
 
 
 def ordered(bench: Bench, order: GroupCommand) -> None:
-    """The order is given, and heard of."""
+    """The desired state is written, and read."""
     group = bench.store.apply_command(SUBSCRIPTION, order)
     assert group is not None
     bench.group = group

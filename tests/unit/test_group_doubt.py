@@ -1,4 +1,4 @@
-"""What a session has planned: written before it hears so, given back to it alone, and to others after its time."""
+"""What a session has planned: written before it gets the answer, given back to it alone, to others after its time."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ OTHER = "b/1"
 
 
 def ends(bench: Bench) -> list[BorrowerEndReason]:
-    """Why borrowers were told to end, since the last look."""
+    """Why borrowers were ended, since the last look."""
     return [message.reason for message in bench.received(Invalidate)]
 
 
@@ -63,7 +63,7 @@ def expire(bench: Bench) -> None:
 
 @pytest.mark.conforms("E1")
 def test_a_member_gets_every_stream_after_the_debounce() -> None:
-    """It is answered at once, and hears of its grants when they are written."""
+    """It is answered at once, and is notified of its grants when they are written."""
     bench = Bench(shards=3)
     bench.join()
     assert bench.received(LeaderConnectResponse) == [LeaderConnectResponse(BORROWER, bench.term, 1)]
@@ -148,7 +148,7 @@ def test_a_stream_opened_later_is_granted(is_announced: bool) -> None:
     assert set(bench.holders()) == {1, 2, 3}
 
 
-def test_news_of_streams_cost_one_look_each_debounce() -> None:
+def test_stream_changes_cost_one_look_each_debounce() -> None:
     bench = granted()
     bench.pass_time(1.0, BORROWER)
     assert bench.give(StreamsChanged()).needs_stream_sync
@@ -214,7 +214,7 @@ def test_a_closed_stream_being_read_is_not_written() -> None:
 def test_a_stream_whose_messages_are_gone(
     on_data_loss: OnDataLoss, status: LendingStatus, holders: dict[int, str]
 ) -> None:
-    """It is taken from its holder; where the loss is skipped its children are lent."""
+    """It is taken from its holder; where the loss is skipped its children are granted."""
     bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=on_data_loss))
     expire(bench)
     assert bench.row(1).status is status
@@ -243,7 +243,7 @@ def test_a_stream_finished_while_its_grant_waits() -> None:
 
 
 def hand_over(bench: Bench) -> None:
-    """Its last word is durable, and another has the stream."""
+    """Its final progress is durable, and another has the stream."""
     bench.join(OTHER)
     bench.revoke()
     bench.progress(9, final=True)
@@ -390,7 +390,7 @@ def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
     bench.tick(bench.settings.eviction_timeout_s + 1)
     bench.settle()
     assert bench.row().status is LendingStatus.FREE
-    assert bench.forced() == [], "nobody ever heard of it"
+    assert bench.forced() == [], "nobody was ever notified of it"
 
 
 @pytest.mark.conforms("E10", "E33")
@@ -587,7 +587,7 @@ def test_a_reclaim_overtaken_by_another_stands() -> None:
 @pytest.mark.conforms("E16")
 @pytest.mark.parametrize("written", [True, False])
 def test_an_earlier_borrower_takes_nothing(written: bool) -> None:
-    """Neither the one that the later replaced, nor one before, of which this leader never heard."""
+    """Neither the one that the later replaced, nor one before, which this leader never received."""
     bench = Bench()
     bench.join(borrower_number=1)
     bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
@@ -689,7 +689,7 @@ def test_a_forced_revoke_is_sent_when_it_is_written() -> None:
     bench.revoke()
     bench.settle()
     while not any(isinstance(entry, ForceRelease) for entry in bench.entries):
-        bench.leader.members.get(BORROWER).last_heard_at = bench.now  # type: ignore[union-attr]
+        bench.leader.members.get(BORROWER).last_message_at = bench.now  # type: ignore[union-attr]
         bench.tick(1.0)
         assert losses(bench) == []
     bench.settle()
@@ -776,7 +776,7 @@ BEFORE_8 = LowerFrontier(((8,),))
 
 @pytest.mark.conforms("S8")
 def test_members_receive_how_far_an_atomic_group_is() -> None:
-    """Once progress is written its frontier is looked at, and what is found is told at once."""
+    """Once progress is written its frontier is looked at, and what is found is reported at once."""
     bench = Bench(options=ATOMIC)
     bench.streams.lowers[1] = BEFORE_8
     bench.joined()

@@ -1,4 +1,4 @@
-"""Whoever was told that a stream stays its own may begin calls on it for a while: nobody else is lent it meanwhile."""
+"""Whoever was promised that a stream stays its own may begin calls on it for a while: nobody else gets it meanwhile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVERYTHING = (*PINGS, Grant, Revoke, Revoked, Invalidate)
 
 
 class Talk:
-    """A leader and the product's own borrower, which hears no more than it is let; another waits for its turn."""
+    """A leader and the product's own borrower, which receives only what the test lets through; another waits."""
 
     def __init__(self) -> None:
         self.bench = Bench(1, options=GroupOptions(StartingPosition.EARLIEST))
@@ -87,7 +87,7 @@ class Talk:
         return took_s
 
     def look(self) -> bool:
-        """Whether it is lent anew; then nothing may begin."""
+        """Whether it is granted again; then nothing may begin."""
         is_granted = 1 in self.bench.holders() and self.bench.grant_id() > self.grant_id
         assert not (is_granted and self.may_begin()), f"at {self.bench.now} two may begin calls"
         return is_granted
@@ -128,7 +128,7 @@ def forced_reset(talk: Talk, set_back_s: float = 0.0) -> None:
 
 
 def failover(talk: Talk) -> None:
-    """On the new timeline the row is as it was before it was lent last."""
+    """On the new timeline the row is as it was before it was granted last."""
     talk.bench.change_row(grant_id=1, status=LendingStatus.FREE, borrower_id=None, agent=None, session=None)
     talk.bench.store.timeline += 1
     lead_beside_the_leader_before(talk)
@@ -169,7 +169,7 @@ def new_leader(talk: Talk) -> None:
     ],
 )
 def test_two_may_never_begin_calls_on_a_stream(force: Callable[[Talk], None], receives: tuple[type, ...]) -> None:
-    """Whoever hears of no revoke may begin nothing once another is lent the stream."""
+    """Whoever receives no revoke may begin nothing once another is granted the stream."""
     talk = Talk()
     talk.receives = receives
     force(talk)

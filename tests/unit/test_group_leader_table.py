@@ -27,14 +27,14 @@ from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwri
 S, K = GrantStatus, GrantTransitionEvent
 Pair = tuple[GrantStatus, GrantTransitionEvent]
 Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
-"""(how to get to the status, what happens then, what the borrower is told)"""
+"""(how to get to the status, what happens then, what the borrower is sent)"""
 
 
 # --- how to get to a status -------------------------------------------------------------------------------------------
 
 
 def granting() -> Bench:
-    """The grant is written, the borrower was told."""
+    """The grant is written, the borrower was notified."""
     bench = unwritten()
     bench.settle()
     return bench
@@ -56,7 +56,7 @@ def revoking_unwritten() -> Bench:
 
 
 def revoked() -> Bench:
-    """Its last word is durable, and the stream stays with nobody."""
+    """Its final progress is durable, and the stream stays with nobody."""
     bench = granted()
     bench.join("z/1", leaving=True)
     bench.progress(7, final=True)
@@ -145,7 +145,7 @@ def wait(bench: Bench) -> None:
 def wait_too_long(bench: Bench) -> None:
     while (assignment := bench.assignment()) is not None and not assignment.is_final_queued:
         bench.sent.clear()
-        bench.leader.members.get(BORROWER).last_heard_at = bench.now  # type: ignore[union-attr]
+        bench.leader.members.get(BORROWER).last_message_at = bench.now  # type: ignore[union-attr]
         bench.tick(2.0)
 
 
@@ -260,7 +260,7 @@ def test_every_action_is_used_and_is_a_method() -> None:
 
 @pytest.mark.conforms("E7")
 def test_whatever_a_borrower_may_say_has_an_answer() -> None:
-    """Where a message finds its assignment; last words are of streams that it has, so neither revoked nor absent."""
+    """Where a message finds its assignment; final progress is of streams that it has, so neither revoked nor absent."""
     assert all({K.PROGRESS, K.FINAL, K.REVOKE_FINISHED} <= set(row) for row in TRANSITIONS.values())
     assert all(K.ABORTED in TRANSITIONS[status] for status in (S.GRANTING, S.GRANTED, S.REVOKING))
 

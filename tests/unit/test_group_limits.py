@@ -1,4 +1,4 @@
-"""What a member sends that cannot be: the member hears so and is over, the row is as it was, the group goes on."""
+"""What a member sends that cannot be: the member gets an error and is over, the row is as it was, the group goes on."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_reclaim_beyond_the_head_ends_its_sender(beyond: int) -> None:
 
 
 def test_a_grant_that_was_never_given_moves_nothing() -> None:
-    """Nor does another term: the sender is told that it does not have the stream, or is no member."""
+    """Nor does another term: the sender gets the answer that it does not have the stream, or is no member."""
     bench = shared()
     stream_id = stream_of(bench, BORROWER)
     before = bench.row(stream_id)

@@ -169,7 +169,7 @@ def test_the_older_process_of_a_name_never_comes_back() -> None:
     bench.lead()
     bench.join("a/4", session="worker", session_epoch=1, reclaim=())
     assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.FENCED], (
-        "the rows tell the next leader"
+        "the next leader reads it in the rows"
     )
     named(bench, "b/2", epoch=2)
     assert bench.leader.members.get("b/2") is not None

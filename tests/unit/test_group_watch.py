@@ -1,4 +1,4 @@
-"""What those who watch a group are told: nothing before it is written, everything in its order, and who leads."""
+"""What those who watch a group are sent: nothing before it is written, everything in its order, and who leads."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ WANTED = Subscription.parse(SUBSCRIPTION)
 
 
 def events(play: Play) -> list[str]:
-    """What was told since the last look."""
+    """What was sent since the last look."""
     names = [each.record.event for each in play.reported]
     play.reported.clear()
     return names
 
 
 def members(bench: Bench) -> list[tuple[str, str | None]]:
-    """What was told of them since the last look."""
+    """What was sent of them since the last look."""
     reported = [(line.event, line.borrower_id) for line in bench.reported]
     bench.reported.clear()
     return reported
@@ -188,7 +188,7 @@ def test_of_two_under_one_name_the_older_is_fenced() -> None:
     assert members(bench) == [("fence", "a/2")]
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is sent -----------------------------------------------------------------------------------------------------
 
 LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "force_release", "evicted", 17, "a/1", "a", 5, 9, True, 8, "worker")
 

@@ -39,7 +39,7 @@ class Play:
         return self.last
 
     def push(self, head: int, at: float | None = None, follow: HeadSubscriptionId = FIRST) -> dict[int, int]:
-        """Somebody tells where the stream ends; what is news of it."""
+        """Somebody reports where the stream ends; what is new of it."""
         return dict(self.do(HeadPushed(follow, head), at).new_heads)
 
     def read_to(self, head: int) -> HeadPollSchedulerOutcome:
@@ -125,7 +125,7 @@ def test_where_push_works_it_looks_but_now_and_then() -> None:
 
 
 @pytest.mark.conforms("P4", "P5")
-def test_a_stream_that_outgrows_its_news() -> None:
+def test_a_stream_that_outgrows_its_pushed_heads() -> None:
     """It is looked at soon, until nothing is new."""
     play = followed()
     play.push(12, 0.001)
@@ -134,12 +134,12 @@ def test_a_stream_that_outgrows_its_news() -> None:
     play.push(20)
     play.do(StreamsCaughtUp({}))
     play.read_to(35)
-    assert play.silence(1) == pytest.approx([S.poll_initial_s]), "35 were there, and 20 told"
+    assert play.silence(1) == pytest.approx([S.poll_initial_s]), "35 were there, and 20 reported"
     assert play.silence(30)[-1] == SELDOM
     play.push(40)
     play.do(StreamsCaughtUp({}))
     play.read_to(40)
-    assert play.silence(1) == [SELDOM], "as many were there as told"
+    assert play.silence(1) == [SELDOM], "as many were there as reported"
 
 
 def test_an_answer_to_the_subscription_shows_push() -> None:
@@ -151,7 +151,7 @@ def test_an_answer_to_the_subscription_shows_push() -> None:
 
 
 @pytest.mark.conforms("P5")
-def test_a_stream_whose_news_were_missed_is_doubted() -> None:
+def test_a_stream_whose_pushes_were_missed_is_doubted() -> None:
     """Until one is pushed."""
     play = followed()
     play.push(10, 0.001)
@@ -183,7 +183,7 @@ def test_after_a_miss_it_follows_under_a_new_id() -> None:
 
 
 @pytest.mark.conforms("P5")
-def test_news_found_first_and_pushed_soon_is_no_miss() -> None:
+def test_a_head_found_first_and_pushed_soon_is_no_miss() -> None:
     """It shows that push works."""
     play = followed()
     play.do(HeadsRead({7: 15}), 0.01)
@@ -196,12 +196,12 @@ def test_news_found_first_and_pushed_soon_is_no_miss() -> None:
 
 @pytest.mark.conforms("P2")
 @pytest.mark.parametrize("head", [0, 9, 10])
-def test_old_news_is_none(head: int) -> None:
+def test_an_old_head_is_ignored(head: int) -> None:
     assert followed().push(head) == {}
 
 
 @pytest.mark.conforms("P8")
-def test_news_under_a_grant_that_is_over_is_refused() -> None:
+def test_heads_under_a_grant_that_is_over_are_refused() -> None:
     play = followed()
     outcome = play.do(StreamsCaughtUp({7: (51, 10)}))
     assert outcome.unsubscribe == (FIRST,)
@@ -220,7 +220,7 @@ def test_a_busy_stream_is_followed_no_more() -> None:
 
 
 @pytest.mark.conforms("P1", "P4")
-def test_what_is_pushed_while_reading_is_news_later() -> None:
+def test_what_is_pushed_while_reading_counts_later() -> None:
     """Once the stream is read up to there."""
     play = followed()
     play.do(StreamsCaughtUp({}), 0.1)
@@ -230,7 +230,7 @@ def test_what_is_pushed_while_reading_is_news_later() -> None:
 
 
 @pytest.mark.conforms("P2")
-def test_invented_news_costs_one_read() -> None:
+def test_an_invented_head_costs_one_read() -> None:
     play = followed()
     assert play.push(1_000) == {7: 1_000}
     assert play.read_to(10).new_heads == {}, "the log has been asked, and knows better"

@@ -30,7 +30,7 @@ class Ends:
         return None, {id: self.heads[id] for id in stream_ids if id in self.heads}
 
 
-def test_news_make_it_look_and_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pushed_heads_make_it_look_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
 
@@ -65,11 +65,11 @@ async def waiter_of(watch: FeedHeadPoller, stream: int) -> HeadWaiter:
     """Return one that has the stream's first head."""
     waiter = watch.add_waiter()
     waiter.set_streams([stream])
-    await news_of(waiter, stream, 0)
+    await wait_for_head(waiter, stream, 0)
     return waiter
 
 
-async def news_of(follower: HeadWaiter, stream: int, head: int) -> HeadState:
+async def wait_for_head(follower: HeadWaiter, stream: int, head: int) -> HeadState:
     while True:
         found = await follower.wait_for_heads(5)
         if stream in found and found[stream].head >= head:
@@ -81,10 +81,10 @@ def test_one_look_notifies_all_of_their_own_streams() -> None:
         both, second = watch.add_waiter(), watch.add_waiter()
         both.set_streams([1, 2])
         second.set_streams([2])
-        await news_of(both, 1, 0)
-        await news_of(second, 2, 0)
+        await wait_for_head(both, 1, 0)
+        await wait_for_head(second, 2, 0)
         ends.heads[1] = HeadState(5, False, False)
-        assert (await news_of(both, 1, 5)).head == 5
+        assert (await wait_for_head(both, 1, 5)).head == 5
         assert await second.wait_for_heads(0.05) == {}
         assert all(len(asked) == len(set(asked)) for asked in ends.asked)
         late = watch.add_waiter()
@@ -117,7 +117,7 @@ def test_a_late_waiter_gets_what_is_seen_then() -> None:
         first, late = watch.add_waiter(), watch.add_waiter()
         ends.heads[1] = HeadState(60, True, False)
         first.set_streams([1])
-        await news_of(first, 1, 60)
+        await wait_for_head(first, 1, 60)
         ends.heads[1] = HeadState(60, False, False)
         late.set_streams([1])
         assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
@@ -149,7 +149,7 @@ def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> No
         while len(ends.asked) < 3:
             await asyncio.sleep(0.001)
         ends.trouble = None
-        await news_of(follower, 1, 0)
+        await wait_for_head(follower, 1, 0)
 
     run(story)
 

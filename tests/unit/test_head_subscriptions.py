@@ -1,4 +1,4 @@
-"""Who hears news of which stream from which node."""
+"""Who is notified of which stream by which node."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_no_answer_is_an_outage(signals: HealthSignals, time: Time, problem: Exc
     signals.directory.on_request(time.now)
     signals.directory.on_answer(time.now, None)
     assert state(signals) is HealthState.UNREACHABLE, (
-        "what the directory is told says nothing of the worker's connection"
+        "what is written into the directory says nothing of the worker's connection"
     )
     renew(signals, {0: 1}, {0})
     assert state(signals) is HealthState.OK

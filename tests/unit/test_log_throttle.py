@@ -1,4 +1,4 @@
-"""A log that tells the same story only now and then."""
+"""A log that repeats the same message only now and then."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_subject_has_only_so_many_causes() -> None:
     assert asked.acquire("a", "cause 0") is None
     clock.now += 10.0
     assert asked.acquire("a", "one that is new") == 0
-    assert asked.acquire("a", "cause 0") == 0, "what may be told again is forgotten where there is no room"
+    assert asked.acquire("a", "cause 0") == 0, "what may be logged again is forgotten where there is no room"
 
 
 def test_a_cause_is_the_same_whatever_ids_it_names() -> None:

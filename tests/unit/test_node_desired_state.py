@@ -1,4 +1,4 @@
-"""A node that is told to drain or to step down lets go, and leaves what it led to others."""
+"""A node that is to drain or to step down lets go, and leaves what it led to others."""
 
 from __future__ import annotations
 

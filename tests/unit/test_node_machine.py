@@ -424,7 +424,7 @@ def test_who_knows_a_newer_group_is_admitted() -> None:
 
 @pytest.mark.conforms("X4")
 def test_one_group_too_many_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its borrower is told nothing, and repeats its request."""
+    """Its borrower is sent nothing, and repeats its request."""
     play = Play()
     wanted = AgentMessageReceived("a", LeaderWanted("a/1", SUBSCRIPTION), "user:a")
     monkeypatch.setattr(groups, "MAX_GROUPS_PER_MINUTE", 0)

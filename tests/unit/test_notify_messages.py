@@ -70,8 +70,8 @@ def said(channel: str, *changes: ObjectChange) -> bytes:
 
 
 def test_only_heads_of_streams_are_taken() -> None:
-    news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
-    assert decode_heads(said("stream", *news)) == {7: 12, 9: 2**62}
+    changes = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
+    assert decode_heads(said("stream", *changes)) == {7: 12, 9: 2**62}
     assert decode_heads(said("group", group_change("$share/g/#", 3))) == {}
     assert decode_heads(encode_payload(encode(NotificationHeartbeat("p", "i", {"stream": 7})), 0).encode()) == {}
 

@@ -74,11 +74,11 @@ class Harness:
 def envelope(sequence: int, predecessor: int | None = None, publisher: str = "p", incarnation: str = "i") -> Event:
     before = sequence - 1 if predecessor is None else predecessor
     return NotificationReceived(
-        ChangeNotification(publisher, incarnation, "stream", sequence, before, (news(sequence),))
+        ChangeNotification(publisher, incarnation, "stream", sequence, before, (change(sequence),))
     )
 
 
-def news(sequence: int) -> ObjectChange:
+def change(sequence: int) -> ObjectChange:
     return stream_change(1, sequence, False)
 
 
@@ -312,7 +312,7 @@ def test_a_thousand_spread_their_reads(loses: str) -> None:
 
 def test_doubts_and_wishes_are_read_for() -> None:
     harness = steady()
-    harness.do(CatchUpRequested("stream"), CatchUpRequested("unheard of"))
+    harness.do(CatchUpRequested("stream"), CatchUpRequested("unknown"))
     assert harness.reads == [(10.0, frozenset({CatchUpCause.REQUESTED}))]
     harness.do(ChangeOrderUnknown("stream"))
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]

@@ -318,7 +318,7 @@ def test_done_is_stored_until_progress_passes_it(desk: Desk) -> None:
     desk.planning.apply_update(SavedProgress(2, 49, 5))
     assert desk.planning.unsaved_ranges() == (other,), "that was said under another grant"
     desk.planning.apply_update(StreamRemoved(2, 50, GrantEndOutcome.LOST))
-    assert desk.planning.unsaved_ranges() == (other,), "nobody has heard of it yet"
+    assert desk.planning.unsaved_ranges() == (other,), "no answer about it has come yet"
     desk.grant(stream_id=2, grant_id=60, position=5)
     assert desk.planning.unsaved_ranges() == (), "the grant begins behind it"
 

@@ -1,4 +1,4 @@
-"""A stream that its holder cannot read on: when the leader is told, how often, and what history then says."""
+"""A stream that its holder cannot read on: when that is reported to the leader, how often, what history then says."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Archived(PayloadObjectUnreadable):
 AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), PayloadObjectUnreadable("an I/O error.")
 
 
-# --- what a session tells --------------------------------------------------------------------------------------------
+# --- what a session reports -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
@@ -70,10 +70,10 @@ def test_a_location_is_reported_when_it_stays_away() -> None:
     assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
     assert trouble.clear()
     assert not trouble.record(AWAY, 17.0), "it was back meanwhile"
-    assert not trouble.clear(), "of what was not told the end is not either"
+    assert not trouble.clear(), "of what was not reported the end is not either"
 
 
-def test_another_failure_is_news() -> None:
+def test_another_failure_is_reported() -> None:
     trouble = ReadFailureTracker()
     assert trouble.record(PayloadObjectUnreadable("request 1 failed"), 0.0)
     assert not trouble.record(PayloadObjectUnreadable("request 2 failed"), 10.0)

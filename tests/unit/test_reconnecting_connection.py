@@ -1,4 +1,4 @@
-"""A connection that is kept: when it is opened, what closes it, and what is said of a database that is away."""
+"""A connection that reconnects: when it is opened, what closes it, and what is said of a database that is away."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Server:
 
 def test_it_is_opened_when_needed_and_used_again() -> None:
     server = Server()
-    retained = ReconnectingConnection(server.connect)
+    reconnecting = ReconnectingConnection(server.connect)
     assert server.made == []
     for _ in range(3):
-        with retained as connection:
-            assert connection is retained.get_connection() is server.made[0]
-    retained.close()
+        with reconnecting as connection:
+            assert connection is reconnecting.get_connection() is server.made[0]
+    reconnecting.close()
     assert server.made[0].closed
-    with retained as connection:
+    with reconnecting as connection:
         assert connection is server.made[1]
 
 
@@ -69,18 +69,18 @@ def test_it_is_opened_when_needed_and_used_again() -> None:
 def test_an_error_closes_it(error: BaseException, is_reused: bool) -> None:
     """But for what is wrong with the request."""
     server = Server()
-    retained = ReconnectingConnection(server.connect)
-    with pytest.raises(type(error)), retained:
+    reconnecting = ReconnectingConnection(server.connect)
+    with pytest.raises(type(error)), reconnecting:
         raise error
     assert server.made[0].closed is not is_reused
-    assert retained.get_connection() is server.made[0 if is_reused else 1]
+    assert reconnecting.get_connection() is server.made[0 if is_reused else 1]
 
 
 def test_a_block_without_end_closes_it() -> None:
     server = Server()
-    retained = ReconnectingConnection(server.connect)
-    retained.__enter__()  # and a signal's exception before `__exit__` has done anything
-    with retained as connection:
+    reconnecting = ReconnectingConnection(server.connect)
+    reconnecting.__enter__()  # and a signal's exception before `__exit__` has done anything
+    with reconnecting as connection:
         assert server.made == [server.made[0], connection]
     assert [each.closed for each in server.made] == [True, False]
 
@@ -95,19 +95,19 @@ def test_a_database_away_is_logged_once(
     monkeypatch.setattr("time.monotonic", lambda: now)
     server = Server()
     server.refusal = DatabaseUnreachable("nobody listens")
-    retained = ReconnectingConnection(server.connect, log)
+    reconnecting = ReconnectingConnection(server.connect, log)
     for _ in range(2):
-        with pytest.raises(DatabaseUnreachable, match="nobody listens"), retained:
+        with pytest.raises(DatabaseUnreachable, match="nobody listens"), reconnecting:
             pass
         now += 10
-    with pytest.raises(DatabaseUnreachable), retained:
+    with pytest.raises(DatabaseUnreachable), reconnecting:
         pass
     server.refusal = None
     if log is not None:
-        with pytest.raises(DatabaseUnreachable, match="was away a moment ago"), retained:
+        with pytest.raises(DatabaseUnreachable, match="was away a moment ago"), reconnecting:
             pass
         now += 10
-    with retained:
+    with reconnecting:
         pass
     said = ["database unavailable, retrying: nobody listens", "database available again"]
     assert [record.message for record in caplog.records] == ([] if log is None else said)

@@ -8,7 +8,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, Repor
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
-ALL, KEY = ("news", None), ("news", "k")
+ALL, KEY = ("logs", None), ("logs", "k")
 
 
 class Calls:
@@ -37,19 +37,19 @@ def lost(
 @pytest.mark.conforms("R3")
 def test_the_nearest_callback_is_called() -> None:
     calls = Calls()
-    news = SequencedMessage(1, "news", "k", "m")
+    message = SequencedMessage(1, "logs", "k", "m")
     for subject, name in ((None, "own"), (ALL, "all"), (KEY, "key")):
         if subject is not None:
             calls.put(subject, name)
-        calls.callbacks.deliver([news])
+        calls.callbacks.deliver([message])
         assert calls.said() == [name]
-    calls.callbacks.deliver([SequencedMessage(2, "news", "other", "m"), SequencedMessage(3, "price", "k", "m")])
+    calls.callbacks.deliver([SequencedMessage(2, "logs", "other", "m"), SequencedMessage(3, "price", "k", "m")])
     assert calls.said() == ["all", "own"]
     calls.callbacks.register(KEY, None, lambda lost: None)  # a failure callback alone takes no messages
-    calls.callbacks.deliver([news])
+    calls.callbacks.deliver([message])
     assert calls.said() == ["all"]
     calls.callbacks.unregister(ALL)
-    calls.callbacks.deliver([news])
+    calls.callbacks.deliver([message])
     assert calls.said() == ["own"]
 
 
@@ -64,8 +64,8 @@ def test_a_gap_is_one_call_of_each_callback() -> None:
         calls.calls.append("shared")
 
     for number in range(5):
-        calls.callbacks.register(("news", str(number)), shared, None)
-    calls.callbacks.deliver([SequencedMessage(1, "", "", MailboxOverflow(3, ("news", "chat")))])
+        calls.callbacks.register(("logs", str(number)), shared, None)
+    calls.callbacks.deliver([SequencedMessage(1, "", "", MailboxOverflow(3, ("logs", "chat")))])
     assert calls.said() == ["own", "all", "key", "shared"]
 
 
@@ -74,8 +74,8 @@ def test_a_loss_is_one_call_of_each_it_names() -> None:
     calls = Calls()
     calls.put(ALL, "all")
     calls.put(KEY, "key")
-    calls.put(("news", "not in it"), "none")
-    calls.callbacks.notify_lost(lost(KEY, ALL, ("news", "without a callback")))
+    calls.put(("logs", "not in it"), "none")
+    calls.callbacks.notify_lost(lost(KEY, ALL, ("logs", "without a callback")))
     assert calls.said() == ["own", "key", "all"]
     calls.callbacks.notify_failed(lost(ALL))
     assert calls.said() == ["all"]
@@ -101,8 +101,8 @@ def test_a_callback_that_raises_harms_nobody() -> None:
         calls.callbacks.unregister(KEY)
         raise RuntimeError("mine")
 
-    calls.callbacks.register(("news", "bad"), None, raising)
+    calls.callbacks.register(("logs", "bad"), None, raising)
     calls.put(KEY, "key")
     calls.put(ALL, "all")
-    calls.callbacks.notify_lost(lost(("news", "bad"), KEY, ALL))
+    calls.callbacks.notify_lost(lost(("logs", "bad"), KEY, ALL))
     assert calls.said() == ["own", "all"]

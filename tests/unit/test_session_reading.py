@@ -33,7 +33,7 @@ STREAM, OTHER, HEAD = 7, 8, 1_000
 
 
 class Agent:
-    """In the agent's place: lends two streams for ever, and confirms the end at once."""
+    """In the agent's place: grants two streams for ever, and confirms the end at once."""
 
     def __init__(self) -> None:
         self.reports: list[ProgressReported] = []
@@ -124,13 +124,13 @@ def test_a_drain_ends_the_skipping(session: Session, reader: Reader) -> None:
 def test_a_revoked_stream_is_read_no_more(session: Session, reader: Reader, agent: Agent) -> None:
     """Its final progress is reported."""
 
-    def notify(number: int) -> None:
+    def act(number: int) -> None:
         if number == 5:
             agent.inbox.put(RevokeStarted(STREAM, 1))
         elif number == 25:
             session.drain()
 
-    reader.before_page = notify
+    reader.before_page = act
     assert session.poll() is None
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20

@@ -1,4 +1,4 @@
-"""What a task's process does when it is told to end, signal by signal, and what tells one attempt from another."""
+"""What a task's process does when it is to end, signal by signal, and what distinguishes one attempt from another."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_only_the_main_thread_heeds_signals() -> None:
 
 
 class Context:
-    """What Spark tells a task about itself."""
+    """What Spark passes to a task about itself."""
 
     def __init__(self, partition: int, number: int, task_attempt: int) -> None:
         self._partition, self._number, self._task_attempt = partition, number, task_attempt

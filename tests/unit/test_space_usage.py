@@ -1,4 +1,4 @@
-"""What people are told of who uses a space."""
+"""What operators are shown of who uses a space."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ watch = importlib.import_module("sublet.cli.groups.watch")
 
 
 class Watch:
-    """A watch of nodes, and what they tell it."""
+    """A watch of nodes, and what they send it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: str, waiting: int = 100) -> None:
         self.followed: dict[str, SimpleNamespace] = {}

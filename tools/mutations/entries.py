@@ -49,7 +49,9 @@ def load(root: Path) -> list[Mutant]:
     seen: set[str] = set()
     for mutant in mutants:
         if mutant.name in seen:
-            raise InvalidList(f"{mutant.name!r} is listed twice: names tell mutants apart, give one of them another.")
+            raise InvalidList(
+                f"{mutant.name!r} is listed twice: a name stands for one mutant, give one of them another."
+            )
         seen.add(mutant.name)
     return mutants
 

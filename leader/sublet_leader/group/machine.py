@@ -195,7 +195,7 @@ class GroupLeader:
                 agent, Invalidate(borrower_id, term or 0, BorrowerEndReason.RETRY, "not a member under this term")
             )
             return False
-        member.last_heard_at = now
+        member.last_message_at = now
         return True
 
     def _find_member(self, agent: str, borrower_id: str) -> Member | None:
@@ -228,7 +228,7 @@ class GroupLeader:
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
             self.timers.note_membership_change(now)
-        member.last_heard_at, member.is_leaving = now, member.is_leaving or request.leaving
+        member.last_message_at, member.is_leaving = now, member.is_leaving or request.leaving
         self._send(agent, LeaderConnectResponse(request.borrower_id, self.term, self.group.group_id))
         for grant in request.reclaim:
             self._reclaim(member, grant, now)
@@ -298,7 +298,7 @@ class GroupLeader:
             detail = "not a member under this term"
             self._send(agent, Invalidate(disconnect.borrower_id, disconnect.term, reason, detail))
             return
-        member.last_heard_at = now
+        member.last_message_at = now
         member.leave_reason = disconnect.reason[:MAX_REASON_CHARS]
         if not member.is_disconnecting:
             member.is_disconnecting = True
@@ -438,7 +438,7 @@ class GroupLeader:
         if not self.timers.take_sweep_due(now):
             return
         for member in self.members:
-            if now >= member.last_heard_at + self.settings.eviction_timeout_s:
+            if now >= member.last_message_at + self.settings.eviction_timeout_s:
                 self._evict(member, BorrowerEndReason.RETRY, "evicted: no ping in time", now)
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)

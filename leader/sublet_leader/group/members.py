@@ -22,7 +22,7 @@ class Member(Struct):
     agent: str
     weight: float
     session: str | None
-    last_heard_at: float
+    last_message_at: float
     is_leaving: bool = False
     is_disconnecting: bool = False
     session_epoch: int = 0

@@ -1,7 +1,7 @@
 """What must be true of a history, whatever was killed: one promise of docs/guarantees.md each, and nothing of how it is
 kept.
 
-`log` (what publishers were told, and what is stored), `deliveries` (what a group was given, and how often), `order`,
+`log` (what publishers were answered, what is stored), `deliveries` (what a group was given, and how often), `order`,
 `effects` (the rows that transactions left), `lendings` (what history says). `anomaly_report` shows what led to an
 anomaly.
 """

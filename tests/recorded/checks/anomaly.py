@@ -12,7 +12,7 @@ class Kind(StrEnum):
     LOST = "lost"  # acknowledged and not stored, or stored and never consumed by a group that was promised it
     TWICE = "stored twice"
     PHANTOM = "phantom"  # stored, given out or effective, though nobody asked for it, or at another place
-    RESURRECTED = "resurrected"  # stored or effective, though whoever asked for it was told that it is not
+    RESURRECTED = "resurrected"  # stored or effective, though the answer to whoever asked for it was that it is not
     TORN = "torn"  # a transaction that is there in part
     ORDER = "out of order"
     EARLY = "begun too early"  # a call, before what precedes its messages was done

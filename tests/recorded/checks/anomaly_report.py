@@ -38,7 +38,7 @@ def _of_messages(history: History, anomaly: Anomaly) -> Iterator[tuple[float, st
         if message.reported_at is not None:
             yield (
                 message.reported_at,
-                f"{name}: its publisher is told {message.outcome} {message.place}; in the log at {at}",
+                f"{name}: its publisher was answered {message.outcome} {message.place}; in the log at {at}",
             )
 
 

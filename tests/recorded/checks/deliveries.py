@@ -51,7 +51,7 @@ def _crossed(group: Group, calls: list[Call]) -> list[Anomaly]:
 
 
 def _late(history: History, group: Group, calls: list[Call]) -> list[Anomaly]:
-    """No call begins when its stream was lent to somebody else, but in a process that stood still between the two."""
+    """No call begins when its stream was granted to somebody else, but in a process that stood still in between."""
     granted: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for line in history.lendings.get(group.name, ()):
         if line.event == "grant":
@@ -61,7 +61,7 @@ def _late(history: History, group: Group, calls: list[Call]) -> list[Anomaly]:
         after = [at for grant, at in granted[call.stream] if grant > call.grant]
         late_s = call.wall - min(after) if after else 0.0
         if late_s > TOLERANCE_S and not _stood_still(history, call):
-            what = f"a call on stream {call.stream} began {late_s:.2f} s after that was lent to somebody else"
+            what = f"a call on stream {call.stream} began {late_s:.2f} s after that was granted to somebody else"
             wrong.append(Anomaly(Kind.LATE, what, group.name, streams=(call.stream,), calls=(call.id,)))
     return wrong
 
@@ -99,7 +99,7 @@ def _repeats(history: History, group: Group, calls: list[Call], lives: Lives) ->
 
 def _lost(history: History, group: Group, calls: list[Call], lives: Lives) -> list[Anomaly]:
     """Of each promised message the work was done, in each life in which it was to be given out. Of transactions the
-    rows say so: nobody was told of one that was committed when its process died."""
+    rows say so: nobody got an answer about one that was committed when its process died."""
     if group.exact:
         return []
     done: set[tuple[int, int, int]] = set()

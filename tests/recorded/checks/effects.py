@@ -46,11 +46,11 @@ def _of_calls(history: History, group: Group, rows: list[Effect]) -> list[Anomal
     for call in history.of_group(group):
         if call.outcome is Outcome.FAILED and call.id in left:
             what = (
-                f"a call on stream {call.stream} was told that nothing is written, and has left {sorted(left[call.id])}"
+                f"a call on stream {call.stream} was answered that nothing is written, but left {sorted(left[call.id])}"
             )
             kind = Kind.RESURRECTED
         elif call.outcome is Outcome.OK and (missing := {found for _, found in call.messages} - left[call.id]):
-            what = f"a call on stream {call.stream} was told that all is committed, and has not left {sorted(missing)}"
+            what = f"a call on stream {call.stream} was answered that all is committed, but has no {sorted(missing)}"
             kind = Kind.MISSING
         else:
             continue

@@ -34,7 +34,9 @@ def _stored(message: Message | None, found: str, at: list[Place]) -> list[Anomal
     if len(at) > 1:
         reported.append(wrong(Kind.TWICE, f"is at {at}"))
     if message.outcome is Outcome.FAILED:
-        reported.append(wrong(Kind.RESURRECTED, f"is at {at}, and its publisher was told that it is not published"))
+        reported.append(
+            wrong(Kind.RESURRECTED, f"is at {at}, and its publisher got the answer that it is not published")
+        )
     if message.place is not None and message.place not in at:
         reported.append(wrong(Kind.PHANTOM, f"was acknowledged at {message.place}, and is at {at}"))
     return reported

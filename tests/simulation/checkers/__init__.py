@@ -42,7 +42,7 @@ __all__ = ["Checkers", "Life", "Violation"]
 
 
 class Checkers:
-    """Fed while the world runs, and asked at its end. Whatever they are told may raise `Violation`."""
+    """Fed while the world runs, and asked at its end. Every method of theirs may raise `Violation`."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -183,6 +183,6 @@ class Checkers:
         self.epochs.reported(work, reported)
 
     def removed(self, work: Work, lost: bool) -> None:
-        """A stream taken off a session that had not finished is a loss it is told of."""
+        """A stream taken off a session that had not finished is a loss that is reported to it."""
         if work.busy and not lost:
             raise Violation(f"{work} was taken off in the middle of a call, and not called lost")

@@ -80,13 +80,13 @@ class Announcements:
                     raise Violation(f"group {key[0]}: {found}, but {where} was in no call that ended")
 
     def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
-        """What a session hears is never ahead of history."""
+        """What a session receives is never ahead of history."""
         for received in epochs:
             key = group_id, self._named(received.space)
             known = self._frontiers.get(key)
             said = [*self._former.get(key, ()), *([] if known is None else [known])]
             if not any(received.consumed.is_at_or_before(one) for one in said):
-                raise Violation(f"group {group_id}: a session hears {received}, history has {known}")
+                raise Violation(f"group {group_id}: a session receives {received}, history has {known}")
 
     def check_rest(self, life: Life) -> None:
         """It has come as far as its space."""

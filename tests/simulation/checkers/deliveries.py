@@ -52,7 +52,7 @@ class Deliveries:
         self._ended: set[tuple[int, int, int]] = set()
         self._failed_over_at = 0.0
         self.order = Order(simulation, lives, self._is_over)
-        self._unheard_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
+        self._unnoticed_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
         """Somebody ended this grant by hand."""
@@ -77,7 +77,7 @@ class Deliveries:
                 self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < head}
 
     def is_over(self, work: Work) -> bool:
-        """An operator has set the stream to another position since it was lent so, or a failover has ended that."""
+        """An operator has set the stream to another position since it was granted so, or a failover has ended that."""
         grant = work.group_id, work.stream_id, work.grant_id
         return grant in self._ended or work.grant_id < self._reset.get(grant[:2], 0)
 
@@ -192,7 +192,7 @@ class Deliveries:
             self._done[key] = max(self._done.get(key, 0), planned.end)
 
     def _note_late(self, key: Key, call: Call) -> None:
-        """Whoever had it besides was lent it later, as the query's own range was given up, or had lost it before."""
+        """Whoever had it besides was granted it later, as the query's own range was given up, or had lost it before."""
         seen = self._seen.setdefault(key, {})
         for offset in call.offsets:
             before = seen.setdefault(offset, call)
@@ -208,20 +208,20 @@ class Deliveries:
         now = self._simulation.world.now
         deleted_at = self._lives[call.group_id].deleted_at
         if deleted_at is not None:
-            if now > deleted_at + self._unheard_s:
+            if now > deleted_at + self._unnoticed_s:
                 raise Violation(f"{call} begins, but its group is gone since {deleted_at:.3f}")
             self._check_next_life(call)
             return True
         grant = call.group_id, call.stream_id, call.grant_id
-        ended_at = self._record.unheard.get(grant)
+        ended_at = self._record.ended_without_report.get(grant)
         if ended_at is None:
             return grant in self._taken
-        if now > ended_at + self._unheard_s:
+        if now > ended_at + self._unnoticed_s:
             raise Violation(f"{call} begins, but its grant is over since {ended_at:.3f}")
         row = self._simulation.store.rows(call.group_id).get(call.stream_id)
         is_granted = row is not None and row.status is LendingStatus.HELD and row.grant_id > call.grant_id
         if is_granted and grant not in self._taken:
-            raise Violation(f"{call} begins, but the stream is lent anew: {row}")
+            raise Violation(f"{call} begins, but the stream is granted again: {row}")
         return True
 
     def _check_next_life(self, call: Call) -> None:
@@ -233,7 +233,7 @@ class Deliveries:
         for life in self._lives.live():
             row = self._simulation.store.rows(life.group.group_id).get(call.stream_id)
             if life.group.subscription == name and row is not None and row.status is LendingStatus.HELD:
-                raise Violation(f"{call} begins, but in the next life of its group {row} is lent")
+                raise Violation(f"{call} begins, but in the next life of its group {row} is granted")
 
     def _note(self, key: Key, call: Call) -> None:
         """What was seen before was seen under a grant that ended by force, and in the range announced then."""

@@ -84,7 +84,7 @@ class Names:
 
     def _granted(self, key: Key, entry: GrantStream) -> None:
         """Never to an older process of a name whose newer one has streams; what is kept for a name, only to that name.
-        (Of a newer one that has had nothing for a while no row tells a new leader.)"""
+        (Of a newer one that has had nothing for a while no row says so to a new leader.)"""
         epoch = entry.session_epoch or 0
         if entry.session is not None and epoch:
             rival = self._rival(key[0], entry.session, epoch)

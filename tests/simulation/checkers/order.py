@@ -35,10 +35,10 @@ class Order:
         self._passed.clear()
 
     def check_grant(self, at: Key, grant_id: int) -> None:
-        """A stream is lent: of the keys that it has, everything that was published before is over."""
+        """A stream is granted: of the keys that it has, everything that was published before is over."""
         self._granted.add((*at, grant_id))
         for key in set(self._journal.keys.get(at[1], ())):
-            self._check(f"{at} is lent", at, key)
+            self._check(f"{at} is granted", at, key)
 
     def check_call(self, what: object, at: Key, offsets: Sequence[int]) -> None:
         """A call begins: of the keys in it, everything that was published before is over."""

@@ -33,9 +33,9 @@ class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
     `twice`: (group, stream, grant id) -> the range that its forced end announced. `since_failover`: (group, stream) ->
-    all ranges that were announced since the last one. `unheard`: when a grant ended
-    without a word to its holder, by retention, so that it is nobody's, by an operator's forced reset, or by a failover;
-    its leader may not have heard either. `skipped`: up to where retention took what nobody had read.
+    all ranges that were announced since the last one. `ended_without_report`: when a grant
+    ended without a message to its holder, by retention, so that it is nobody's, by an operator's forced reset, or by a
+    failover; its leader may not have received one either. `skipped`: up to where retention took what nobody had read.
     """
 
     def __init__(self, world: World, store: WatchedGroups, lives: Lives) -> None:
@@ -47,7 +47,7 @@ class Record:
         self._positions: dict[Key, int] = {}
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.since_failover: dict[Key, list[tuple[int, int]]] = {}
-        self.unheard: dict[tuple[int, int, int], float] = {}
+        self.ended_without_report: dict[tuple[int, int, int], float] = {}
         self.skipped: dict[Key, int] = {}
         self._lowest_head: dict[int, int] = {}
         self._reserved: dict[Key, set[int]] = {}
@@ -56,12 +56,12 @@ class Record:
         return deepcopy((self._read, self._in_force, self._positions, self.skipped, self._reserved))
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
-        """History is as it was then; holders of what was lent have not heard of it, nor have leaders."""
+        """History is as it was then; neither holders of what was granted nor leaders are notified of it."""
         self.since_failover.clear()
         grants = {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
         self._read, self._in_force, self._positions, self.skipped, self._reserved = saved
         grants |= {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
-        self.unheard.update(dict.fromkeys(grants, self._world.now))
+        self.ended_without_report.update(dict.fromkeys(grants, self._world.now))
 
     def claimed(self, before: Leadership | None, claim: Leadership) -> None:
         """Who takes a group from another incarnation, or is its first leader, is in history with its term."""
@@ -83,17 +83,17 @@ class Record:
             self._read += 1
 
     def deleted(self, group_id: int) -> None:
-        """An operator has deleted the group: history has told the end of each of its grants."""
+        """An operator has deleted the group: history has recorded the end of each of its grants."""
         self.read_on()
         left = [line for (group, _), line in self._in_force.items() if group == group_id]
         if left:
             raise Violation(f"group {group_id} is deleted, but history says that these are in force: {left}")
 
     def reported(self, happened: Iterable[GroupWatchEvent]) -> None:
-        """Who watches a group hears of what is in history, and of nothing that a leader merely wished."""
+        """Who watches a group receives what is in history, and of nothing that a leader merely wished."""
         for each in happened:
             if each.record.at_us and each.record not in self._lines:
-                raise Violation(f"told, but not in history: {each}")
+                raise Violation(f"reported, but not in history: {each}")
 
     def compare(self, group_id: int, rows: Iterable[Lending]) -> None:
         """Rows that a transaction has just answered are as history says."""
@@ -179,7 +179,7 @@ class Record:
             raise Violation(f"forced, or not, without saying what may be seen twice: {line}")
         self._positions[key] = line.position
         if before is not None and line.event == "reset":
-            self.unheard[(*key, before.grant_id)] = self._world.now
+            self.ended_without_report[(*key, before.grant_id)] = self._world.now
         self._in_force.pop(key, None)
         given_up = self._reserved.pop(key, set()) if line.event == "reset" else set()
         self._announce(key, line, {line.grant_id, *given_up})
@@ -189,6 +189,6 @@ class Record:
             self._reserved.setdefault(key, set()).update(planned_under)
         if line.event in ("skip", "block"):
             self._check_gone(line)
-            self.unheard[(*key, line.grant_id)] = self._world.now
+            self.ended_without_report[(*key, line.grant_id)] = self._world.now
         if line.event == "skip":
             self.skipped[key] = self._store.streams.streams[line.stream_id].head

@@ -31,7 +31,7 @@ def check_rest(simulation: Simulation) -> None:
 
 
 def _check_streams(simulation: Simulation, life: Life, rows: dict[int, LendingRow]) -> None:
-    """Everything read, everything durable, closed streams finished and the others lent; none kept for anybody."""
+    """Everything read, everything durable, closed streams finished, the others granted; none reserved for anybody."""
     group_id = life.group.group_id
     for stream_id, stream in simulation.streams.streams.items():
         if life.start(stream_id) is None:
@@ -43,7 +43,9 @@ def _check_streams(simulation: Simulation, life: Life, rows: dict[int, LendingRo
             raise Violation(f"group {group_id}, stream {stream_id} has no row, only {sorted(rows)} have")
         if life.group.options.atomic and not stream.closed:
             if row.status is not LendingStatus.HELD:
-                raise Violation(f"group {group_id}, stream {stream_id} (head {stream.head}) is lent to nobody: {row}")
+                raise Violation(
+                    f"group {group_id}, stream {stream_id} (head {stream.head}) is granted to nobody: {row}"
+                )
             continue
         if not simulation.checkers.deliveries.is_consumed(group_id, stream_id):
             raise Violation(f"group {group_id}, stream {stream_id} (head {stream.head}) is not consumed: {row}")
@@ -90,7 +92,7 @@ def _check_shares(life: Life, rows: dict[int, LendingRow], members: dict[str, fl
 
 
 def _check_leaders(simulation: Simulation, groups: list[int]) -> None:
-    """One node leads each group, and one keeps house."""
+    """One node leads each group, and one runs maintenance."""
     for group_id in (MAINTENANCE, *groups):
         leaders = [n.name for n in simulation.nodes if n.alive and n.machine.election.trusted_term(group_id, n.now)]
         if len(leaders) != 1:

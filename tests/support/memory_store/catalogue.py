@@ -124,7 +124,7 @@ class MemoryCatalogue:
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards}, space_id)
 
     def lower_head(self, stream_id: int, head: int) -> None:
-        """The stream has lost its last blocks, behind `head`, where a block ends, and nobody is told."""
+        """The stream has lost its last blocks, behind `head`, where a block ends, and nobody is notified."""
         stream = self.streams[stream_id]
         stream.blocks = [(end, at) for end, at in stream.blocks if end <= head]
         stream.block_summaries = [each for each in stream.block_summaries if each.end <= head]

@@ -96,7 +96,7 @@ class _Life:
     rows: dict[int, LendingRow] = field(default_factory=dict)
     frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
     spaces: set[int] = field(default_factory=set)
-    """Those of which it has had streams: of others it has a frontier, and nobody is told."""
+    """Those of which it has had streams: of others it has a frontier, and nobody is notified."""
     deleted: bool = False
 
     def copied(self) -> _Life:
@@ -458,13 +458,13 @@ class MemoryGroupStore:
         return group
 
     def _set_revoked_at(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
-        """New rows say when they were taken from members of former groups of that name, who may not have heard."""
+        """New rows say when they were taken from members of former groups of that name, who may be unaware of it."""
         subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
         heeding = dict(new)
         for line in self._history if former else ():
-            is_unheard = line.event == "delete" or (line.event == "reset" and line.is_forced)
-            if line.group_id in former and line.at_us > since_us and is_unheard and line.stream_id in new:
+            is_unnoticed = line.event == "delete" or (line.event == "reset" and line.is_forced)
+            if line.group_id in former and line.at_us > since_us and is_unnoticed and line.stream_id in new:
                 heeding[line.stream_id] = replace(new[line.stream_id], held_until_us=line.at_us)
         return heeding
 

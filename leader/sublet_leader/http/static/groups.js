@@ -44,7 +44,7 @@ export class GroupsPage {
     show(this.pager, ...this.pages(found));
   }
 
-  // What is drawn is drawn anew all the time: so its buttons are heard of here.
+  // The table is drawn anew all the time, so clicks on its buttons are handled here.
   pressed(button) {
     if (button?.dataset.sort) this.sort(button.dataset.sort);
     else if (button?.dataset.offset) this.ask({ offset: Number(button.dataset.offset) });

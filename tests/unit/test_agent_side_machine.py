@@ -41,7 +41,7 @@ from sublet_protocol.tick import Tick
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
-CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"logs": ChannelKind.LOG, "price": ChannelKind.STATE}
 SETTINGS = PubSubClientSettings(
     hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20
 )
@@ -94,7 +94,7 @@ class Harness:
 
 def connected(*subjects: tuple[str, str | None]) -> Harness:
     harness = Harness()
-    harness.do(*(Subscribe(*subject) for subject in subjects or (("news", "k"),)))
+    harness.do(*(Subscribe(*subject) for subject in subjects or (("logs", "k"),)))
     answered = 0
     while len(harness.all(SendCommands)) > answered:
         harness.batch_ok()
@@ -103,15 +103,15 @@ def connected(*subjects: tuple[str, str | None]) -> Harness:
     return harness
 
 
-def news(sequence: int, predecessor: int) -> SequencedMessage:
-    return SequencedMessage(sequence, "news", "k", f"m{sequence}", predecessor)
+def message(sequence: int, predecessor: int) -> SequencedMessage:
+    return SequencedMessage(sequence, "logs", "k", f"m{sequence}", predecessor)
 
 
 @pytest.mark.conforms("R1")
 def test_ten_thousand_subscriptions_hold_one_poll() -> None:
     harness = Harness()
     for number in range(10_000):
-        harness.do(Subscribe("news", str(number)))
+        harness.do(Subscribe("logs", str(number)))
     assert len(harness.all(CallPoll)) == 1
 
 
@@ -119,9 +119,9 @@ def test_ten_thousand_subscriptions_hold_one_poll() -> None:
 def test_one_batch_in_flight_and_commands_in_order() -> None:
     harness = Harness()
     commands: list[Event] = [
-        Subscribe("news", "a"),
-        Unsubscribe("news", "a"),
-        Subscribe("news", "a"),
+        Subscribe("logs", "a"),
+        Unsubscribe("logs", "a"),
+        Subscribe("logs", "a"),
         MessageToNode(1),
         MessageToNode(2),
         MessageToNode(3),
@@ -140,7 +140,7 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
 @pytest.mark.conforms("R2")
 def test_a_failed_batch_is_repeated_unchanged() -> None:
     harness = Harness()
-    harness.do(Subscribe("news", "a"))
+    harness.do(Subscribe("logs", "a"))
     first = harness.last(SendCommands)
     harness.do(MessageToNode("later"))
     assert harness.batch_fails() == [first]
@@ -161,12 +161,12 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
 
 
 def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
-    harness = connected(("news", "k"))
+    harness = connected(("logs", "k"))
     old = harness.machine.subscriber_id
-    assert CancelPollCall() in harness.do(Unsubscribe("news", "k"))
+    assert CancelPollCall() in harness.do(Unsubscribe("logs", "k"))
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    harness.do(Subscribe("news", "k"))
+    harness.do(Subscribe("logs", "k"))
     assert harness.last(SendCommands).number == 1
     assert harness.last(SendCommands).subscriber_id != old
     assert not harness.all(ReportConnectionLost)
@@ -175,7 +175,7 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
 @pytest.mark.conforms("R5")
 def test_deliveries_are_seen_once_and_acknowledged() -> None:
     harness = connected()
-    one, two = news(1, 0), news(2, 1)
+    one, two = message(1, 0), message(2, 1)
     sends = harness.poll_ok(one)
     assert sends[0] == Deliver((one,))
     assert isinstance(sends[1], CallPoll)
@@ -188,16 +188,16 @@ def test_deliveries_are_seen_once_and_acknowledged() -> None:
 @pytest.mark.conforms("R6")
 def test_another_incarnation_ends_the_life() -> None:
     """Subscriptions are declared again."""
-    harness = connected(("news", "k"), ("price", None))
-    harness.poll_ok(news(1, 0))
+    harness = connected(("logs", "k"), ("price", None))
+    harness.poll_ok(message(1, 0))
     old = harness.machine.subscriber_id
     sends = harness.poll_ok(incarnation="n2", unknown=True)
     lost, batch, poll = sends
     assert isinstance(lost, ReportConnectionLost)
-    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("news", "k"), ("price", None)))
+    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("logs", "k"), ("price", None)))
     assert isinstance(batch, SendCommands)
     assert batch.subscriber_id != old
-    assert batch.commands == (Subscribe("news", "k"), Subscribe("price", None))
+    assert batch.commands == (Subscribe("logs", "k"), Subscribe("price", None))
     assert isinstance(poll, CallPoll)
     assert (poll.acknowledged, poll.node_incarnation) == (0, "")
     harness.batch_ok(incarnation="n2")
@@ -212,10 +212,10 @@ def test_unknown_subscriber_ends_the_life() -> None:
     cancelled, lost = harness.poll_ok(unknown=True)[:2]
     assert cancelled == CancelCommandsCall()
     detail = "the node does not know agent.1"
-    assert lost == ReportConnectionLost(ConnectionLostReason.EXPIRED, detail, (("news", "k"),))
+    assert lost == ReportConnectionLost(ConnectionLostReason.EXPIRED, detail, (("logs", "k"),))
     assert harness.machine.unacknowledged_count == 0
     assert harness.last(SendCommands).subscriber_id == "agent.2"
-    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
+    assert harness.last(SendCommands).commands == (Subscribe("logs", "k"),)
 
 
 @pytest.mark.conforms("R7")
@@ -235,13 +235,13 @@ def test_unknown_again_and_again_is_slowed_down() -> None:
 
 @pytest.mark.conforms("R9")
 def test_a_killed_node_is_reported_once() -> None:
-    harness = connected(("news", "k"), ("news", None))
+    harness = connected(("logs", "k"), ("logs", None))
     [poll] = harness.poll_fails()
     assert isinstance(poll, CallPoll)
     assert poll.hold_s == 0, "in doubt: ask, do not wait"
     lost = harness.poll_fails()[0]
     assert isinstance(lost, ReportConnectionLost)
-    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("news", "k"), ("news", None)))
+    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("logs", "k"), ("logs", None)))
     for _ in range(5):
         harness.wait()
         harness.poll_fails()
@@ -251,7 +251,7 @@ def test_a_killed_node_is_reported_once() -> None:
     harness.batch_ok(incarnation="n2")
     assert harness.machine.status is ConnectionStatus.CONNECTED
     assert len(harness.all(ReportConnectionLost)) == 1
-    assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", None))
+    assert harness.last(SendCommands).commands == (Subscribe("logs", "k"), Subscribe("logs", None))
 
 
 def test_one_failed_poll_is_no_loss() -> None:
@@ -270,7 +270,7 @@ def test_answers_of_a_former_life_do_nothing() -> None:
     poll, batch = harness.last(CallPoll), harness.last(SendCommands)
     harness.poll_ok(unknown=True)
     for late in (
-        PollReplied(poll.subscriber_incarnation, "n1", False, (news(1, 0),)),
+        PollReplied(poll.subscriber_incarnation, "n1", False, (message(1, 0),)),
         PollUnanswered(poll.subscriber_incarnation, "late"),
         CommandsReplied(batch.subscriber_incarnation, batch.number, "n1"),
         CommandsUnanswered(batch.subscriber_incarnation, "late"),
@@ -283,9 +283,9 @@ def test_answers_of_a_former_life_do_nothing() -> None:
 @pytest.mark.parametrize(
     ("deliveries", "lost"),
     [
-        ((news(1, 0), SequencedMessage(2, "", "", MailboxOverflow(5, ("news",))), news(3, 2)), []),
+        ((message(1, 0), SequencedMessage(2, "", "", MailboxOverflow(5, ("logs",))), message(3, 2)), []),
         ((SequencedMessage(7, "price", "gold", "g", version=3),), []),
-        ((news(3, 2),), [ConnectionLostReason.INCONSISTENT]),
+        ((message(3, 2),), [ConnectionLostReason.INCONSISTENT]),
     ],
     ids=["a gap", "a state, which needs no predecessor", "a missing message"],
 )
@@ -293,7 +293,7 @@ def test_only_a_gap_stands_for_what_is_missing(
     deliveries: tuple[SequencedMessage, ...], lost: list[ConnectionLostReason]
 ) -> None:
     """A message that is missing without one ends the life."""
-    harness = connected(("news", "k"), ("price", "gold"))
+    harness = connected(("logs", "k"), ("price", "gold"))
     harness.poll_ok(*deliveries)
     assert [one.reason for one in harness.all(ReportConnectionLost)] == lost
     assert harness.all(Deliver) == ([] if lost else [Deliver(deliveries)])
@@ -303,12 +303,12 @@ def test_only_a_gap_stands_for_what_is_missing(
 def test_a_refused_subscription_is_not_declared_again() -> None:
     """A refusal of what was not sent is none."""
     harness = connected()
-    bad = Subscribe("news", "bad")
+    bad = Subscribe("logs", "bad")
     harness.do(bad)
     errors = (CommandRefusal(0, "no such key"), CommandRefusal(1, "never sent"))
     assert harness.batch_ok(errors=errors)[0] == ReportRejectedCommands(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
-    assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
+    assert harness.last(SendCommands).commands == (Subscribe("logs", "k"),)
 
 
 def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
@@ -317,7 +317,7 @@ def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
     lost = sends[-1]
     assert isinstance(lost, ReportConnectionLost)
     assert lost.is_final
-    assert harness.do(Subscribe("news", "x"), MessageToNode("y"), Tick()) == []
+    assert harness.do(Subscribe("logs", "x"), MessageToNode("y"), Tick()) == []
     assert harness.wake_at is None
 
 
@@ -341,30 +341,30 @@ def test_a_batch_is_bounded_by_bytes() -> None:
 
 @pytest.mark.conforms("R9")
 def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
-    harness = connected(("news", "k"))
+    harness = connected(("logs", "k"))
     harness.poll_fails()
     harness.poll_fails()
     assert harness.machine.status is ConnectionStatus.DISCONNECTED
-    harness.do(Subscribe("news", "late"), Subscribe("news", None), Subscribe("news", "k"), Unsubscribe("news", None))
+    harness.do(Subscribe("logs", "late"), Subscribe("logs", None), Subscribe("logs", "k"), Unsubscribe("logs", None))
     for _ in range(3):
         harness.wait()
         harness.poll_fails()
-    assert [one.lost.subscriptions for one in harness.all(ReportConnectionStillLost)] == [(("news", "late"),)]
+    assert [one.lost.subscriptions for one in harness.all(ReportConnectionStillLost)] == [(("logs", "late"),)]
     assert len(harness.all(ReportConnectionLost)) == 1
-    harness.do(Subscribe("news", "in time"))
+    harness.do(Subscribe("logs", "in time"))
     harness.wait()
     harness.poll_ok()
     assert harness.machine.find_leaks() == ()
     harness.poll_fails()
     harness.poll_fails()
-    everything = {("news", "k"), ("news", "late"), ("news", "in time")}
+    everything = {("logs", "k"), ("logs", "late"), ("logs", "in time")}
     assert set(harness.all(ReportConnectionLost)[-1].subscriptions) == everything
     assert len(harness.all(ReportConnectionStillLost)) == 1
 
 
 @pytest.mark.conforms("R9")
 def test_a_final_loss_is_reported_after_a_loss() -> None:
-    harness = connected(("news", "k"))
+    harness = connected(("logs", "k"))
     harness.poll_fails()
     harness.poll_fails()
     harness.wait()
@@ -374,40 +374,40 @@ def test_a_final_loss_is_reported_after_a_loss() -> None:
         (ConnectionLostReason.REJECTED, True),
     ]
     assert harness.machine.find_leaks() == ()
-    still = harness.do(Subscribe("news", "x"))
+    still = harness.do(Subscribe("logs", "x"))
     assert still == [
-        ReportConnectionStillLost(ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("news", "x"),)))
+        ReportConnectionStillLost(ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("logs", "x"),)))
     ]
 
 
 @pytest.mark.conforms("R2")
 def test_a_subscription_asked_for_again_is_wanted() -> None:
     """Though it was refused before."""
-    harness = connected(("news", "k"))
-    harness.do(MessageToNode("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
+    harness = connected(("logs", "k"))
+    harness.do(MessageToNode("busy"), Subscribe("logs", "x"), Unsubscribe("logs", "y"), Subscribe("logs", "z"))
     harness.batch_ok()
-    harness.do(Unsubscribe("news", "x"), Subscribe("news", "x"))
+    harness.do(Unsubscribe("logs", "x"), Subscribe("logs", "x"))
     harness.batch_ok(errors=(CommandRefusal(0, "too many"), CommandRefusal(2, "too many")))
-    assert harness.machine.is_subscribed("news", "x")
-    assert not harness.machine.is_subscribed("news", "z")
+    assert harness.machine.is_subscribed("logs", "x")
+    assert not harness.machine.is_subscribed("logs", "z")
     harness.batch_ok()
     harness.poll_ok(unknown=True)
-    assert harness.last(SendCommands).commands == (Subscribe("news", "k"), Subscribe("news", "x"))
+    assert harness.last(SendCommands).commands == (Subscribe("logs", "k"), Subscribe("logs", "x"))
 
 
 def test_an_agent_at_rest_keeps_nothing() -> None:
     harness = Harness()
-    harness.do(Subscribe("news", "k"), MessageToNode("m"))
+    harness.do(Subscribe("logs", "k"), MessageToNode("m"))
     assert harness.machine.find_leaks() == ()
     harness.machine.status = ConnectionStatus.IDLE
     assert len(harness.machine.find_leaks()) == 3, "had it come to rest with all that"
     harness.machine.status = ConnectionStatus.CONNECTING
-    harness.do(Unsubscribe("news", "k"))
+    harness.do(Unsubscribe("logs", "k"))
     harness.batch_ok()
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
     assert harness.machine.find_leaks() == ()
-    harness.do(Subscribe("news", "k"), ConnectionRejected(2, "version"))
+    harness.do(Subscribe("logs", "k"), ConnectionRejected(2, "version"))
     assert harness.all(ReportConnectionLost)[-1].is_final
     assert harness.machine.find_leaks() == ()
 
@@ -416,7 +416,7 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
     """But never the next poll."""
     harness = connected()
     life = harness.last(CallPoll).subscriber_incarnation
-    for delivered, jitter, hold_s in (((), 0.5, 4.5), ((news(1, 0),), 0.25, 4.75)):
+    for delivered, jitter, hold_s in (((), 0.5, 4.5), ((message(1, 0),), 0.25, 4.75)):
         sends = harness.do(PollReplied(life, "n1", deliveries=delivered, jitter=jitter))
         assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [hold_s]
     harness.do(PollUnanswered(life, "x", jitter=0.5))
@@ -439,12 +439,12 @@ def test_an_agent_counts_what_happens() -> None:
     agent = AgentSideMachine("agent", PubSubClientSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
-        agent.decide(Subscribe("news", str(number)), 0)
+        agent.decide(Subscribe("logs", str(number)), 0)
     agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandRefusal(0, "no"),)), 0)
     outcome = agent.decide(CommandsUnanswered(1, "lost"), 0)
     assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]
     agent.decide(PollReplied(1, "n1"), 1)
-    one, gap = SequencedMessage(1, "news", "1", "m"), SequencedMessage(2, "", "", MailboxOverflow(7, ("news",)))
+    one, gap = SequencedMessage(1, "logs", "1", "m"), SequencedMessage(2, "", "", MailboxOverflow(7, ("logs",)))
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
     agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
     outcome = agent.decide(PollReplied(1, "n2", is_unknown=True), 1)

@@ -42,10 +42,10 @@ def emptied(box: Mailbox) -> list[object]:
 @pytest.mark.conforms("R10")
 def test_only_the_fullest_channel_gives_way() -> None:
     box = mailbox(messages=10)
-    box.put(log("news", "n1"))
+    box.put(log("logs", "n1"))
     for number in range(10):
         box.put(log("chat", f"c{number}"))
-    box.put(log("news", "n2"))
+    box.put(log("logs", "n2"))
     deliveries = box.take()
     assert bodies(deliveries) == [MailboxOverflow(10, ("chat",)), "n1", "n2"]
     assert [one.predecessor for one in deliveries] == [0, 0, 2]  # nothing is missing on the other channel
@@ -58,18 +58,18 @@ def test_fullest_by_bytes_is_not_by_number() -> None:
     box = mailbox(bytes=100)
     for number in range(9):
         box.put(log("chat", f"c{number}"))
-    box.put(log("news", "x" * 90))
-    assert emptied(box) == [MailboxOverflow(1, ("news",)), *(f"c{number}" for number in range(9))]
+    box.put(log("logs", "x" * 90))
+    assert emptied(box) == [MailboxOverflow(1, ("logs",)), *(f"c{number}" for number in range(9))]
 
 
 @pytest.mark.conforms("R10")
 def test_overflows_of_several_channels_are_one_gap() -> None:
     box = mailbox(messages=10)
-    for channel in ("news", "chat"):
+    for channel in ("logs", "chat"):
         for _ in range(11):
             box.put(log(channel, "x"))
-    box.put(log("news", "last"))
-    assert emptied(box) == [MailboxOverflow(22, ("news", "chat")), "last"]
+    box.put(log("logs", "last"))
+    assert emptied(box) == [MailboxOverflow(22, ("logs", "chat")), "last"]
 
 
 @pytest.mark.conforms("R10")
@@ -96,14 +96,14 @@ def test_too_many_states_for_the_mailbox_are_a_gap_too(limits: dict[str, int]) -
 @pytest.mark.conforms("R10", "X4")
 def test_one_message_above_the_bound_is_a_gap() -> None:
     box = mailbox(bytes=100)
-    box.put(log("news", "x" * 101))
-    box.put(log("news", "small"))
-    assert emptied(box) == [MailboxOverflow(1, ("news",)), "small"]
+    box.put(log("logs", "x" * 101))
+    box.put(log("logs", "small"))
+    assert emptied(box) == [MailboxOverflow(1, ("logs",)), "small"]
 
 
 def test_the_leak_check_sees_what_is_left_behind() -> None:
     box = mailbox()
-    letter = QueuedMessage("news", "k", "once", 4, is_deduplicated=True)
+    letter = QueuedMessage("logs", "k", "once", 4, is_deduplicated=True)
     box.put(letter)
     assert not list(box.find_leaks())
     letter.size, letter.body = 5, "another"

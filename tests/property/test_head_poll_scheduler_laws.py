@@ -1,4 +1,4 @@
-"""Whatever becomes of pushed news, a session finds what is in the log, soon, and looks no more often than it must."""
+"""Whatever becomes of pushed heads, a session finds what is in the log, soon, and looks no more often than it must."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS = (1, 2, 3)
 
 
 class Reader:
-    """A session that reads what is news at once, on a log that grows, with news that are lost, late or repeated."""
+    """A session that reads what is new at once, on a log that grows; notifications are lost, late or repeated."""
 
     def __init__(self) -> None:
         self.machine = HeadPollScheduler(S)
@@ -30,12 +30,12 @@ class Reader:
         self.grown_at = dict.fromkeys(STREAMS, 0.0)
         self.follows: dict[int, HeadSubscriptionId] = {}
         self.looks = 0
-        self.notify(StreamsCaughtUp(self.ends()))
+        self.decide(StreamsCaughtUp(self.ends()))
 
     def ends(self) -> dict[int, tuple[int, int]]:
         return {stream_id: (50, head) for stream_id, head in self.read.items()}
 
-    def notify(self, event: StreamsCaughtUp | HeadPushed | HeadsRead | Tick) -> None:
+    def decide(self, event: StreamsCaughtUp | HeadPushed | HeadsRead | Tick) -> None:
         outcome = self.machine.decide(event, self.now)
         for follow in outcome.unsubscribe:
             assert self.follows.pop(follow.stream_id) == follow, "what is dropped was made"
@@ -44,22 +44,22 @@ class Reader:
             self.follows[follow.stream_id] = follow
         if outcome.poll:
             self.looks += 1
-            assert self.looks < 5_000, "news that nobody can find are looked for without end"
-            self.notify(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.poll}))
+            assert self.looks < 5_000, "heads that nobody can find are looked for without end"
+            self.decide(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.poll}))
         for stream_id in (*outcome.new_heads, *outcome.read):
             self.read[stream_id] = self.heads[stream_id]
         if outcome.read:
             self.looks += 1
-            self.notify(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.read}))
+            self.decide(HeadsRead({stream_id: self.heads[stream_id] for stream_id in outcome.read}))
         if outcome.new_heads or outcome.read:
-            self.notify(StreamsCaughtUp(self.ends()))
+            self.decide(StreamsCaughtUp(self.ends()))
         settled = outcome.poll or outcome.new_heads or outcome.read
         self.wake_at = self.machine.decide(Tick(), self.now).wake_at if settled else outcome.wake_at
 
     def pass_time(self, until: float) -> None:
         while self.wake_at is not None and self.wake_at <= until:
             self.now = max(self.now, self.wake_at)
-            self.notify(Tick())
+            self.decide(Tick())
         self.now = until
 
     def check(self) -> None:
@@ -89,11 +89,11 @@ def test_all_is_found_whatever_is_pushed(steps: list[tuple[float, int, str]]) ->
                     reader.grown_at[stream_id] = reader.now
                 reader.heads[stream_id] += 1
             case "push":
-                reader.notify(HeadPushed(reader.follows[stream_id], reader.heads[stream_id]))
+                reader.decide(HeadPushed(reader.follows[stream_id], reader.heads[stream_id]))
             case "stale":
-                reader.notify(HeadPushed(stale[stream_id], reader.heads[stream_id]))
+                reader.decide(HeadPushed(stale[stream_id], reader.heads[stream_id]))
             case "invented":
-                reader.notify(HeadPushed(reader.follows[stream_id], reader.heads[stream_id] + 7))
+                reader.decide(HeadPushed(reader.follows[stream_id], reader.heads[stream_id] + 7))
             case _:
                 pass
     reader.pass_time(reader.now + S.poll_max_with_push_s + S.push_late_s + 0.01)
@@ -106,7 +106,7 @@ def test_a_quiet_minute_costs_few_looks(pushed: bool) -> None:
     reader = Reader()
     if pushed:
         reader.heads[1] += 1
-        reader.notify(HeadPushed(reader.follows[1], 1))
+        reader.decide(HeadPushed(reader.follows[1], 1))
     before = reader.looks
     reader.pass_time(60.0)
     assert reader.looks - before < 60 / (S.poll_max_with_push_s if pushed else S.poll_max_s) * 1.2 + 30

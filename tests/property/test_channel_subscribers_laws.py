@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.pubsub.channel_subscribers import SubscriptionIndex
 
-NAMES, CHANNELS, KEYS = ("a", "b", "c"), ("news", "price"), ("k", "l", None)
+NAMES, CHANNELS, KEYS = ("a", "b", "c"), ("logs", "price"), ("k", "l", None)
 STEP = st.tuples(st.booleans(), st.sampled_from(NAMES), st.sampled_from(CHANNELS), st.sampled_from(KEYS))
 
 

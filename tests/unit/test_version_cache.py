@@ -39,7 +39,7 @@ def test_an_older_version_never_overwrites_a_newer_one() -> None:
 
 
 @pytest.mark.conforms("D6", "D7")
-def test_invented_news_holds_until_the_next_reading() -> None:
+def test_an_invented_change_holds_until_the_next_read() -> None:
     cache = holding(space("a", 1_000), space("b", 1_000, deleted=True))
     assert merge(cache, space("a", 5), space("b", 5)) == [space("a", 5), space("b", 5)]
     assert cache.apply(space("a", 6), NOW) is ChangeNovelty.NEWER

@@ -29,7 +29,7 @@ from sublet_protocol.pubsub.node_side_replies import (
 )
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
-CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
+CHANNELS = {"logs": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"
 
 
@@ -57,12 +57,12 @@ def bodies(deliveries: tuple[SequencedMessage, ...]) -> list[object]:
 def test_each_message_comes_once_and_in_order() -> None:
     """To who reads one key, all keys, or both."""
     node = publisher()
-    subscribed(node, "key", ("news", "eu"))
-    subscribed(node, "all", ("news", None))
-    subscribed(node, "both", ("news", "eu"), ("news", None))
+    subscribed(node, "key", ("logs", "eu"))
+    subscribed(node, "all", ("logs", None))
+    subscribed(node, "both", ("logs", "eu"), ("logs", None))
     for number in range(50):
-        node.publish("news", "eu", f"eu{number}")
-        node.publish("news", "us", f"us{number}")
+        node.publish("logs", "eu", f"eu{number}")
+        node.publish("logs", "us", f"us{number}")
     eu = [f"eu{number}" for number in range(50)]
     assert bodies(taken(node, "key")) == eu
     everything = [f"{key}{number}" for number in range(50) for key in ("eu", "us")]
@@ -73,10 +73,10 @@ def test_each_message_comes_once_and_in_order() -> None:
 @pytest.mark.conforms("R5")
 def test_messages_are_given_until_acknowledged() -> None:
     node = publisher()
-    subscribed(node, "a", ("news", None))
-    node.publish("news", "k", "one")
+    subscribed(node, "a", ("logs", None))
+    node.publish("logs", "k", "one")
     first = taken(node, "a")
-    node.publish("news", "k", "two")
+    node.publish("logs", "k", "two")
     again = taken(node, "a")
     assert again[0] == first[0]
     assert bodies(again) == ["one", "two"]
@@ -87,16 +87,16 @@ def test_messages_are_given_until_acknowledged() -> None:
 @pytest.mark.conforms("R3")
 def test_log_messages_name_their_predecessor() -> None:
     node = publisher()
-    subscribed(node, "a", ("news", "k"), ("chat", None))
-    node.publish("news", "k", 1)
+    subscribed(node, "a", ("logs", "k"), ("chat", None))
+    node.publish("logs", "k", 1)
     node.publish("chat", "x", 2)
-    node.publish("news", "other", "not for us")
-    node.publish("news", "k", 3)
+    node.publish("logs", "other", "not for us")
+    node.publish("logs", "k", 3)
     deliveries = taken(node, "a")
     assert [(one.sequence, one.channel, one.predecessor) for one in deliveries] == [
-        (1, "news", 0),
+        (1, "logs", 0),
         (2, "chat", 0),
-        (3, "news", 1),
+        (3, "logs", 1),
     ]
 
 
@@ -118,13 +118,13 @@ def test_a_subscription_gets_the_newest_state() -> None:
 @pytest.mark.conforms("R10")
 def test_overflow_turns_into_one_gap_at_its_place() -> None:
     node = publisher(messages=10)
-    subscribed(node, "slow", ("news", None))
-    subscribed(node, "fast", ("news", None))
-    node.publish("news", "k", "first")
+    subscribed(node, "slow", ("logs", None))
+    subscribed(node, "fast", ("logs", None))
+    node.publish("logs", "k", "first")
     handed_out = taken(node, "slow")
     seen: list[object] = bodies(taken(node, "fast"))
     for number in range(100):
-        node.publish("news", "k", number)
+        node.publish("logs", "k", number)
         seen += bodies(taken(node, "fast", acknowledged=len(seen)))
     assert seen == ["first", *range(100)]
 
@@ -133,7 +133,7 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
     assert deliveries[0] is gaps[0]
     assert len(gaps) == 1
     rest = bodies(deliveries[1:])
-    assert gaps[0].body == MailboxOverflow(100 - len(rest), ("news",))
+    assert gaps[0].body == MailboxOverflow(100 - len(rest), ("logs",))
     assert rest == list(range(100 - len(rest), 100))
     assert deliveries[1].predecessor == gaps[0].sequence  # nobody can overlook it
 
@@ -141,8 +141,8 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
 def test_a_gap_that_is_sent_again_counts_once() -> None:
     """Also where nothing comes behind it."""
     node = publisher(bytes=100)
-    subscribed(node, "a", ("news", None))
-    node.publish("news", "k", "x" * 200)
+    subscribed(node, "a", ("logs", None))
+    node.publish("logs", "k", "x" * 200)
     first = taken(node, "a")
     assert [type(one.body) for one in first] == [MailboxOverflow]
     assert taken(node, "a") == first
@@ -152,10 +152,10 @@ def test_a_gap_that_is_sent_again_counts_once() -> None:
 @pytest.mark.conforms("R10", "X4")
 def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
     node = publisher(reply_messages=3, reply_bytes=100)
-    subscribed(node, "a", ("news", None))
+    subscribed(node, "a", ("logs", None))
     for number in range(5):
-        node.publish("news", "k", number)
-    node.publish("news", "k", "x" * 500)
+        node.publish("logs", "k", number)
+    node.publish("logs", "k", "x" * 500)
     assert bodies(taken(node, "a")) == [0, 1, 2]
     assert bodies(taken(node, "a", acknowledged=3)) == [3, 4]
     assert bodies(taken(node, "a", acknowledged=5)) == ["x" * 500]
@@ -164,38 +164,38 @@ def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
 def test_a_directed_message_is_queued_once() -> None:
     node = publisher()
     node.poll("a", 0, "", now=0, hold_s=5)
-    assert node.send("a", "news", "k", "grant")
-    assert node.send("a", "news", "k", "grant")
-    assert node.send("a", "news", "k", "revoke")
-    assert not node.send("nobody", "news", "k", "grant")
+    assert node.send("a", "logs", "k", "grant")
+    assert node.send("a", "logs", "k", "grant")
+    assert node.send("a", "logs", "k", "revoke")
+    assert not node.send("nobody", "logs", "k", "grant")
     first = taken(node, "a")
     assert bodies(first) == ["grant", "revoke"]
-    node.send("a", "news", "k", "grant")  # handed out, not acknowledged: still there
+    node.send("a", "logs", "k", "grant")  # handed out, not acknowledged: still there
     assert taken(node, "a") == first
     taken(node, "a", acknowledged=2)
-    node.send("a", "news", "k", "grant")
+    node.send("a", "logs", "k", "grant")
     assert bodies(taken(node, "a", acknowledged=2)) == ["grant"]
 
 
 def test_a_directed_message_can_be_sent_again() -> None:
     node = publisher(messages=1)
     node.poll("a", 0, "", now=0, hold_s=5)
-    node.send("a", "news", "k", "one")
-    node.send("a", "news", "k", "two")
-    node.send("a", "news", "k", "one")
-    assert bodies(taken(node, "a")) == [MailboxOverflow(2, ("news",)), "one"]
+    node.send("a", "logs", "k", "one")
+    node.send("a", "logs", "k", "two")
+    node.send("a", "logs", "k", "one")
+    assert bodies(taken(node, "a")) == [MailboxOverflow(2, ("logs",)), "one"]
 
 
 @pytest.mark.conforms("R2")
 def test_a_repeated_batch_is_not_executed_again() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("news", "k"), UndecodableCommand("it is broken")]
+    batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("logs", "k"), UndecodableCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
     assert isinstance(first, CommandsAccepted)
     assert first.messages == ((0, "hello"),)
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == CommandsAccepted((), ())
+    assert node.receive("a", 2, [Unsubscribe("logs", "k")], now=0) == CommandsAccepted((), ())
     assert node.subscriptions("a") == ()
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == CommandsAlreadyExecuted(())
+    assert node.receive("a", 2, [Unsubscribe("logs", "k")], now=0) == CommandsAlreadyExecuted(())
     node = publisher()
     node.receive("a", 1, batch, now=0)
     assert node.receive("a", 1, batch, now=0) == CommandsAlreadyExecuted(first.errors)
@@ -204,9 +204,9 @@ def test_a_repeated_batch_is_not_executed_again() -> None:
 @pytest.mark.conforms("R2")
 def test_the_last_command_wins() -> None:
     node = publisher()
-    node.receive("a", 1, [Subscribe("news", "k"), Unsubscribe("news", "k"), Subscribe("news", "k")], now=0)
-    node.receive("b", 1, [Subscribe("news", "k"), Unsubscribe("news", "k")], now=0)
-    assert node.publish("news", "k", "x") == 1
+    node.receive("a", 1, [Subscribe("logs", "k"), Unsubscribe("logs", "k"), Subscribe("logs", "k")], now=0)
+    node.receive("b", 1, [Subscribe("logs", "k"), Unsubscribe("logs", "k")], now=0)
+    assert node.publish("logs", "k", "x") == 1
     assert bodies(taken(node, "a")) == ["x"]
 
 
@@ -214,8 +214,8 @@ def test_the_last_command_wins() -> None:
 @pytest.mark.parametrize("number", [2, 3, 10])
 def test_a_batch_that_does_not_follow_is_unknown(number: int) -> None:
     node = publisher()
-    assert isinstance(node.receive("a", number, [Subscribe("news", "k")], now=0), UnknownSubscriber)
-    subscribed(node, "b", ("news", "k"))
+    assert isinstance(node.receive("a", number, [Subscribe("logs", "k")], now=0), UnknownSubscriber)
+    subscribed(node, "b", ("logs", "k"))
     assert isinstance(node.receive("b", number + 1, [], now=0), UnknownSubscriber)
     assert node.subscriber_ids == ()
 
@@ -226,7 +226,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
     batch: list[ReceivedCommand] = [
         Subscribe("nonsense", "k"),
         UndecodableCommand("broken"),
-        Subscribe("news", "k"),
+        Subscribe("logs", "k"),
         MessageToNode("m"),
     ]
     answer = node.receive("a", 1, batch, now=0)
@@ -235,7 +235,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
     assert "nonsense" in answer.errors[0].text
     assert "price" in answer.errors[0].text
     assert answer.messages == ((3, "m"),)
-    assert node.subscriptions("a") == (("news", "k"),)
+    assert node.subscriptions("a") == (("logs", "k"),)
     assert len(node.add_errors("a", 1, [])) == 2
 
 
@@ -243,7 +243,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 def test_errors_of_another_batch_are_not_added() -> None:
     """Such as of one whose subscriber has sent the next meanwhile, or is gone."""
     node, late = publisher(), [CommandRefusal(0, "late")]
-    subscribed(node, "a", ("news", "eu"))
+    subscribed(node, "a", ("logs", "eu"))
     assert node.receive("a", 2, [], now=0) == CommandsAccepted((), ())
     for name, number in (("a", 1), ("nobody", 1)):
         assert node.add_errors(name, number, late) == tuple(late)
@@ -252,7 +252,7 @@ def test_errors_of_another_batch_are_not_added() -> None:
 
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
-    answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
+    answer = node.receive("a", 1, [Subscribe("logs", str(number)) for number in range(7)], now=0)
     assert isinstance(answer, CommandsAccepted)
     assert [error.index for error in answer.errors] == [5, 6]
     subscribed(node, "b")
@@ -267,24 +267,24 @@ def test_subscriptions_and_subscribers_are_bounded() -> None:
 @pytest.mark.conforms("X4")
 def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
     node = NodeSideMachine(INCARNATION, SubscriberLimits(key_bytes=10), channels=CHANNELS)
-    subscribed(node, "a", ("news", "123456"), ("news", "123456"), ("news", None))
-    answer = node.receive("b", 1, [Subscribe("news", "12345"), Subscribe("news", "1234")], now=0)
+    subscribed(node, "a", ("logs", "123456"), ("logs", "123456"), ("logs", None))
+    answer = node.receive("b", 1, [Subscribe("logs", "12345"), Subscribe("logs", "1234")], now=0)
     assert isinstance(answer, CommandsAccepted)
     assert [error.index for error in answer.errors] == [0]
     assert "10 bytes" in answer.errors[0].text
-    assert node.receive("a", 2, [Unsubscribe("news", "123456"), Unsubscribe("news", "never")], now=0)
-    assert node.receive("b", 2, [Subscribe("news", "123456")], now=0) == CommandsAccepted((), ())
+    assert node.receive("a", 2, [Unsubscribe("logs", "123456"), Unsubscribe("logs", "never")], now=0)
+    assert node.receive("b", 2, [Subscribe("logs", "123456")], now=0) == CommandsAccepted((), ())
     node.expire(now=100)
     assert node.find_leaks() == ()
-    subscribed(node, "c", ("news", "1234567890"))
+    subscribed(node, "c", ("logs", "1234567890"))
 
 
 @pytest.mark.conforms("X4")
 def test_an_agent_has_one_life_at_a_time() -> None:
     """A later life takes the place of the one before, whose subscriptions do not count any more."""
     node = publisher()
-    subscribed(node, "agent.9", *(("news", str(number)) for number in range(5)))
-    subscribed(node, "agent.10", *(("news", str(number)) for number in range(5)))
+    subscribed(node, "agent.9", *(("logs", str(number)) for number in range(5)))
+    subscribed(node, "agent.10", *(("logs", str(number)) for number in range(5)))
     assert set(node.subscriber_ids) == {"agent.10"}
     assert isinstance(node.receive("agent.9", 2, [], now=0), UnknownSubscriber)
     assert isinstance(node.receive("agent.8", 1, [], now=0), UnknownSubscriber), "however late it comes"
@@ -297,11 +297,11 @@ def test_an_agent_has_one_life_at_a_time() -> None:
 def test_poll_before_command_and_command_before_poll() -> None:
     node = publisher()
     assert node.poll("early", 0, "", now=10, hold_s=60) == HoldPoll(hold_until=15)
-    subscribed(node, "early", ("news", None))
-    subscribed(node, "late", ("news", None))
+    subscribed(node, "early", ("logs", None))
+    subscribed(node, "late", ("logs", None))
     ready: list[str] = []
     node.on_ready = ready.append
-    node.publish("news", "k", "x")
+    node.publish("logs", "k", "x")
     assert ready == ["early", "late"]
     assert node.end_poll("early", now=11) == node.poll("late", 0, "", now=11, hold_s=5)
 
@@ -309,14 +309,14 @@ def test_poll_before_command_and_command_before_poll() -> None:
 @pytest.mark.conforms("R6")
 def test_another_incarnation_is_unknown_at_once() -> None:
     node = publisher()
-    subscribed(node, "a", ("news", None))
+    subscribed(node, "a", ("logs", None))
     assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), UnknownSubscriber)
 
 
 @pytest.mark.conforms("R7", "R8")
 def test_the_forgotten_are_notified_and_never_revived() -> None:
     node = publisher()
-    subscribed(node, "a", ("news", None))
+    subscribed(node, "a", ("logs", None))
     node.poll("a", 0, INCARNATION, now=1, hold_s=5)
     assert node.wake_at == 16
     assert node.expire(now=15.9) == ()
@@ -331,21 +331,21 @@ def test_the_forgotten_are_notified_and_never_revived() -> None:
 @pytest.mark.conforms("R8")
 def test_the_silent_go_and_the_quiet_stay() -> None:
     node = publisher()
-    subscribed(node, "dead", ("news", None), ("price", "gold"))
-    subscribed(node, "quiet", ("news", "k"))
+    subscribed(node, "dead", ("logs", None), ("price", "gold"))
+    subscribed(node, "quiet", ("logs", "k"))
     for now in range(0, 100, 5):
         node.poll("quiet", 0, INCARNATION, now, hold_s=5)
         node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
-    assert node.subscribed_keys("news") == KeysWithSubscribers(frozenset({"k"}), has_all=False)
+    assert node.subscribed_keys("logs") == KeysWithSubscribers(frozenset({"k"}), has_all=False)
     assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset(), has_all=False)
-    assert node.publish("news", "k", "x") == 1
+    assert node.publish("logs", "k", "x") == 1
 
 
 def test_acknowledging_the_unsent_ends_the_life() -> None:
     node = publisher()
-    subscribed(node, "a", ("news", None))
+    subscribed(node, "a", ("logs", None))
     assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)
     assert node.subscriber_ids == ()
 
@@ -354,18 +354,18 @@ def test_acknowledging_the_unsent_ends_the_life() -> None:
 def test_nothing_is_stored_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     node = publisher()
     for name in ("a", "b"):
-        subscribed(node, name, ("news", "k"), ("news", None), ("price", "gold"))
-    node.publish("news", "k", "m")
+        subscribed(node, name, ("logs", "k"), ("logs", None), ("price", "gold"))
+    node.publish("logs", "k", "m")
     node.publish("price", "gold", "g", 1)
-    node.send("a", "news", "k", "once")
+    node.send("a", "logs", "k", "once")
     assert node.find_leaks() == ()
-    node.receive("a", 2, [Unsubscribe("news", "k"), Unsubscribe("news", "never")], 0.0)
+    node.receive("a", 2, [Unsubscribe("logs", "k"), Unsubscribe("logs", "never")], 0.0)
     node.poll("a", 0, INCARNATION, 0.0, 5.0)
     assert node.find_leaks() == ()
     node.poll("a", 99, INCARNATION, 0.0, 5.0)  # breaks a rule
     assert node.find_leaks() == ()
     monkeypatch.setattr(SubscriptionIndex, "remove", lambda *_: False)
-    assert node.expire(1e9) == ("b", "a"), "whoever keeps names of them hears of both"
+    assert node.expire(1e9) == ("b", "a"), "whoever stores names of them is notified of both"
     assert len(node.find_leaks()) == 3, "had nobody removed what b subscribed to"
     monkeypatch.undo()
     assert node.expire(1e9) == ()
@@ -374,7 +374,7 @@ def test_nothing_is_stored_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_node_counts_what_happens() -> None:
     node = publisher(messages=2)
     batch: list[ReceivedCommand] = [
-        Subscribe("news", None),
+        Subscribe("logs", None),
         UndecodableCommand("broken"),
         MessageToNode("owner refuses it"),
     ]
@@ -384,7 +384,7 @@ def test_a_node_counts_what_happens() -> None:
     node.poll("a", 0, INCARNATION, 0, 5)
     node.end_poll("a", 5)  # the hold is over, and nothing came
     for _ in range(4):
-        node.publish("news", "k", "m")
+        node.publish("logs", "k", "m")
     node.poll("a", 0, INCARNATION, 5, 5)  # a gap of 3 and a message
     node.poll("a", 0, INCARNATION, 5, 5)  # the reply was lost: both again
     node.poll("a", 1, INCARNATION, 5, 5)
@@ -415,7 +415,7 @@ def test_a_node_counts_what_happens() -> None:
 
 
 class Owner:
-    """A publisher whose owner keeps book of the interest that it is told of."""
+    """A publisher whose owner records the interest that it is notified of."""
 
     def __init__(self) -> None:
         self.node = NodeSideMachine(INCARNATION, SubscriberLimits(hold_s=5), channels=CHANNELS)
@@ -448,9 +448,9 @@ def test_only_first_and_last_subscriber_are_reported() -> None:
 
 def test_all_keys_and_other_channels_are_separate() -> None:
     owner = Owner()
-    owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
+    owner.do("a", Subscribe("price", None), Subscribe("logs", "gold"), Subscribe("price", "tin"))
     assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), True)
-    assert owner.node.subscribed_keys("news") == KeysWithSubscribers(frozenset({"gold"}), False)
+    assert owner.node.subscribed_keys("logs") == KeysWithSubscribers(frozenset({"gold"}), False)
     owner.do("a", Unsubscribe("price", None))
     assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
     assert owner.received[-1] == ("price", None, False)

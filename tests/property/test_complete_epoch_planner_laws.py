@@ -61,7 +61,7 @@ class Query:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """The process dies between two batches, and the next is lent both streams."""
+        """The process dies between two batches, and the next is granted both streams."""
         self.planning = PlanLedger(self._report, 60.0)
         self.planning.restore((), ())
         self.epochs = EpochPlanner(self.planning, TwoLogs(self.logs), "$share/g/#")

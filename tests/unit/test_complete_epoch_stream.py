@@ -30,7 +30,7 @@ def consumed(upto: int, epoch: int) -> ConsumedFrontier:
 
 
 class Play:
-    """A stream with a block for each of these epochs, lent to a handler; all before `completed` is completed."""
+    """A stream with a block for each of these epochs, granted to a handler; all before `completed` is completed."""
 
     def __init__(self, *epochs: int, completed: int) -> None:
         self.epochs = epochs
