@@ -29,8 +29,8 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.sharing_kit import ALL, WAIT_S, Scene
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Scene
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet, environment
 
 MIN_HOLD_S = 0.1

@@ -30,6 +30,10 @@ def same_name(value: object) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", ascii(value))
 
 
+WAIT_S = 90.0
+"""How long a fact is waited for that a quiet machine makes true within a second or a few."""
+
+
 def eventually(
     fact: Callable[[], T | None], timeout_s: float = 10.0, message: str | Callable[[], str] = "", every_s: float = 0.01
 ) -> T:

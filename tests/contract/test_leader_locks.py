@@ -17,11 +17,10 @@ from sublet_storage.db.liveness_lock import LivenessLockKeeper, acquire_lock, fi
 from sublet_storage.groups.model.records import LeaderLivenessLock
 from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
 FIRST, SECOND = LeaderLivenessLock.of(ONE.incarnation), LeaderLivenessLock.of(TWO.incarnation)
 THREE = NodeIncarnation("three", "incarnation-3", "127.0.0.1:3")
-WAIT_S = 30.0
 
 
 @pytest.mark.conforms("E13")

@@ -39,7 +39,7 @@ from tests.integration.log_kit import (
     stream_of,
     with_a_short_lived_space,
 )
-from tests.kit import GRANT_KEY, eventually
+from tests.kit import GRANT_KEY, WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
 pytestmark = pytest.mark.shards(1)
@@ -48,7 +48,6 @@ Connection = psycopg.Connection[Any]
 
 BATCH_BYTES = 4 << 20
 TIMEOUT_S = 3.0
-WAIT_S = 20.0
 MB = 1_000_000
 
 

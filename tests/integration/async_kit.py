@@ -18,12 +18,11 @@ from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from tests.integration.session_kit import until
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet, Process
 
 ALL = "$share/g/#"
 QUICK = BorrowerSettings().scaled(SPEED)
-WAIT_S = 60.0
 LIMIT_S = 110.0
 
 _P = ParamSpec("_P")

@@ -20,11 +20,10 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, HistoryRecord, Leadership
 from sublet_storage.producer import Publisher
 from tests.deliveries import Verdict, check
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet, Process
 
 ALL = "$share/g/#"
-WAIT_S = 40.0
 LEADER = LeaderSettings().scaled(SPEED)
 
 

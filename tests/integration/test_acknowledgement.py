@@ -23,9 +23,9 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.sharing_kit import WAIT_S, Stage
+from tests.integration.sharing_kit import Stage
 from tests.interrupted_calls import run_interrupted
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 
 ARGUMENTS: dict[str, Any] = {

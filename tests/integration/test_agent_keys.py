@@ -23,8 +23,8 @@ from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.deliveries import Verdict
 from tests.integration.http_kit import served
 from tests.integration.session_kit import a_node, an_agent, run, until
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 pytestmark = pytest.mark.conforms("X5")
 

@@ -11,8 +11,8 @@ import pytest
 
 from sublet_leader.group.watch_events import GONE
 from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
-from tests.integration.sharing_kit import WAIT_S, Stage, last
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage, last
+from tests.kit import WAIT_S, eventually
 
 LONG = {
     "SUBLET_EVICTION_TIMEOUT_S": "600",

@@ -19,8 +19,8 @@ from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.log_kit import put, stream_of
 from tests.integration.sharing_kit import ALL as GROUP
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 
 ALL = TopicFilter("#")

@@ -13,9 +13,9 @@ from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.producer import Publisher
-from tests.integration.async_kit import ALL, WAIT_S, Scene, in_a_loop
+from tests.integration.async_kit import ALL, Scene, in_a_loop
 from tests.integration.session_kit import until
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
 NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"

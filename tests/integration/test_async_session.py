@@ -14,9 +14,9 @@ from sublet_borrower.consumer import async_session
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.async_kit import ALL, QUICK, WAIT_S, Scene, Seen, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import ALL, QUICK, Scene, Seen, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
 
 @pytest.fixture

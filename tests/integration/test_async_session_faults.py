@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from tests.integration.async_kit import WAIT_S, Scene, Seen, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import Scene, Seen, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, environment
 
 

@@ -17,8 +17,8 @@ from sublet_storage.groups.model.records import EPOCHS_CONSUMED, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.log_kit import everything
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 LAST = 24
 

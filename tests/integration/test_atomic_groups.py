@@ -22,13 +22,12 @@ from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import list_live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 GROUP = "$share/g/#"
 FAST = BorrowerSettings().scaled(SPEED)
-WAIT_S = 60.0
 
 
 def declare(url: str, start: str = "latest") -> None:

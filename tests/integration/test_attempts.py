@@ -17,8 +17,8 @@ from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.producer import Publisher
 from tests.integration.log_kit import everything
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Delivered, Process
 
 LEADER, BORROWER = LeaderSettings().scaled(SPEED), BorrowerSettings().scaled(SPEED)

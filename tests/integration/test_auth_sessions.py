@@ -37,13 +37,12 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.feed_kit import stub
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
 pytestmark = pytest.mark.conforms("X1")
 
 GROUP = "$share/billing/orders/#"
-WAIT_S = 40.0
 FAST = BorrowerSettings().scaled(SPEED)
 JOIN = rule("user:spark", Right.JOIN, "orders/#", "billing")
 READ, PUBLISH = rule("user:spark", Right.READ, "orders/#"), rule("user:spark", Right.PUBLISH, "orders/#")

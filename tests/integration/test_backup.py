@@ -10,8 +10,8 @@ import pytest
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.db.connect import check_schema, connect
 from tests.deliveries import judge
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 
 DRAW = "select sublet.next_session_epoch('$share/g/#', 'etl')"
 

@@ -25,14 +25,13 @@ from sublet_storage.spaces.space_queries import find_space, list_spaces
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import NumberConsumer, publish_numbers
 from tests.integration.log_kit import put, stream_of
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, move, outside, swept
 
 pytestmark = pytest.mark.conforms("A9")
 ALL, BEHIND = "$share/all/#", "$share/behind/#"
 DROP = ("spaces", "drop", "orders")
-WAIT_S = 40.0
 
 
 @pytest.fixture

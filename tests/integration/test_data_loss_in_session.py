@@ -16,10 +16,9 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 60.0
 GROUP = "$share/g/#"
 
 

@@ -15,8 +15,8 @@ from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.producer import Publisher
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
 

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage, last
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, LEADER, Stage, last
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 

@@ -13,10 +13,8 @@ import pytest
 from sublet_storage.db.connect import connect
 from sublet_storage.log.epoch_leases import read_lower_frontier
 from sublet_storage.spaces.space_queries import find_space
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT
-
-WAIT_S = 40.0
 
 STORY = """
 import sys

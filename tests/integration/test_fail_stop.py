@@ -11,8 +11,7 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.machine.agent import Agent
 from sublet_protocol.domain.errors import SubscriptionEnded
-
-WAIT_S = 60.0
+from tests.kit import WAIT_S
 
 NODE = """
 import sys

@@ -62,12 +62,11 @@ from tests.integration.log_kit import block, kill_postgres
 from tests.integration.query_kit import Checkpoint, Died
 from tests.integration.test_guard import Guarded
 from tests.integration.test_stream_reader import publish
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 from tests.support.streams import open_streams
 
-WAIT_S = 60.0
 SETTINGS = BorrowerSettings().scaled(SPEED)
 
 

@@ -25,8 +25,8 @@ from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from tests.integration.http_kit import Http
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
 WAL_SEGMENT_BYTES = "16777216"

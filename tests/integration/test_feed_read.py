@@ -35,11 +35,10 @@ from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.interrupted_calls import run_interrupted
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.shards(1)
-WAIT_S = 30.0
 
 
 @pytest.fixture

@@ -12,12 +12,10 @@ import pytest
 
 from sublet_storage.producer import Publisher
 from tests.integration.feed_kit import address_of
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
 from tests.readme import environment
-
-WAIT_S = 40.0
 
 
 @pytest.fixture

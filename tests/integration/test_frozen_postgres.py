@@ -39,11 +39,10 @@ from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import everything, put, stream_of
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
-WAIT_S = 60.0
 GROUP = "$share/g/#"
 SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from sublet_borrower.settings import BorrowerSettings
-from tests.integration.sharing_kit import LEADER, WAIT_S, Stage, last
-from tests.kit import eventually
+from tests.integration.sharing_kit import LEADER, Stage, last
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 
 FROZEN_S = 60.0 / SPEED

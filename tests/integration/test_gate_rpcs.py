@@ -25,12 +25,12 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, serve_asking, token_of
 from tests.integration.feed_kit import batch
+from tests.kit import WAIT_S
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X1")
 
 GROUP = "$share/billing/orders/#"
-WAIT_S = 30.0
 V: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
 
 

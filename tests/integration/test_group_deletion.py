@@ -7,8 +7,8 @@ import pytest
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.records import GroupOptions
 from tests.deliveries import judge
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 SHARED = Subscription.parse(ALL)
 STORED = GroupOptions(starting_position=StartingPosition.EARLIEST, session_expiry_s=60.0)

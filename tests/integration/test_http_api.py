@@ -13,8 +13,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.cli_kit import Running, Shell
 from tests.integration.http_kit import Http, served
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 TOKEN = "the-token-of-an-admin"
 STRANGE = '$share/<b>&"é/a/#'

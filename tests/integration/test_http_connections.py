@@ -16,10 +16,9 @@ from sublet_leader.observe.health import Health, HealthCheck, HealthState
 from sublet_leader.observe.http_database_pool import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
-WAIT_S = 60.0
 ASKERS = 30
 OURS = "select count(*) from pg_stat_activity where application_name = 'sublet http' and datname = current_database()"
 END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")

@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.integration.http_kit import Http, served
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -29,8 +29,8 @@ from tests.integration.http_kit import Http, served
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import NODE as LED_BY
 from tests.integration.lending_kit import a_world, open_streams
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 LIMITS = {"SUBLET_HTTP_MAX_STREAM_SERIES": "3", "SUBLET_HTTP_MAX_GROUP_SERIES": "2"}
 

@@ -19,8 +19,8 @@ from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.http_kit import Http, served
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 from tools.browser import browser, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))

@@ -33,9 +33,8 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.files import TlsFiles
 from tests.integration.http_kit import Answer
 from tests.integration.tls_kit import Certificates
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
-WAIT_S = 60.0
 TOKEN = "the-token-of-an-admin"
 HOST = b"Host: 127.0.0.1\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.integration.sharing_kit import ALL, LEADER, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, LEADER, Stage
+from tests.kit import WAIT_S, eventually
 
 ROUNDS = 3
 

@@ -11,8 +11,8 @@ import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.db.liveness_lock import LOCK_CLASS
-from tests.integration.sharing_kit import WAIT_S, Stage, last
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage, last
+from tests.kit import WAIT_S, eventually
 
 CUTS = 5
 LEASES = {

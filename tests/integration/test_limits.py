@@ -21,7 +21,8 @@ from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import a_node, an_agent, proven, run, until
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S
 
 pytestmark = pytest.mark.conforms("X4")
 

@@ -30,10 +30,9 @@ from tests.integration.feed_kit import Serving, address_of, read_values, serving
 from tests.integration.http_kit import Http
 from tests.integration.log_kit import Connection, put
 from tests.integration.query_kit import Checkpoint, Run
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 60.0
 GROUP = "$share/g/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
 SETTINGS = BorrowerSettings().scaled(SPEED)

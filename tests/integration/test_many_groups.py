@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 from tests.takeover import takeover
 
 PROMISED_S = 60.0

@@ -29,10 +29,9 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 60.0
 GROUP = "$share/g/#"
 FAST = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 INTERVAL_S = 2.0

@@ -28,8 +28,8 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from tests.integration.feed_kit import address_of, serving, stub
 from tests.integration.log_kit import stream_of
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 

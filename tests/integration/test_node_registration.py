@@ -19,14 +19,13 @@ from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, list_nodes
 from sublet_storage.notify.changes import NODE
 from tests.integration.notify_kit import SETTINGS, listening
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 LEASE_S = 2.4
 LEASES_WATCHED = 2
 SLACK_S = 4.0
 """For a busy machine."""
-WAIT_S = 60.0
 
 
 def expiry(conn: psycopg.Connection[Any], name: str) -> float:

@@ -16,12 +16,11 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.deliveries import judge
 from tests.integration.log_kit import Connection, everything
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.shards(3)
 
-WAIT_S = 60.0
 TOPICS = ("eu/1", "eu/2", "us/1")
 KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
 

@@ -14,8 +14,8 @@ from sublet import Publisher, Session
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.cli_kit import a_shell, done
-from tests.integration.test_rotation import GROUP, WAIT_S, Exchange, Users
-from tests.kit import eventually
+from tests.integration.test_rotation import GROUP, Exchange, Users
+from tests.kit import WAIT_S, eventually
 
 pytestmark = pytest.mark.conforms("X8")
 

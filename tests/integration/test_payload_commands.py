@@ -32,11 +32,10 @@ from tests.integration.http_kit import Http
 from tests.integration.lending_kit import GROUP as LED_BY_HAND
 from tests.integration.lending_kit import a_world, open_streams
 from tests.integration.log_kit import Connection, stream_of
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
-WAIT_S = 40.0
 BLOCKS = 6
 GROUP = "$share/g/eu/#"
 SUBSCRIPTION = Subscription.parse(GROUP)

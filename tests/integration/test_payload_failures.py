@@ -40,13 +40,12 @@ from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
 from tests.integration.log_kit import Connection, generation_of, in_epochs, read, stream_of
 from tests.interleavings.harness import Interleavings, Run
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
 from tests.payload_kit import outside as named
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 6
-WAIT_S = 20.0
 NAME = "5/7-1-" + "0" * 32 + "-" + "0" * 16
 
 

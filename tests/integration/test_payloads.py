@@ -31,11 +31,10 @@ from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell
 from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import Connection, generation_of, read, stream_of
-from tests.kit import GRANT_KEY, eventually
+from tests.kit import GRANT_KEY, WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
-WAIT_S = 40.0
 BLOCKS = 6
 
 

@@ -26,14 +26,13 @@ from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import Connection
 from tests.integration.session_kit import free_port
 from tests.integration.test_sql_publish import Writer, all_moved, exactly_once_in_order
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no pgbouncer here: apt-get install pgbouncer")
 
-WAIT_S = 60.0
 USAGE = 2
 REFUSED = r"drops the startup options .* PgBouncer\. Give the address of the server itself; .* nodes, or publish by SQL"
 CONFIGURATION = """

@@ -35,10 +35,9 @@ from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import Connection, batch, read
 from tests.integration.replay_kit import Plan
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
-WAIT_S = 60.0
 GROUP = "$share/g/eu/#"
 SUBSCRIPTION = Subscription.parse(GROUP)
 BAD = 6

@@ -31,8 +31,8 @@ from sublet_storage.notify.drivers.postgres import channel_name, encode_payload
 from sublet_storage.producer import Publisher
 from tests.integration.feed_kit import address_of
 from tests.integration.notify_kit import NODE
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 

@@ -20,8 +20,8 @@ from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot
 from sublet_storage.notify.subscriber import NotificationSubscriber
 from sublet_storage.producer import Publisher
 from tests.integration.notify_kit import wait_until_caught_up
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, SPEED, environment
 from tests.support.notifications import list_objects
 from tools.source_path import source_path

@@ -28,10 +28,9 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space
 from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
 from tests.integration.query_kit import Checkpoint, Died, Run
-from tests.kit import GRANT_KEY, eventually
+from tests.kit import GRANT_KEY, WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
-WAIT_S = 60.0
 GROUP = Subscription.parse("$share/g/#")
 
 

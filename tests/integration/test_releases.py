@@ -17,8 +17,8 @@ from sublet_storage.db import connect as module
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import a_shell
-from tests.integration.sharing_kit import WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, Process
 
 NEXT, LATER = (f"{int(SCHEMA_VERSION) + more:04}" for more in (1, 2))

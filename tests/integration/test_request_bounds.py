@@ -25,11 +25,11 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from tests.integration.access_kit import allow, bearer, rule, serve_asking, token_of
 from tests.integration.test_gate_rpcs import commands, session
+from tests.kit import WAIT_S
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X4")
 
-WAIT_S = 30.0
 METHODS = [
     f"/{service.full_name}/{method.name}"
     for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR)

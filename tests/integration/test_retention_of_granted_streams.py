@@ -13,10 +13,9 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
-WAIT_S = 40.0
 GROUP = "$share/g/#"
 
 

@@ -18,10 +18,9 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.sharing_kit import LEADER
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
-WAIT_S = 30.0
 GROUP = "$share/billing/orders/#"
 JOIN = rule("user:member", Right.JOIN, "orders/#", "billing")
 

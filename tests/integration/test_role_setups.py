@@ -15,14 +15,13 @@ from sublet_storage.producer.sink_staging import SinkBatchId, commit, stage
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, a_shell, done
 from tests.integration.log_kit import batch
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.role_kit import RoleWorld, a_role_world
 
 pytestmark = pytest.mark.conforms("X6")
 
 GROUP = "$share/billing/orders/#"
-WAIT_S = 60.0
 
 
 @pytest.fixture(scope="module")

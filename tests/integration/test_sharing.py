@@ -6,8 +6,8 @@ import pytest
 
 from sublet_storage.spaces.space_changes import reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.sharing_kit import ALL, WAIT_S, Stage
-from tests.kit import eventually
+from tests.integration.sharing_kit import ALL, Stage
+from tests.kit import WAIT_S, eventually
 
 
 @pytest.mark.conforms("E1", "E18", "E29")

@@ -14,10 +14,9 @@ from sublet_storage.producer.outbox_mover import OutboxBacklog, read_backlog
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import Connection, by_key, everything
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
-WAIT_S = 60.0
 KEYS = 4
 """Even, as the topics are two: a key that had both would be in two spaces at once, and have no order between them."""
 MANY = """

@@ -16,10 +16,8 @@ from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_RE
 from sublet_protocol.gate.client_address_counts import to_source
 from sublet_protocol.gate.public_call_limiter import parse_host
 from tests.integration.access_kit import serve_asking
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
-
-WAIT_S = 30.0
 
 
 @pytest.fixture

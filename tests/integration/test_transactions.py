@@ -26,13 +26,12 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, Subscr
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from tests.interrupted_calls import run_interrupted
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 ALL = "$share/g/#"
 BORROWER = BorrowerSettings().scaled(SPEED)
-WAIT_S = 40.0
 
 
 class Place:
