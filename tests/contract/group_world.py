@@ -255,13 +255,18 @@ class PostgresWorld(World):
             yield
 
     def reset(
-        self, group: Group, target: ResetTarget, *streams: int, force: bool = False, reason: str | None = None
+        self,
+        group: Group,
+        target: ResetTarget,
+        *streams: int,
+        force: bool = False,
+        reason: str | None = None,
+        now_us: int | None = None,
     ) -> Mapping[int, tuple[int | None, int]]:
-        """Reset the group, or these streams of it: {stream: (before, after)}."""
+        """Reset the group, or these streams of it, by the database's clock: {stream: (before, after)}."""
         with self.connection.transaction():
-            why, now_us = reason or f"to {target}", self.clock()
             moves = reset_transaction.execute_reset(
-                self.connection, group, target, streams, reason=why, force=force, now_us=now_us
+                self.connection, group, target, streams, reason=reason or f"to {target}", force=force, now_us=now_us
             )
         return {move.stream_id: (move.before, move.after) for move in moves}
 

@@ -245,8 +245,9 @@ class Twins(RuleBasedStateMachine):
             return
         rows = sorted(self.twin._lives[group].rows)
         streams = (rows[which % len(rows)],) if rows and not all_streams else ()
+        how: dict[str, Any] = {"force": force, "now_us": self.world.clock()}
         resets: list[Callable[[], Any]] = [
-            lambda: {s: after for s, (_, after) in self.world.reset(found, to, *streams, force=force).items()},
+            lambda: {s: after for s, (_, after) in self.world.reset(found, to, *streams, **how).items()},
             lambda: self.twin.reset(group, to, streams, reason=f"to {to}", force=force),
         ]
         moves: list[Any] = []

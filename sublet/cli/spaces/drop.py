@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
-from msgspec.structs import asdict
 
 from sublet.cli.base.command import CommandContext
 from sublet.cli.spaces.apply_change import Name
@@ -109,7 +109,7 @@ def _answer(
             "dropped": not dry_run,
             "retained": keep,
         }
-        cli.print_json({**summary, **asdict(usage), "fallback_spaces": names})
+        cli.print_json({**summary, **msgspec.to_builtins(usage), "fallback_spaces": names})
         return
     if dry_run and not (force or keep) and usage.describe():
         cli.print_info(
