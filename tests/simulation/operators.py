@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.errors import Conflict
+from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import Group, LendingStatus
@@ -155,8 +155,8 @@ class Operators:
     def _carry_out(self, group: Group, target: ResetTarget, streams: tuple[int, ...], force: bool) -> None:
         try:
             moves = self._store.reset(group.group_id, target, streams, reason=f"reset to {target}", force=force)
-        except Conflict:
-            self._say(f"cannot reset {group.subscription}: it has granted streams")
+        except (Conflict, NotFound) as error:  # granted streams, or one whose rows were deleted meanwhile
+            self._say(f"cannot reset {group.subscription}: {error}")
             return
         self.resets += 1
         self._say(f"has reset {group.subscription}")
