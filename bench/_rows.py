@@ -65,7 +65,7 @@ class Table:
     jar: Path | None
 
     @property
-    def way(self) -> str:
+    def reader(self) -> str:
         """Return the client library by which it is read."""
         return "psycopg" if self.jar is None else "JDBC"
 

@@ -42,7 +42,7 @@ the end of the last, with all that Spark does in between. *table* is `spark.read
 included. *Ready batches* are those of a Python data source that does nothing: rows of the same columns and sizes that
 its process holds in memory, {arrow_rows:,} to an Arrow batch, over {slots} tasks. *Parquet* has the same rows, as Spark
 wrote them, and the machine's memory has the files. *A row per message* is a table (offset, stream, topic, key, value,
-time) of {table_rows:,} rows with a primary key, read by {way} in {slots} key ranges. *In a task* is
+time) of {table_rows:,} rows with a primary key, read by {reader} in {slots} key ranges. *In a task* is
 `sublet.spark.consume` with one task and a function that counts, from its first batch to its last; *plain reader* is the
 same function in a loop over a `Session` in Python, without Spark. Below it are micro-batches of two rows, in two tasks:
 {micro_batches} in each round after {warm_up} that do not count, of our stream and of the source with ready batches, and
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
             _read(contenders, series if number > 0 else Series(), turned)
             overhead.measure(spark, place, turned, counts=number > 0)
             print(f"round {number} of {options.rounds}", flush=True)
-        _publish_report(options, series, overhead.figures(), table.way)
+        _publish_report(options, series, overhead.figures(), table.reader)
 
 
 def _read(contenders: dict[str, Callable[[], tuple[int, float]]], series: Series, turned: bool) -> None:
@@ -237,32 +237,32 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _claims(blocks: list[int], way: str) -> list[Claim]:
+def _claims(blocks: list[int], reader: str) -> list[Claim]:
     claims = [
-        Claim(f"ready batches, as a stream / a row per message by {way}", CEILING, ROWS, None),
-        Claim(f"ready batches, as a table / a row per message by {way}", BATCH_CEILING, ROWS, None),
+        Claim(f"ready batches, as a stream / a row per message by {reader}", CEILING, ROWS, None),
+        Claim(f"ready batches, as a table / a row per message by {reader}", BATCH_CEILING, ROWS, None),
     ]
     for block in blocks:
         stream, table, of = f"stream, blocks of {block}", f"table, blocks of {block}", f"blocks of {block:,}"
         task, plain = f"in a task, blocks of {block}", f"plain reader, blocks of {block}"
         claims += [
             Claim(f"stream / ready batches, {of}", stream, CEILING, OF_CEILING),
-            Claim(f"stream / a row per message by {way}, {of}", stream, ROWS, None),
+            Claim(f"stream / a row per message by {reader}, {of}", stream, ROWS, None),
             Claim(f"stream / Parquet, {of}", stream, "Parquet", None),
             Claim(f"table / ready batches, {of}", table, BATCH_CEILING, OF_CEILING),
-            Claim(f"table / a row per message by {way}, {of}", table, ROWS, None),
+            Claim(f"table / a row per message by {reader}, {of}", table, ROWS, None),
             Claim(f"in a task / plain reader, {of}", task, plain, OF_PLAIN),
         ]
     return claims
 
 
-def _publish_report(options: argparse.Namespace, series: Series, figures: list[Beside], way: str) -> None:
+def _publish_report(options: argparse.Namespace, series: Series, figures: list[Beside], reader: str) -> None:
     names = ("rows", "batch_rows", "table_rows", "streams", "blocks", "rounds", "micro_batches", "warm_up", "conf")
     settings = {name: getattr(options, name) for name in names}
-    settings |= {"value_bytes": VALUE_BYTES, "table_read_by": way, "shared_buffers": postgres.quarter_of_memory()}
-    section = report.write("spark", settings, series, _claims(options.blocks, way), options.json, figures)
+    settings |= {"value_bytes": VALUE_BYTES, "table_read_by": reader, "shared_buffers": postgres.quarter_of_memory()}
+    section = report.write("spark", settings, series, _claims(options.blocks, reader), options.json, figures)
     sizes = " or ".join(f"{block:,}" for block in options.blocks)
-    words = {"value": VALUE_BYTES, "slots": SLOTS, "arrow_rows": ARROW_ROWS, "way": way, "sizes": sizes}
+    words = {"value": VALUE_BYTES, "slots": SLOTS, "arrow_rows": ARROW_ROWS, "reader": reader, "sizes": sizes}
     report.page(options.page, "spark", PROSE.format(**settings, **words), section)
     print(section)
 

@@ -28,7 +28,6 @@ _MAX_AGENTS = 6
 _KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
 _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
 _ATOMIC = ("earliest", "latest", "offset", "time")
-_GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class Operators:

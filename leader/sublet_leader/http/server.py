@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import logging
 import socket
 import ssl
@@ -39,6 +38,7 @@ from sublet_leader.http.settings import (
     REQUEST_TIMEOUT_S,
 )
 from sublet_leader.listen_address import ListenAddress, is_loopback
+from sublet_protocol.domain.address import is_loopback_host
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
@@ -273,8 +273,6 @@ def _is_loopback_name(host: str) -> bool:
     name to 127.0.0.1."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
-        if name in ("", "localhost") or name.endswith(".localhost"):
-            return True
-        return ipaddress.ip_address(name.split("%")[0]).is_loopback
     except ValueError:  # no address at all
         return False
+    return name == "" or name.endswith(".localhost") or is_loopback_host(name)

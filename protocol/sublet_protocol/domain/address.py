@@ -26,7 +26,7 @@ def is_tls(address: str) -> bool:
 def is_loopback_host(host: str) -> bool:
     """Return whether the host is loopback, without resolving its name: the answer may not be trusted."""
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
 

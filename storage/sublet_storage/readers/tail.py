@@ -112,7 +112,7 @@ class MultiStreamReader:
         self._known = matching_streams.newest
         self._closures = False
         if isinstance(begin, Bookmark):
-            _check_existed(begin.offsets, matching_streams.newest)
+            _check_unread(begin.offsets, matching_streams.newest)
             missing_streams = find_deleted_streams(
                 conn, begin.offsets.keys() - {cursor.stream_id for cursor in matching_streams.cursors}
             )
@@ -224,8 +224,9 @@ class MultiStreamReader:
 
     def refresh_heads(self, conn: psycopg.Connection[Any]) -> None:
         """Read the heads of its streams, see `set_heads`."""
-        heads = message_log.read_heads_or_ends(conn, self.open_streams)
-        _check_existed({each: self._cursors[each].position for each in self.open_streams if each not in heads}, 0)
+        positions = {stream_id: self._cursors[stream_id].position for stream_id in self.open_streams}
+        heads = message_log.read_heads_or_ends(conn, positions)
+        _check_unread({stream_id: at for stream_id, at in positions.items() if stream_id not in heads})
         self.set_heads(heads)
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
@@ -266,7 +267,7 @@ class MultiStreamReader:
         """
         self._closures = False
         matching_streams = list_matching_streams(conn, self.filter, after_stream_id=self._known, known=self._known)
-        _check_existed({each.stream_id: each.position for each in self._cursors.values()}, matching_streams.newest)
+        _check_unread({each.stream_id: each.position for each in self._cursors.values()}, matching_streams.newest)
         self._known = matching_streams.newest
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
@@ -374,8 +375,8 @@ def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -
     return [each for text, each in rows if (own := TopicFilter(text)) in find_candidate_filters(filter, [own, *since])]
 
 
-def _check_existed(offsets: Mapping[int, int], newest: int) -> None:
-    """Raise `PositionBeyondHead` for an offset of a stream that the database never had."""
+def _check_unread(offsets: Mapping[int, int], newest: int = 0) -> None:
+    """Raise `PositionBeyondHead` where messages were read of streams after `newest`, which the database never had."""
     unknown = [stream_id for stream_id, offset in offsets.items() if stream_id > newest and offset > 0]
     if unknown:
         raise PositionBeyondHead(
