@@ -110,6 +110,19 @@ def test_no_block_begins_at_another_level(database: str) -> None:
 
 
 @pytest.mark.parametrize("level", STRICT)
+def test_a_block_sets_no_level_for_later_ones(database: str, level: str) -> None:
+    """It is rolled back, and that level with it: its connection is nobody else's to set it back."""
+    with connect(database, own_search_path=False) as connection:
+        with (
+            pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"),
+            user_transaction(connection, lambda: pytest.fail("the block was settled")),
+        ):
+            connection.execute(f"set session characteristics as transaction isolation level {level}")
+        with user_transaction(connection, lambda: None):
+            connection.execute("select 1")
+
+
+@pytest.mark.parametrize("level", STRICT)
 def test_appends_at_another_level_are_refused(conn: Connection, stream: int, level: str) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
     from sublet_storage.log.append import BlockAppend, ProducerStamp, append

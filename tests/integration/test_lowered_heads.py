@@ -64,6 +64,13 @@ def lower_head(conn: Connection, stream: int) -> None:
         conn.execute("delete from block where stream_id = %s and end_offset > 5", (stream,))
 
 
+def undo(conn: Connection, stream: int) -> None:
+    """As after a restore of an older state of the database, in which it was not there yet."""
+    with conn.transaction():
+        conn.execute("delete from block where stream_id = %s", (stream,))
+        conn.execute("delete from stream where stream_id = %s", (stream,))
+
+
 def rows(conn: Connection) -> dict[int, tuple[str, int]]:
     """{stream: (status, position)} of those that are not finished."""
     found = conn.execute("select stream_id, status, position from lending where status <> 'finished'").fetchall()
@@ -283,15 +290,22 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
 
 @pytest.mark.conforms("P10", "A9")
 @pytest.mark.parametrize("arguments", [(), ("--epochs",), ("--node",)])
+@pytest.mark.parametrize(("lose", "head"), [(lower_head, 5), (undo, 0)])
 def test_a_quiet_tail_ends_by_name(
-    conn: Connection, served: Fleet, streams: list[int], shell: Shell, arguments: tuple[str, ...]
+    conn: Connection,
+    served: Fleet,
+    streams: list[int],
+    shell: Shell,
+    arguments: tuple[str, ...],
+    lose: Callable[[Connection, int], None],
+    head: int,
 ) -> None:
     if arguments == ("--node",):
         shell.environment.pop("SUBLET_DATABASE_URL", None)
         arguments = ("--node", address_of(served.nodes["n1"]))
     live = shell.start("tail", "#", "--from", "earliest", "--json", *arguments)
     eventually(lambda: live.out.count('"value"') == 20, WAIT_S, lambda: live.out + live.err)
-    lower_head(conn, streams[0])
+    lose(conn, streams[-1])
     answer = live.end()
     assert answer.code == 4, answer.err
-    assert f"stream {streams[0]}: {REASON}" in answer.err
+    assert f"stream {streams[-1]}: offset 10 is beyond the head {head}." in answer.err

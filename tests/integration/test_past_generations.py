@@ -198,19 +198,6 @@ def test_a_stream_that_never_was_is_beyond_all(house: House) -> None:
     assert unread.bookmark.known == newest, "what opens under that number is read"
 
 
-@pytest.mark.conforms("P10")
-def test_a_reader_sees_its_stream_undone(house: House) -> None:
-    stream = stream_of(house.conn, "default")
-    put(house.conn, stream, b"one", topic="a")
-    tail = Tail(house.conn, ALL, "earliest")
-    assert sum(page.num_rows for page in tail.pages()) == 1
-    with house.conn.transaction():
-        house.conn.execute("delete from block where stream_id = %s", (stream,))
-        house.conn.execute("delete from stream where stream_id = %s", (stream,))
-    with pytest.raises(PositionBeyondHead, match=f"stream {stream}: messages of it were read"):
-        list(tail.pages())
-
-
 @pytest.mark.conforms("E39", "E18")
 def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
     """They were free and at their ends; they were closed, and deleted, before the leader has looked."""

@@ -13,8 +13,9 @@ from sublet_protocol.domain.errors import UsageError
 
 _STRICT = ("repeatable read", "serializable")
 _LEVEL = (
-    "the transaction is at isolation level {level}, and whether the messages are still this consumer's is judged at "
-    "read committed. Take back what sets another level on this connection, and lock the rows that the block relies on."
+    "transactions on this connection are at isolation level {level}, and whether the messages are still this "
+    "consumer's is judged at read committed. Take back what sets another level, and lock the rows that the block "
+    "relies on."
 )
 _ENDED = (
     "the block has ended its transaction itself, by {by}: what it has written may be committed or not, and its "
@@ -26,8 +27,8 @@ _ENDED = (
 def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
     """Run the block, and then `settle`, in one transaction.
 
-    Raise `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
-    and before the block if the connection was given another isolation level than read committed.
+    Raise `UsageError` if the block has ended the transaction, was left by `psycopg.Rollback`, which raises nothing, or
+    has set a stricter isolation level than read committed for later ones; and before the block if there is one already.
 
     An exception out of the begin, or one of a signal handler out of the end, closes the connection: psycopg's count of
     its open transactions may be wrong then, and it would refuse all later ones.
@@ -58,11 +59,17 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
 def _set_up(connection: psycopg.Connection[Any], mark: str) -> None:
     set_up = "select set_config('sublet.transaction', %s, true), current_setting('transaction_isolation')"
     ((_, level),) = connection.execute(set_up, (mark,)).fetchall()
-    if level in _STRICT:
-        raise UsageError(_LEVEL.format(level=level))
+    _check_level(level)
 
 
 def _check_same(connection: psycopg.Connection[Any], mark: str) -> None:
-    row = connection.execute("select current_setting('sublet.transaction', true)").fetchone()
-    if row is None or row[0] != mark:
+    state = "select current_setting('sublet.transaction', true), current_setting('default_transaction_isolation')"
+    ((found, level),) = connection.execute(state).fetchall()
+    if found != mark:
         raise UsageError(_ENDED.format(by="commit or rollback"))
+    _check_level(level)
+
+
+def _check_level(level: str) -> None:
+    if level in _STRICT:
+        raise UsageError(_LEVEL.format(level=level))

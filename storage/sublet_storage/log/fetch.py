@@ -260,17 +260,18 @@ def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict
 
 
 def read_heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
-    """Return {stream: its head}; deleted streams have the end that `read_ends` returns."""
+    """Return {stream: its head}; streams without a row have the end that `read_ends` returns."""
     requested_ids = list(stream_ids)
     heads = read_heads(conn, requested_ids)
     return heads | read_ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
 
 
 def read_ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
-    """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
-    0."""
+    """Return {stream: its head} for streams without a row: `UNKNOWN` if it existed and had messages, else 0. Open are
+    those that the database never had, or not any more since it was restored."""
     deleted_streams = find_deleted_streams(conn, absent) if absent else {}
-    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
+    ends = {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
+    return dict.fromkeys(absent, HeadState(0, False, False)) | ends
 
 
 def limit_ranges_by_size(

@@ -224,10 +224,7 @@ class MultiStreamReader:
 
     def refresh_heads(self, conn: psycopg.Connection[Any]) -> None:
         """Read the heads of its streams, see `set_heads`."""
-        positions = {stream_id: self._cursors[stream_id].position for stream_id in self.open_streams}
-        heads = message_log.read_heads_or_ends(conn, positions)
-        _check_unread({stream_id: at for stream_id, at in positions.items() if stream_id not in heads})
-        self.set_heads(heads)
+        self.set_heads(message_log.read_heads_or_ends(conn, self.open_streams))
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
         """Return whether more was read of a stream than it has by these heads."""
@@ -375,7 +372,7 @@ def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -
     return [each for text, each in rows if (own := TopicFilter(text)) in find_candidate_filters(filter, [own, *since])]
 
 
-def _check_unread(offsets: Mapping[int, int], newest: int = 0) -> None:
+def _check_unread(offsets: Mapping[int, int], newest: int) -> None:
     """Raise `PositionBeyondHead` where messages were read of streams after `newest`, which the database never had."""
     unknown = [stream_id for stream_id, offset in offsets.items() if stream_id > newest and offset > 0]
     if unknown:
