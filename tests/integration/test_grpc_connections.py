@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 
 import psutil
 import pytest
 
 from sublet import Feed
+from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.limits import MAX_CALLS_OF_CONNECTION
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS
 from sublet_protocol.tls.channel import open_channel
@@ -97,6 +98,20 @@ def test_a_reader_that_is_cut_off_is_let_go(node: Serving) -> None:
         way.hold()
         eventually(lambda: node.feed.readers.inside == 0, WAIT_S)
         call.cancel()
+
+
+def test_a_distant_node_is_reached_at_once(node: Serving) -> None:
+    """By the first attempt of a newcomer, and not when its pauses have grown as long as the way is."""
+    with PostgresProxy(f"grpc://{node.address}") as way:
+        way.slow(0.3)
+
+        def is_reached() -> bool:
+            with Feed([f"127.0.0.1:{way.port}"], node_timeout_s=0.001) as newcomer, suppress(Unavailable):
+                newcomer.history("#")
+                return True
+            return False
+
+        eventually(is_reached, WAIT_S)
 
 
 @pytest.mark.long

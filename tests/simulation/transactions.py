@@ -199,7 +199,7 @@ class _Connection:
             transaction.mark = parameters[0]
             return _Answer((transaction.mark, "read committed"))
         if "current_setting('sublet.transaction'" in text:
-            return _Answer((transaction.mark,) if transaction is not None else None)
+            return _Answer((transaction.mark if transaction is not None else None, "read committed"))
         if "pg_xact_status" in text:
             if parameters["timeline"] != self._timeline:
                 return _Answer((None,))

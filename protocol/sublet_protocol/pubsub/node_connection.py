@@ -56,7 +56,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.max_send_message_length", MAX_PUBLISH_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # in truth how long an attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),

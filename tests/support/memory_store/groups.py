@@ -430,9 +430,8 @@ class MemoryGroupStore:
         for transition in transitions.values():
             self._keep(transition, leader.term, now)
         if life.group.options.atomic:
-            start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
             life.frontiers.clear()
-            self._begin_epochs(life, start)
+            self._begin_epochs(life, target.epoch_start)
         leader.expires_us = 0
         return moves
 

@@ -90,6 +90,11 @@ class ResetTarget(Struct, frozen=True):
             raise UsageError("no stream is given. Give at least one, with its offset.")
         return cls("given", offsets_by_stream=tuple(sorted(offsets.items())), timeline=timeline)
 
+    @property
+    def epoch_start(self) -> StartingPosition:
+        """Return the starting position by which an atomic group gets its first epochs after the reset."""
+        return StartingPosition.LATEST if self.kind == "latest" else StartingPosition.EARLIEST
+
     def __str__(self) -> str:
         match self.kind:
             case "offset":

@@ -287,12 +287,11 @@ def _lock_rows(connection: Connection, group: Group, streams: Collection[int], f
 def _begin_epochs(connection: Connection, group: Group, target: ResetTarget) -> None:
     """Make an atomic group read entire epochs from its new positions on."""
     consumed_epoch_frontiers.delete_frontiers(connection, group.group_id)
-    start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
     consumed_epoch_frontiers.initialize_frontiers(
         connection,
         group.group_id,
         group.subscription.filter,
-        start,
+        target.epoch_start,
         None,
         target.epoch if target.kind == "epoch" else None,
     )
