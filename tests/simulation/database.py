@@ -247,7 +247,8 @@ class Fate(Enum):
 
 class Way:
     """One node's connection to the database. Statements are executed in order, one at a time; those already sent are
-    executed even if the node dies meanwhile, as a real connection's would be."""
+    executed even if the node dies meanwhile, as a real connection's would be, but not after a restart of the database.
+    """
 
     def __init__(self, world: World, store: WatchedGroups) -> None:
         self._world, self._store = world, store
@@ -255,6 +256,7 @@ class Way:
         self._bad_until = self._deaf_until = self._dumb_until = 0.0
         self._cut_until = self._down_until = 0.0
         self._cut = Fate.LOST
+        self._restarts = 0
 
     def begin_life(self) -> None:
         """Begin a new connection, which waits for nothing."""
@@ -276,7 +278,13 @@ class Way:
             back = max(back, there + NO_ANSWER_S)
         self._free_at = back
         replies: list[NodeEvent] = []
-        world.after(there - world.now, lambda: replies.append(self._execute(request, ref, lease_s, fate)))
+        restarts = self._restarts
+
+        def execute_now() -> None:
+            actual_fate = fate if self._restarts == restarts or fate is Fate.REFUSED else Fate.LOST
+            replies.append(self._execute(request, ref, lease_s, actual_fate))
+
+        world.after(there - world.now, execute_now)
         world.after(back - world.now, lambda: answer(replies[0]))
 
     # --- faults -----------------------------------------------------------------------------------------------------
@@ -297,6 +305,7 @@ class Way:
 
     def down(self, duration_s: float) -> None:
         """For that long execute nothing, mostly with an error that says so."""
+        self._restarts += 1
         self._down_until = self._world.now + duration_s
 
     def is_open(self) -> bool:

@@ -36,9 +36,11 @@ MINE, RIVAL = LeaderLivenessLock.of(ME.incarnation), LeaderLivenessLock.of(OTHER
 FREE, HELD = frozenset({RIVAL.key}), frozenset[int]()
 
 
-def look(at: float, free: frozenset[int] = FREE, connected_at: float = 0.0) -> PeerLocksChecked:
+def look(
+    at: float, free: frozenset[int] = FREE, connected_at: float = 0.0, timeline: int | None = None
+) -> PeerLocksChecked:
     """It takes 10 ms."""
-    return PeerLocksChecked(connected_at, at, at + 0.01, free)
+    return PeerLocksChecked(connected_at, at, at + 0.01, free, timeline=timeline)
 
 
 def watched(*looks: PeerLocksChecked) -> list[bool]:
@@ -102,6 +104,14 @@ def test_a_leader_that_is_gone_is_succeeded_at_once() -> None:
     assert machine.rival_keys() == (), "it is being claimed"
     won = ClaimCompleted(1, 3.21, Leadership(1, ME, 8, 10.0, None, 5.95))
     assert play(machine, (3.3, won)).notices == (LeadershipAcquired(1, 8, 3.3 + 5.95 / 0.85),)
+
+
+@pytest.mark.conforms("E15")
+@pytest.mark.parametrize(("timeline", "claims"), [(0, (1,)), (1, ())])
+def test_a_lock_on_another_timeline_says_nothing(timeline: int, claims: tuple[int, ...]) -> None:
+    """On a former primary that goes on after a failover it is free, though the leader holds it on the promoted one."""
+    machine = standby()
+    assert play(machine, (3.01, look(3.0, timeline=timeline)), (3.21, look(3.2, timeline=timeline))).claims == claims
 
 
 @pytest.mark.conforms("E15")

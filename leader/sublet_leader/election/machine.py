@@ -26,6 +26,7 @@ from sublet_leader.election.events import (
 )
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.tick import Tick
 from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
 from sublet_storage.groups.model.records import LeaderLivenessLock
@@ -33,8 +34,8 @@ from sublet_storage.groups.model.records import LeaderLivenessLock
 
 class _Record(Struct):
     """The state of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the lock of the
-    node that leads, on standby; `claimed_from`, the free lock by which the last claim was made; `lock_key`, which this
-    node has declared or may have, while led."""
+    node that leads, and `rival_timeline`, of the database that says so, on standby; `claimed_from`, the free lock by
+    which the last claim was made; `lock_key`, which this node has declared or may have, while led."""
 
     leadership_id: int
     status: ElectionStatus = ElectionStatus.ABSENT
@@ -43,8 +44,16 @@ class _Record(Struct):
     trusted_until: float = -math.inf
     wake_at: float = math.inf  # led: the end of trust; else: when to try again
     rival: LeaderLivenessLock | None = None
+    rival_timeline: int = 0
     claimed_from: LeaderLivenessLock | None = None
     lock_key: int | None = None
+
+
+class _GoneLock(Struct, frozen=True):
+    """When a leader's lock was found free twice, and on which timeline of the database (None: not known)."""
+
+    at: float
+    timeline: int | None
 
 
 class Election:
@@ -62,7 +71,7 @@ class Election:
         self._claims_by_lock: dict[int, LeaderLivenessLock] = {}
         self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
         self._free_locks = FreeLockDetector(settings, settings.lock_recheck_delay_s)
-        self._lock_gone_at: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
+        self._gone_locks: dict[int, _GoneLock] = {}  # by the key of a leader's lock
         self._silent_from = math.inf
         self.lock_key: int | None = None
         self._release_now: dict[int, int] = {}
@@ -135,15 +144,16 @@ class Election:
             case LivenessLockAcquired(lock_key):
                 self.lock_key, self._silent_from = lock_key, math.inf
             case LivenessLockLost(at):
-                self.lock_key, self._silent_from, self._lock_gone_at = None, at + self._settings.lock_grace_s, {}
+                self.lock_key, self._silent_from, self._gone_locks = None, at + self._settings.lock_grace_s, {}
                 self._renew_no_later_than(self._silent_from)
             case PeerLocksChecked():
                 gone_keys = sorted(self._free_locks.check(event))
-                self._lock_gone_at = {key: at for key, at in self._lock_gone_at.items() if self._is_gone(key, now)}
-                self._lock_gone_at |= dict.fromkeys(gone_keys, now)
+                after = now - self._settings.lock_grace_s
+                self._gone_locks = {key: gone for key, gone in self._gone_locks.items() if gone.at > after}
+                self._gone_locks |= dict.fromkeys(gone_keys, _GoneLock(now, event.timeline))
                 for lock_key in gone_keys:
                     for leadership_id in sorted(self._rivals.get(lock_key, ())):
-                        self._apply_transition(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
+                        self._succeed_gone_rival(self._records[leadership_id], now)
             case _:
                 assert_never(event)
 
@@ -160,11 +170,11 @@ class Election:
             self._apply_transition(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
             if record.claimed_from is not None:
-                self._lock_gone_at.pop(record.claimed_from.key, None)  # it is held again
-            record.rival = claim.lock
+                self._gone_locks.pop(record.claimed_from.key, None)  # it is held again
+            record.rival, record.rival_timeline = claim.lock, timeline_number(claim.term)
             self._apply_transition(record, ElectionEventKind.CLAIM_LOST, now, event)
-            if record.leadership_id in self._records and self._has_rival_gone(record, now):
-                self._apply_transition(record, ElectionEventKind.RIVAL_GONE, now)
+            if record.leadership_id in self._records:
+                self._succeed_gone_rival(record, now)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
@@ -223,13 +233,16 @@ class Election:
         act: Callable[[_Record, float, ClaimCompleted | None], None] = getattr(self, action.value)
         act(record, now, answer)
 
-    def _is_gone(self, lock_key: int, now: float) -> bool:
-        return now < self._lock_gone_at.get(lock_key, -math.inf) + self._settings.lock_grace_s
+    def _succeed_gone_rival(self, record: _Record, now: float) -> None:
+        if self._has_rival_gone(record, now):
+            self._apply_transition(record, ElectionEventKind.RIVAL_GONE, now)
 
     def _has_rival_gone(self, record: _Record, now: float) -> bool:
-        """Return whether the lock of the node that leads was found free twice, a moment ago, because of another
-        leadership; the claim tries the lock once more."""
-        return record.rival is not None and self._is_gone(record.rival.key, now)
+        """Return whether the lock of the node that leads was found free twice, a moment ago, perhaps because of another
+        leadership; the claim tries the lock once more. Locks on another timeline are of another server."""
+        if record.rival is None or (gone := self._gone_locks.get(record.rival.key)) is None:
+            return False
+        return now < gone.at + self._settings.lock_grace_s and gone.timeline in (None, record.rival_timeline)
 
     def _watch_rival(self, record: _Record, is_standby: bool) -> None:
         if record.rival is None:

@@ -72,10 +72,9 @@ class Authority:
         assert before.lock_key is not None
         locks, now = self._simulation.locks, self._simulation.world.now
         freed_at = locks.first_freed_at.get(before.lock_key, locks.restarted_at if locks.timeline else now)
-        is_split = locks.former is not None and not locks.former.is_down  # looks may be at the other server
-        if now - freed_at < APART_S and not is_split:
+        if now - freed_at < APART_S:
             raise Violation(f"claimed from {before}, whose lock was held {now - freed_at:.3f} s ago")
-        if freed_at == locks.restarted_at and now - freed_at < AGE_S and not is_split:
+        if freed_at == locks.restarted_at and now - freed_at < AGE_S:
             raise Violation(f"claimed from {before} {now - freed_at:.3f} s after a restart of the database")
         self._deposed[before.leadership_id, before.term] = now + before.remaining_s
         self.claims_by_lock += 1
