@@ -92,8 +92,8 @@ class PostgresProxy:
         self._cutting = True
 
     def cut_commit(self, *, resume: bool, arrives: bool = True, at_once: bool = False) -> None:
-        """Lose the reply to a client's next COMMIT, and its connection; accept new ones only if `resume`. Unless it
-        `arrives` the COMMIT itself is lost. `at_once`: while the server still executes it."""
+        """Lose the reply to a client's next COMMIT, and its connection; refuse new ones until `resume()`, unless
+        `resume`. Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server still executes it."""
         self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
 
     def freeze(self, at: bytes = b"") -> None:
@@ -180,10 +180,8 @@ class PostgresProxy:
             return False
         if self._cutting_commit and b"COMMIT" in data:
             self._cutting_commit = False
-            self._open.clear()
             self.was_cut.clear()
-            if self._resuming:
-                self.resume()
+            self._refusing = not self._resuming
             if self._at_once or not self._arriving:
                 if self._arriving:
                     server.sendall(data)
