@@ -62,6 +62,7 @@ def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
     assert any(line.reason == GONE for line in stage.scene.history())
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E7", "E38")
 def test_a_frozen_consumer_keeps_its_streams(stage: Stage) -> None:
     """Until its eviction time is over: it closes nothing."""
@@ -79,6 +80,7 @@ def test_a_frozen_consumer_keeps_its_streams(stage: Stage) -> None:
     assert stage.verdict().explained == []
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E7")
 def test_a_consumer_whose_lock_is_cut_goes_on(stage: Stage) -> None:
     """It takes it again, and keeps its streams."""
@@ -136,6 +138,7 @@ def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
     assert lost == {stream: agent for stream, _, _, agent in held if agent in lost.values()}
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E7", "E16")
 @pytest.mark.parametrize("trouble", ["frozen", "cut"])
 def test_a_new_leader_leaves_the_living_their_streams(stage: Stage, trouble: str) -> None:

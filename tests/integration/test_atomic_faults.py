@@ -110,7 +110,7 @@ def change_the_streams(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "trouble",
     [
-        kill_a_consumer,
+        pytest.param(kill_a_consumer, marks=pytest.mark.long),
         pytest.param(let_a_consumer_leave, marks=pytest.mark.long),
         pytest.param(add_a_consumer, marks=pytest.mark.long),
         pytest.param(freeze_a_consumer, marks=pytest.mark.long),

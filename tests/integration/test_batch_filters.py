@@ -109,6 +109,7 @@ ONE = st.one_of(
 FILTERS = st.lists(ONE | ONE.map(spark.Not), min_size=1, max_size=4)
 
 
+@pytest.mark.long
 def test_any_filters_give_what_spark_would_have_left(world: str) -> None:
     everything = Plan(world).rows()
     assert len(everything) == COUNT

@@ -33,6 +33,7 @@ def end(server: EmbeddedPostgres, number: signal.Signals) -> None:
     eventually(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, WAIT_S)
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W1", "W2", "E13", "E17")
 def test_all_go_on_when_postgres_was_killed(stage: Stage, server: EmbeddedPostgres) -> None:
     stage.serve("n1", "n2")

@@ -95,6 +95,7 @@ def stored(url: str) -> list[int]:
         return [int(message["value"]) for messages in everything(conn, STORED).values() for message in messages]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W1", "W2")
 def test_nothing_acknowledged_is_ever_lost(server_home: Path) -> None:
     """Whoever is killed."""

@@ -278,7 +278,7 @@ def test_a_standby_a_day_behind_gives_no_id_twice(pair: Pair, led: bool) -> None
 
 
 @pytest.mark.conforms("P10")
-@pytest.mark.parametrize("transport", ["database", "nodes"])
+@pytest.mark.parametrize("transport", ["database", pytest.param("nodes", marks=pytest.mark.long)])
 def test_consumers_and_publishers_go_on(pair: Pair, fleet: Fleet, transport: str) -> None:
     """And pass over nothing of the new timeline: what is published there before its streams are granted anew comes in
     its order to a session that polls at once."""

@@ -68,6 +68,7 @@ def test_a_killed_leader_is_succeeded_in_its_lease(stage: Stage) -> None:
     assert not any(line.is_forced for line in stage.scene.history())
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E13", "E38")
 def test_a_frozen_leader_has_its_lease(stage: Stage) -> None:
     stage.serve("n1", "n2")
@@ -97,6 +98,7 @@ def test_a_leader_whose_lock_is_cut_takes_it_again(stage: Stage) -> None:
     assert stage.verdict().explained == []
 
 
+@pytest.mark.long
 @patient
 @pytest.mark.conforms("E13", "W1")
 def test_a_restart_of_postgres_changes_no_leader(stage: Stage, server: EmbeddedPostgres) -> None:

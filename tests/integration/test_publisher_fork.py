@@ -21,10 +21,10 @@ def act(story: str, place: str | Path) -> None:
 @pytest.mark.parametrize(
     "story",
     [
-        "every_use_in_a_child_is_refused",
+        pytest.param("every_use_in_a_child_is_refused", marks=pytest.mark.long),
         "a_child_that_drops_it_touches_nothing",
         "a_childs_copies_of_connections_lead_nowhere",
-        "the_async_twin_refuses_too",
+        pytest.param("the_async_twin_refuses_too", marks=pytest.mark.long),
     ],
 )
 def test_a_child_cannot_publish_by_its_parents(database: str, story: str) -> None:

@@ -199,6 +199,7 @@ def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -
     eventually(lambda: stage.scene.shares() == [4], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
 
 
+@pytest.mark.long
 @pytest.mark.conforms("D6", "D10")
 @pytest.mark.usefixtures("plugged")
 def test_half_of_the_pushes_lost_still_converges(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:

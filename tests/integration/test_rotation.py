@@ -163,6 +163,7 @@ def node(shell: Shell, trusted: Certificates, tokens: TokenFile) -> Running:
     return shell.leader("n1", "--tls-cert", certificate, "--tls-key", key)
 
 
+@pytest.mark.long
 def test_rotation_drops_no_call(
     node: Running,
     trusted: Certificates,

@@ -94,7 +94,9 @@ def test_the_order_of_a_key_is_that_of_the_tasks(database: str, conn: Connection
 
 
 @pytest.mark.conforms("W2", "W3")
-@pytest.mark.parametrize("shards", [1, 2, 5])
+@pytest.mark.parametrize(
+    "shards", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)]
+)
 def test_what_was_staged_goes_to_the_children(database: str, conn: Connection, shards: int) -> None:
     """That is so where its streams were closed meanwhile."""
     query = Query(database)

@@ -130,6 +130,7 @@ def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection
     exactly_once_in_order(conn, one, two)
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W7")
 def test_a_large_transaction_comes_at_its_commit(database: str, conn: Connection, fleet: Fleet) -> None:
     with psycopg.connect(database) as user:

@@ -77,6 +77,7 @@ def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
         return {*found, move.after}
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W8")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)

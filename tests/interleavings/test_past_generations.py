@@ -80,8 +80,11 @@ SYNC, FIRST, LOCKED = {"sync": "insert into lending"}, {"delete": "select exists
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize(
     ("sync", "ahead"),
-    [(Stage.sync, LOCKED | SYNC), (Stage.sync_both, SYNC | FIRST), (Stage.sync_both, LOCKED | SYNC)],
-    ids=["one group", "leader locks its row first", "leader finds its row locked"],
+    [
+        pytest.param(Stage.sync, LOCKED | SYNC, id="one group", marks=pytest.mark.long),
+        pytest.param(Stage.sync_both, SYNC | FIRST, id="leader locks its row first"),
+        pytest.param(Stage.sync_both, LOCKED | SYNC, id="leader finds its row locked", marks=pytest.mark.long),
+    ],
 )
 def test_no_row_outlives_its_stream(
     orders: Interleavings, stage: Stage, sync: Callable[[Stage, Connection], object], ahead: dict[str, str]

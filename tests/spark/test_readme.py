@@ -24,6 +24,7 @@ UNTIL_DONE = "while consumption.status().message_count < 200 and not consumption
 """What a reader sees in time, a loaded machine may not: it takes as long as it takes, and no longer."""
 
 
+@pytest.mark.long
 def test_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) -> None:
     write_user_files(tmp_path)
     _, program = programs()

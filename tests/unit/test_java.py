@@ -90,6 +90,7 @@ def test_a_wrapper_others_can_change_is_refused(tmp_path: Path, monkeypatch: pyt
         find_java_home(tmp_path / "cache")
 
 
+@pytest.mark.long
 def test_the_real_wheel_runs_behind_the_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = find_java_home(tmp_path / "cache")
     command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
