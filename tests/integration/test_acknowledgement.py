@@ -110,6 +110,37 @@ def break_out_of_a_generator(session: Session, seen: Seen) -> None:
             break
 
 
+def break_out_of_a_finally(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            finally:
+                with contextlib.suppress(KeyError):
+                    dict[str, int]().pop("no key")
+
+    for _, batch in enumerate(batches()):
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+def break_where_the_close_is_raised_again(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            except GeneratorExit:
+                seen.append(-1)
+                raise
+
+    for batch in batches():
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+    assert seen.pop() == -1
+
+
 def break_out_of_yield_from(session: Session, seen: Seen) -> None:
     def batches() -> Iterator[Batch]:
         yield from session
@@ -214,7 +245,8 @@ def next_by_hand(session: Session, seen: Seen) -> None:
 
 WELL: list[Leave] = [
     break_, return_, break_out_of_a_generator, break_out_of_yield_from, return_out_of_two_generators,
-    break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand,
+    break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand, break_out_of_a_finally,
+    break_where_the_close_is_raised_again,
 ]  # fmt: skip
 
 
@@ -261,6 +293,33 @@ def around_a_generator(session: Session, seen: Seen) -> None:
     for batch in batches():
         seen.append(batch.first)
         fail(batch)
+
+
+def around_a_finally(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            finally:
+                STORED.clear()
+
+    for batch in batches():
+        seen.append(batch.first)
+        fail(batch)
+
+
+def before_the_yield_of_a_finally(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                seen.append(batch.first)
+                fail(batch)
+                yield batch
+            finally:
+                STORED.clear()
+
+    for _ in batches():
+        pass
 
 
 def around_map(session: Session, seen: Seen) -> None:
@@ -397,6 +456,22 @@ def within_a_context_manager(session: Session, seen: Seen) -> None:
             fail(batch)
 
 
+def within_a_context_manager_with_a_finally(session: Session, seen: Seen) -> None:
+    @contextlib.contextmanager
+    def one() -> Iterator[Batch]:
+        for batch in session:
+            try:
+                yield batch
+            finally:
+                STORED.clear()
+            return
+
+    for _ in range(2):
+        with one() as batch:
+            seen.append(batch.first)
+            fail(batch)
+
+
 def close_later(session: Session, seen: Seen) -> None:
     batches = iter(session)
     with contextlib.suppress(Failed):
@@ -448,6 +523,7 @@ def by(taker: Taker) -> Leave:
 BADLY: list[Leave] = [
     close, close_later, over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
+    around_a_finally, before_the_yield_of_a_finally, within_a_context_manager_with_a_finally,
     over_a_stored_iterator, over_what_is_thrown_away_later, over_a_generator_that_is_closed_later,
     break_when_it_has_failed, over_a_stored_generator, over_a_generator_that_goes_on,
     around_map_over_a_function_with_state, over_what_a_traceback_keeps,

@@ -27,6 +27,7 @@ from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block_encoder import _serialize_compressed, encode, pack
 from sublet_storage.log.column_encoding import strip_columns
 from sublet_storage.log.fetch import fetch
+from sublet_storage.producer import Publisher
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.small_block_compaction import compact_stream
@@ -186,6 +187,28 @@ def test_a_group_that_skips_goes_on_behind_a_bad_block(
             f"{format_ranges(bad)}\n"
         )
         assert reported in shell.run("groups", "describe", GROUP).out
+
+
+@pytest.mark.conforms("W10", "S5")
+@pytest.mark.parametrize("whole_epochs", [False, True])
+def test_an_atomic_group_has_all_entire_epochs_before_that(
+    database: str, conn: Connection, fleet: Fleet, whole_epochs: bool
+) -> None:
+    """However many are read together."""
+    create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, atomic=True))
+    with Publisher(database, space="eu") as publisher:
+        for epoch in range(4):
+            publisher.in_epoch(epoch).publish("eu/t", b"%d" % epoch, key=b"k")
+            publisher.advance(epoch + 1)
+            publisher.flush()
+    ((stream,),) = conn.execute("update block set payload = '?' where end_offset = 3 returning stream_id").fetchall()
+    seen: list[bytes] = []
+    with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED), whole_epochs=whole_epochs) as session:
+        take(session, seen, lambda: statuses(conn).get(stream) == ("blocked", 2, 0), fleet.nodes["n1"])
+        with a_shell(SUBLET_DATABASE_URL=database) as shell:
+            assert shell.run("groups", "reset", GROUP, "--to-epoch", "3", "--yes").code == 0
+        take(session, seen, lambda: b"3" in seen, fleet.nodes["n1"])
+    assert seen == [b"0", b"1", b"3"]
 
 
 @pytest.mark.conforms("W10", "X7")

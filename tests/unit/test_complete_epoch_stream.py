@@ -11,6 +11,7 @@ from sublet_borrower.machine.events import ProgressReported, RevokeStarted, Stre
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepMessages, StepBoundaryProgress
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
@@ -158,6 +159,29 @@ def test_a_step_that_is_cut_short_is_left_undone(is_given_up: bool) -> None:
     assert play.reports[-1].delivered_end == 10
     assert not granted.may_have_more
     assert granted.next_rows() is None
+
+
+@pytest.mark.conforms("W10")
+def test_a_step_that_cannot_be_decoded_is_made_smaller() -> None:
+    """Where nothing of it was given out; the smallest that cannot be is left undone."""
+    play = Play(1, 2, completed=3)
+    granted, poison = play.granted, PoisonBlock(7, (10, 20), "cannot be decoded")
+    assert granted.next_run is not None
+    assert not play.handler.end_unreadable(granted, poison)
+    assert (granted.is_mid_step, granted.next_read_offset, granted.outstanding) == (False, 0, {})
+    play.look(3)
+    assert granted.next_run is not None
+    assert play.handler.end_unreadable(granted, poison)
+    assert granted.is_aborted
+
+
+def test_a_step_in_the_users_hands_is_not_made_smaller() -> None:
+    play = Play(1, 1, 1, completed=2)
+    granted = play.granted
+    play.read_on()
+    play.read()
+    assert play.handler.end_unreadable(granted, PoisonBlock(7, (20, 30), "cannot be decoded"))
+    assert granted.is_aborted
 
 
 def test_progress_follows_the_order_of_steps_in_hand() -> None:

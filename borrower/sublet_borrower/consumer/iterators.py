@@ -36,6 +36,8 @@ _AWAITS = _get_opcodes("GET_AWAITABLE")
 _NEXTS = _get_opcodes("GET_ANEXT")
 _DROPS = _get_opcodes("POP_TOP", "POP_ITER")
 _YIELDS = _get_opcodes("YIELD_VALUE", "RESUME")
+_RERAISES = _get_opcodes("RERAISE")
+_RAISES = _get_opcodes("RAISE_VARARGS")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
 _CALLS = _get_opcodes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
@@ -204,7 +206,7 @@ class _Loop:
         while _is_generator(frame):
             if _get_opcode(frame) in _POLLS:
                 return dropped
-            if not (self._is_dropping(frame) or _get_opcode(frame) in _YIELDS) or frame.f_back is None:
+            if not (self._is_dropping(frame) or _is_closing(frame)) or frame.f_back is None:
                 return False
             frame = frame.f_back
         if is_here and self._is_dropping(frame):
@@ -447,6 +449,14 @@ def _get_loop_offsets(frame: FrameType) -> dict[tuple[int, int], int]:
 
 def _is_generator(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & _GENERATOR)
+
+
+def _is_closing(frame: FrameType) -> bool:
+    """Return whether a generator's frame ends as it is closed: at its `yield`, or behind a `finally` or an `except`
+    that passes the `GeneratorExit` on. Another exception would have reached the loop over the generator."""
+    code, index = frame.f_code.co_code, _get_offset(frame)
+    is_bare_raise = code[index] in _RAISES and code[index + 1] == 0
+    return code[index] in _YIELDS | _RERAISES or is_bare_raise
 
 
 def _walk_frames(frame: FrameType) -> Iterator[FrameType]:

@@ -51,13 +51,14 @@ class _BegunStep(msgspec.Struct):
 class CompleteEpochStream(GrantedStream):
     """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where summaries are known.
 
-    `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
-    whether the step ends with it.
+    `has_new_frontier`: there may be another step. `has_smallest_steps`: each ends with the next epochs that may end it.
+    `pieces`: what was read and not given out yet, since it is not known whether the step ends with it.
     """
 
     step_planner: EpochStepPlanner = field(kw_only=True)
     step: EpochStep | None = None
     has_new_frontier: bool = False
+    has_smallest_steps: bool = False
     is_aborted: bool = False
     pieces: deque[EpochStepMessages] = field(default_factory=deque)
     _run: int = 0
@@ -110,6 +111,7 @@ class CompleteEpochStream(GrantedStream):
 
     def begin_step(self, limit_bytes: int) -> bool:
         """Begin the next step, of about `limit_bytes`, from the known summaries; return False if there is none."""
+        limit_bytes = 0 if self.has_smallest_steps else limit_bytes
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
@@ -200,6 +202,21 @@ class CompleteEpochStream(GrantedStream):
             begun_step.tickets.intersection_update(range(self.ticket + 1))
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
+
+    def restart_in_smallest_steps(self) -> bool:
+        """Leave the step that is being read, and read on from where it began in the smallest steps: of the epochs in it
+        some may be readable. Return False if it is one of these, or some of it was given out."""
+        if self.step is None or self.has_smallest_steps or self._begun_steps[-1].furthest:
+            return False
+        left = self._begun_steps.pop()
+        for ticket in left.tickets:
+            self.outstanding.pop(ticket, None)
+        self.pieces = deque(piece for piece in self.pieces if piece.ticket not in left.tickets)
+        reached = self._begun_steps[-1].step_end if self._begun_steps else self._step_end
+        self.step_planner = EpochStepPlanner(reached.position, reached.consumed)
+        self.step, self.next_read_offset = None, self.step_planner.scanned
+        self.has_new_frontier = self.has_smallest_steps = True
+        return True
 
     def abort_step(self) -> None:
         """Leave the step that has begun undone."""

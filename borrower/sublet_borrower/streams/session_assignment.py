@@ -98,12 +98,15 @@ class SessionAssignment:
             return is_first
 
     def end_unreadable(self, granted: GrantedStream, problem: PoisonBlock | PositionBeyondHead) -> bool:
-        """Hand the stream back when all before is done, as no session can read on; return whether this is new."""
+        """Hand the stream back when all before is done, as no session can read on; return whether this is new. Of an
+        atomic group all entire epochs before it are read first."""
         with self._lock:
+            if isinstance(granted, CompleteEpochStream):
+                if isinstance(problem, PoisonBlock) and granted.restart_in_smallest_steps():
+                    return False
+                granted.abort_step()
             is_first, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
             granted.final_error = problem
-            if isinstance(granted, CompleteEpochStream):
-                granted.abort_step()
             return is_first
 
     def mark_readable(self, granted: GrantedStream) -> bool:

@@ -91,8 +91,8 @@ def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int,
     except InvalidRecordBatch as error:
         hint = (
             "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
-            f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
-            "whoever reads without one begins there"
+            f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, an atomic one with "
+            "`--to-epoch EPOCH`, whoever reads without one begins there"
         )
         detail = f"cannot be decoded: {error}. {hint}."
         raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
