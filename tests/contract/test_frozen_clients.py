@@ -56,6 +56,7 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
     channel.close()
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("without_notifications")
 def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,7 @@ def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
     assert stage.scene.grants() == granted
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E7", "E16", "E38")
 def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
     """The next leader takes the streams of the dead one, and those alone, long before its reclaim grace is over."""

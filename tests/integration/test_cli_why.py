@@ -180,6 +180,7 @@ def test_a_group_that_is_well_does_not_sound_ill(shell: Shell, world: World, str
     assert said().startswith(f"{all_is_well}0, finished: 1.\n\nno_member: stream")
 
 
+@pytest.mark.long
 def test_a_statement_reads_a_page_of_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ages of all streams in one statement would take longer than that may: here each takes 0.1 s."""
     monkeypatch.setattr(overview, "PAGE", 4)

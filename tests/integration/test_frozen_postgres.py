@@ -337,6 +337,7 @@ def test_retry_timeout_bounds_a_frozen_server(
         publisher.close()
 
 
+@pytest.mark.long
 def test_what_waits_behind_a_timeout_is_not_sent(database: str, conn: psycopg.Connection[Any]) -> None:
     """Else each would be waited for as long again. The first is waited for 5 s, beyond the time of all that wait."""
     publisher = Publisher(database, delivery_timeout_s=0.1, block_messages=1, blocks_per_commit=1)

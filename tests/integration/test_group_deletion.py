@@ -47,6 +47,7 @@ def test_a_deleted_group_ends_its_members(stage: Stage, leader_lives: bool) -> N
     assert [node.alive for node in stage.fleet.nodes.values() if node is not leader] == [True]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("E23")
 def test_a_group_made_again_begins_anew(stage: Stage) -> None:
     stage.serve("n1", "n2")

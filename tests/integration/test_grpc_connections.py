@@ -68,6 +68,7 @@ def test_a_connection_has_so_many_calls(node: Serving) -> None:
         assert dict(struct.iter_unpack("!HI", content))[MAX_CONCURRENT_STREAMS] == MAX_CALLS_OF_CONNECTION == 1024
 
 
+@pytest.mark.long
 def test_who_begins_no_http_2_is_let_go(node: Serving) -> None:
     with closing(connect(node)) as silent:
         assert b"handshake timeout" in reason_to_close(silent)

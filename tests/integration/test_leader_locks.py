@@ -82,6 +82,7 @@ def test_a_frozen_leader_has_its_lease(stage: Stage) -> None:
     leader.signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 @patient
 @pytest.mark.conforms("E13")
 def test_a_leader_whose_lock_is_cut_takes_it_again(stage: Stage) -> None:

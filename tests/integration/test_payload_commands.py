@@ -68,6 +68,7 @@ def troubles(conn: Connection) -> list[str]:
     return [line.event for line in lines if line.event in ("unreadable", "readable")]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("A7")
 @pytest.mark.conforms("W10")
 def test_a_damaged_payload_blocks_its_stream(database: str, conn: Connection, fleet: Fleet, world: LocalWorld) -> None:

@@ -190,8 +190,8 @@ def test_a_group_that_skips_goes_on_behind_a_bad_block(
 
 
 @pytest.mark.conforms("W10", "S5")
-@pytest.mark.parametrize("whole_epochs", [False, True])
-def test_an_atomic_group_has_all_entire_epochs_before_that(
+@pytest.mark.parametrize("whole_epochs", [pytest.param(False, marks=pytest.mark.long), True])
+def test_an_atomic_group_has_all_epochs_before_that(
     database: str, conn: Connection, fleet: Fleet, whole_epochs: bool
 ) -> None:
     """However many are read together."""

@@ -321,6 +321,7 @@ def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connectio
     assert values(conn) == [b"first", b"lost", b"waiting"]
 
 
+@pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("without_notifications")
 def test_a_doubt_outlives_later_attempts(database: str, conn: Connection) -> None:

@@ -230,6 +230,7 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
                 conn.execute(refused)
 
 
+@pytest.mark.long
 def test_a_node_drops_what_retention_has_taken(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
     """It makes the partitions of new generations, and detaches and drops those that are too old."""
     succeed(operator, "spaces create short short/# --retention 1s --rollover 1s")

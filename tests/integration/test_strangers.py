@@ -39,6 +39,7 @@ def refused(call: Callable[[], Any]) -> grpc.StatusCode:
     return code
 
 
+@pytest.mark.long
 @pytest.mark.conforms("X4")
 def test_a_strangers_message_is_not_waited_for(node: grpc.Channel) -> None:
     """It is refused by its head: what it has sent of a message is not kept. Health has to read a request, and waits for

@@ -64,13 +64,10 @@ def test_frame_is_one_snapshot(spark: Any, stage: Stage) -> None:
     assert history(spark, stage, filter="nobody/#").collect() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "condition",
-    [
-        pytest.param("topic = 't/1'", marks=pytest.mark.long),
-        "topic in ('t/1', 't/2') and offset >= 25",
-        pytest.param("topic like 't/%'", marks=pytest.mark.long),
-    ],
+    ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"],
 )
 def test_push_down_changes_no_rows(spark: Any, stage: Stage, pushdown: None, condition: str) -> None:
     publish_by_minute(stage, 60)
