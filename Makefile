@@ -26,12 +26,12 @@ example: $(READY) ## run a program of examples/ (NAME says which: make example N
 # Tests start hundreds of processes: without bytecode on the disk each of them would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Some tests wait more than they compute: three at a time keep two cores busy. The long ones have a Spark each, which
+# Some tests wait more than they compute: four at a time keep two cores busy. The long ones have a Spark each, which
 # fails if a Python worker of its does not start within ten seconds.
 PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10
 
 test: $(READY) ## run tests of every kind, what a change waits for (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
-	$(PYTEST) -n 3 -m "not long" $(ARGS)
+	$(PYTEST) -n 4 -m "not long" $(ARGS)
 
 test-rest: $(READY) ## run the tests that `make test` leaves out: all kills, long runs, other seeds, demo, tutorial, examples
 	$(PYTEST) -n 2 -m long $(ARGS)

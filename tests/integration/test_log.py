@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from sublet_protocol.domain.errors import PoisonBlock, PositionGone, Unavailable, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, PoisonBlock, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append, register_producer
@@ -28,6 +28,7 @@ from sublet_storage.log.fetch import (
     offset_at_time,
     read_heads,
 )
+from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.log_kit import block, generation_of, in_epochs, put, read, stamped, waiting_for_locks
@@ -63,6 +64,20 @@ def test_the_four_outcomes_of_an_append(conn: psycopg.Connection[Any], stream: i
     assert send(6, 2, b"d") == AppendResult(AppendOutcome.CLOSED, None)
     assert send(5, 3, b"x") == AppendResult(AppendOutcome.FENCED, None)
     assert values(read(conn, stream)) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.conforms("W2", "W4")
+def test_a_server_process_may_not_know_a_partition(conn: psycopg.Connection[Any], stream: int) -> None:
+    """As one that looked for partitions while it was attached: nothing is taken for gone, nor refused for good."""
+    put(conn, stream, b"1", b"2")
+    generation = generation_of(conn, stream)
+    conn.execute(f"alter table block detach partition block_{generation}")
+    for within in (nullcontext(), conn.transaction()):
+        with within:
+            assert values(read(conn, stream)) == [b"1", b"2"]
+            assert read_block_summaries(conn, stream, generation, 0).blocks[0].end == 2
+    with pytest.raises(DatabaseUnreachable, match=r'no partition of relation "block" found.*another connection'):
+        put(conn, stream, b"3")
 
 
 @pytest.mark.conforms("W2")

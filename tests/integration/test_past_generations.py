@@ -816,7 +816,7 @@ def test_reading_a_stream_locks_no_other_generation(
     ids=["messages", "marks of blocks"],
 )
 def test_a_partition_that_cannot_be_named(house: House, read: Callable[[Connection, int, int], int]) -> None:
-    """What is read again is read by the partition's name: not one that one may not name, or that is dropped."""
+    """What is read is read by the partition's name: not one that one may not name, or that is dropped."""
     house.conn.execute("create role reader")
     try:
         house.conn.execute("grant usage on schema sublet to reader")

@@ -17,7 +17,13 @@ from msgspec import Struct
 from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
-from sublet_protocol.domain.errors import ProducerFenced, Unavailable, UnknownOutcome
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    ProducerFenced,
+    Unavailable,
+    UnknownOutcome,
+    format_error,
+)
 from sublet_storage.log.block_encoder import BlockEpochRange, PackedBlock
 
 _APPEND = """
@@ -92,9 +98,15 @@ def append(
 
 @contextmanager
 def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise `UnknownOutcome` where the connection dies while something is appended."""
+    """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where the
+    server process does not know the partition: one that was attached while it looked for partitions, it may not.
+    """
     try:
         yield
+    except psycopg.errors.CheckViolation as error:
+        if error.diag.constraint_name is None:
+            raise DatabaseUnreachable(f"{format_error(error)}: try again over another connection.") from error
+        raise
     except psycopg.OperationalError as error:
         if conn.closed:
             raise UnknownOutcome(f"the connection died during an append: {error}".strip()) from error

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 from msgspec.structs import replace
-from psycopg.errors import InsufficientPrivilege
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.errors import (
@@ -45,7 +45,7 @@ from sublet_storage.log.complete_epoch_filter import ExcludedEpochs, drop_exclud
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
-from sublet_storage.log.partition_reads import read_blocks
+from sublet_storage.log.partition_reads import read_blocks, read_partition
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
@@ -241,7 +241,7 @@ def warm_up(conn: BoundedConnection) -> None:
     newest = "select stream_id, head, generation_id from stream order by stream_id desc limit 1"
     with suppress(SubletError, InsufficientPrivilege):  # the reads raise what prevents it
         conn.timeline_number()
-        for stream_id, head, generation_id in conn.execute(newest).fetchall() * 2:  # the second names the partition
+        for stream_id, head, generation_id in conn.execute(newest).fetchall():
             fetch(conn, stream_id, head, generation_id=generation_id)
     message = {"topic": "t", "key": b"", "value": b"", "timestamp": 0}
     codec, payload = encode(pa.RecordBatch.from_pylist([message] * 8, schema=BLOCK_SCHEMA))
@@ -350,14 +350,39 @@ def _read_stream(
     conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
 ) -> tuple[int, bool, list[tuple[Any, ...]]]:
     """Return the stream's head, whether it is closed, and its blocks with their payloads."""
-    rows = read_blocks(conn, statement, parameters, generation_id)
-    if not rows:
-        raise stream_not_found_error(conn, stream_id, offset)
-    head, closed, gone, first_end, count = rows[0][:5]
-    check_retained(stream_id, offset, head, gone, None if first_end is None else first_end - count)
+    rows = read_stream_blocks(conn, statement, parameters, generation_id, stream_id, offset, 3)
+    head, closed, _, first_end = rows[0][:4]
     blocks = [] if first_end is None else [row[3:] for row in rows]
     blocks = blocks[: count_contiguous([(row[0] - row[1], row[0]) for row in blocks])]
     return head, closed, attach_payloads(generation_id, stream_id, blocks)
+
+
+def read_stream_blocks(
+    conn: psycopg.Connection[Any],
+    statement: str,
+    parameters: Any,
+    generation_id: int,
+    stream_id: int,
+    offset: int,
+    end_column: int,
+) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement for `read_blocks`, at least one. They begin with the stream's head, whether it is
+    closed, and whether it is gone; the column `end_column` is a block's end, null if there is none, the next its count.
+
+    Raise what `check_retained` raises, and `NotFound`.
+    """
+    rows = read_blocks(conn, statement, parameters, generation_id)
+    if rows and rows[0][end_column] is None and offset < rows[0][0] and not rows[0][2]:
+        # A server process may go on without a partition that was attached while it looked for partitions.
+        # In a savepoint: it may have been dropped, and a user may read the table only.
+        with suppress(UndefinedTable, InsufficientPrivilege), conn.transaction():
+            rows = read_partition(conn, statement, parameters, generation_id)
+    if not rows:
+        raise stream_not_found_error(conn, stream_id, offset)
+    head, _, gone = rows[0][:3]
+    end, count = rows[0][end_column : end_column + 2]
+    check_retained(stream_id, offset, head, gone, None if end is None else end - count)
+    return rows
 
 
 def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -16,9 +16,9 @@ from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.pq import TransactionStatus
 
 _MAX_GENERATIONS: Final = 1_000
-"""The number of generations of which a connection caches whether their partitions may be named."""
+"""The number of generations of which a connection caches that their partitions cannot be named."""
 
-_may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
+_unnamed: WeakKeyDictionary[psycopg.Connection[Any], set[int]] = WeakKeyDictionary()
 
 
 def format_partition_name(generation_id: int) -> str:
@@ -32,24 +32,28 @@ def read_blocks(
     """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
     if _is_read_by_name(conn, generation_id):
         try:
-            partition = statement.replace("{block}", format_partition_name(generation_id))
-            return conn.execute(partition, parameters, binary=True).fetchall()
+            return read_partition(conn, statement, parameters, generation_id)
         except (UndefinedTable, InsufficientPrivilege):  # dropped by retention, or a user who may read the table only
-            _may_name[conn][generation_id] = False
+            _unnamed[conn].add(generation_id)
     return conn.execute(statement.replace("{block}", "block"), parameters, prepare=False, binary=True).fetchall()
 
 
+def read_partition(
+    conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any] | Sequence[Any], generation_id: int
+) -> list[tuple[Any, ...]]:
+    """Return the rows of the statement, as `read_blocks` does, from the partition by its name."""
+    partition = statement.replace("{block}", format_partition_name(generation_id))
+    return conn.execute(partition, parameters, binary=True).fetchall()
+
+
 def _is_read_by_name(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """Return whether the partition is read by its name: from the second read on, unless that has failed.
+    """Return whether the partition is read by its name, which is so unless that has failed.
 
     Not within a transaction, which would end if the partition were dropped meanwhile.
     """
     if not conn.autocommit or conn.info.transaction_status != TransactionStatus.IDLE:
         return False
-    generations = _may_name.setdefault(conn, {})
-    if generation_id in generations:
-        return generations[generation_id]
-    if len(generations) >= _MAX_GENERATIONS:
-        generations.clear()
-    generations[generation_id] = True
-    return False
+    unnamed = _unnamed.setdefault(conn, set())
+    if len(unnamed) >= _MAX_GENERATIONS:
+        unnamed.clear()
+    return generation_id not in unnamed

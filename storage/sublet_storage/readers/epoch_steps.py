@@ -32,7 +32,6 @@ from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block_encoder import BlockEpochRange
-from sublet_storage.log.partition_reads import read_blocks
 
 MAX_PAGE_SUMMARIES: Final = 2048
 MAX_BLOCKS_SCANNED: Final = 20_000
@@ -94,12 +93,9 @@ def read_block_summaries(
         "offset": Int8(offset),
         "blocks": Int8(MAX_PAGE_SUMMARIES),
     }
-    rows = read_blocks(conn, _SUMMARIES, parameters, generation_id)
-    if not rows:
-        raise message_log.stream_not_found_error(conn, stream_id, offset)
-    head, closed, gone, lower, space_id = rows[0][:5]
+    rows = message_log.read_stream_blocks(conn, _SUMMARIES, parameters, generation_id, stream_id, offset, 5)
+    head, closed, _, lower, space_id = rows[0][:5]
     summaries = [] if rows[0][5] is None else [_make_block_summary(*row[5:]) for row in rows]
-    message_log.check_retained(stream_id, offset, head, gone, summaries[0].first if summaries else None)
     behind = summaries[: message_log.count_contiguous([(summary.first, summary.end) for summary in summaries])]
     return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower), space_id)
 
