@@ -98,9 +98,8 @@ def append(
 
 @contextmanager
 def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where the
-    server process does not know the partition: one that was attached while it looked for partitions, it may not.
-    """
+    """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where its
+    server process does not know the partition, as when that was attached while it looked for partitions."""
     try:
         yield
     except psycopg.errors.CheckViolation as error:
