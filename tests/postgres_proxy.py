@@ -36,7 +36,7 @@ class PostgresProxy:
         self._pooling = False
         self._ends: set[socket.socket] = set()
         self.was_cut = threading.Event()
-        self._cutting = self._cutting_commit = False
+        self._cutting = self._cutting_commit = self._holding = False
         self._committing: socket.socket | None = None
         self._resuming, self._arriving, self._at_once = True, True, False
         self._stop: bytes | None = None
@@ -91,9 +91,11 @@ class PostgresProxy:
         self.was_cut.clear()
         self._cutting = True
 
-    def cut_commit(self, *, resume: bool, arrives: bool = True, at_once: bool = False) -> None:
+    def cut_commit(self, *, resume: bool, arrives: bool = True, at_once: bool = False, holds: bool = False) -> None:
         """Lose the reply to a client's next COMMIT, and its connection; refuse new ones until `resume()`, unless
-        `resume`. Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server still executes it."""
+        `resume`, or let them wait (`holds`). Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server
+        still executes it."""
+        self._holding = holds
         self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
 
     def freeze(self, at: bytes = b"") -> None:
@@ -181,7 +183,9 @@ class PostgresProxy:
         if self._cutting_commit and b"COMMIT" in data:
             self._cutting_commit = False
             self.was_cut.clear()
-            self._refusing = not self._resuming
+            self._refusing = not (self._resuming or self._holding)
+            if self._holding:
+                self._open.clear()
             if self._at_once or not self._arriving:
                 if self._arriving:
                     server.sendall(data)

@@ -73,7 +73,7 @@ def test_a_number_given_again_proves_no_commit(server: EmbeddedPostgres, fleet: 
     ):
         batch = session.poll(WAIT_S)
         assert batch is not None
-        proxy.cut_commit(resume=False, arrives=False)
+        proxy.cut_commit(resume=False, arrives=False, holds=True)
         written = pool.submit(write, batch)
         assert proxy.was_cut.wait(WAIT_S)
         end(server, signal.SIGKILL)
