@@ -95,8 +95,8 @@ class PostgresProxy:
         """Lose the reply to a client's next COMMIT, and its connection; refuse new ones until `resume()`, unless
         `resume`, or let them wait (`holds`). Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server
         still executes it."""
-        self._holding = holds
         self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
+        self._holding = holds
 
     def freeze(self, at: bytes = b"") -> None:
         """Hold back what a client sends from these bytes on, and from then on the data of all clients, until

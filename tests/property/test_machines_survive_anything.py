@@ -73,7 +73,7 @@ SUBSCRIPTIONS = st.sampled_from(
         "$share/g/" + "a/" * 9000,
     ]
 )
-SETTINGS = settings(max_examples=120, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+SETTINGS = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 STREAMS = st.one_of(st.integers(1, 3), ABSURD)
 STARTS = st.sampled_from(["latest", "earliest", "", "yesterday"])
 

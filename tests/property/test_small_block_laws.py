@@ -40,7 +40,7 @@ def row_of(block: PackedBlock) -> tuple[Any, ...]:
 
 
 @given((st.integers(1, 3) | st.just(MAX_DIMENSIONS)).flatmap(messages))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_a_small_block_is_that_of_arrow(given_messages: list[Message]) -> None:
     fields = zip(*given_messages, strict=True)
     arrays = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
@@ -54,7 +54,7 @@ def test_a_small_block_is_that_of_arrow(given_messages: list[Message]) -> None:
 
 
 @given(st.lists(messages(1), min_size=1, max_size=4), st.booleans(), st.integers(0, 2**40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_small_blocks_are_decoded_as_by_arrow(blocks: list[list[Message]], is_plain: bool, first: int) -> None:
     """Those of one codec together; plain ones, which have a value and no headers and epochs, without Arrow."""
     plain = [[(topic, None, value or b"", None, at, None) for topic, _, value, _, at, _ in each] for each in blocks]

@@ -35,8 +35,7 @@ _POLLS = _get_opcodes("FOR_ITER", "GET_ANEXT", "SEND")
 _AWAITS = _get_opcodes("GET_AWAITABLE")
 _NEXTS = _get_opcodes("GET_ANEXT")
 _DROPS = _get_opcodes("POP_TOP", "POP_ITER")
-_YIELDS = _get_opcodes("YIELD_VALUE", "RESUME")
-_RERAISES = _get_opcodes("RERAISE")
+_CLOSES = _get_opcodes("YIELD_VALUE", "RESUME", "RERAISE")
 _RAISES = _get_opcodes("RAISE_VARARGS")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
 _CALLS = _get_opcodes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
@@ -454,9 +453,8 @@ def _is_generator(frame: FrameType) -> bool:
 def _is_closing(frame: FrameType) -> bool:
     """Return whether a generator's frame ends as it is closed: at its `yield`, or behind a `finally` or an `except`
     that passes the `GeneratorExit` on. Another exception would have reached the loop over the generator."""
-    code, index = frame.f_code.co_code, _get_offset(frame)
-    is_bare_raise = code[index] in _RAISES and code[index + 1] == 0
-    return code[index] in _YIELDS | _RERAISES or is_bare_raise
+    executed = _get_opcode(frame)
+    return executed in _CLOSES or (executed in _RAISES and frame.f_code.co_code[_get_offset(frame) + 1] == 0)
 
 
 def _walk_frames(frame: FrameType) -> Iterator[FrameType]:

@@ -90,14 +90,14 @@ def append(
     and then nothing was written.
     """
     order = sorted(range(len(appends)), key=lambda index: appends[index].stream_id)
-    with raise_unknown_outcome(conn):
+    with map_append_errors(conn):
         answers = _send(conn, [appends[index] for index in order], in_pipeline)
     by_index = dict(zip(order, answers, strict=True))
     return [by_index[index] for index in range(len(appends))]
 
 
 @contextmanager
-def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
+def map_append_errors(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where its
     server process does not know the partition, as when that was attached while it looked for partitions."""
     try:

@@ -41,8 +41,8 @@ from sublet_storage.log.append import (
     BlockAppend,
     ProducerIdentity,
     append,
+    map_append_errors,
     producer_fenced_error,
-    raise_unknown_outcome,
 )
 from sublet_storage.notify.changes import ObjectChange, epochs_change
 
@@ -100,7 +100,7 @@ def append_and_advance(
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raise what `append`
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     frontier = LowerFrontier.from_epochs(epochs)
-    with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
+    with map_append_errors(conn), conn.pipeline(), conn.transaction():
         # Before an append shares it: else two attempts wait for each other.
         conn.execute(_LOCK, (producer.producer_id,))
         answers = append(conn, appends, in_pipeline=True)
