@@ -179,7 +179,7 @@ def test_what_is_printed_makes_the_roles() -> None:
             assert build_role_statements(admin, "sublet") == printed.replace(";\n", ";\0").split("\0")[:-1]
             inherits = "select pg_has_role('sublet_node', %s, 'usage'), pg_has_role('sublet_node', %s, 'member')"
             assert admin.execute(inherits, (OWNER, OWNER)).fetchone() == (False, True)
-        assert done(shell.run("migrate", "--roles", "--json"))["to"] == "0103", "that the owner may"
+        assert done(shell.run("migrate", "--roles", "--json"))["to"] == "0104", "that the owner may"
 
 
 def test_no_role_becomes_a_superuser(database: str) -> None:

@@ -25,7 +25,7 @@ from sublet_protocol.domain.secret import hide_secrets
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.database_url import as_secret, format_url, parse_url
 
-SCHEMA_VERSION = "0103"
+SCHEMA_VERSION = "0104"
 """The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
 FIRST_VERSION = "0101"
 """The first that was released: no migration leads on from one before it."""

@@ -114,6 +114,7 @@ are_epoch_bounds()        -       -      -       -       x
 is_consumed_frontier()    -       -      -       -       x
 offset_at_time()          -       -      x       x       x
 appended_at()             -       -      x       x       x
+check_partition()         -       -      x       x       x
 payload_locations_of()    -       -      x       x       x
 advance()                 -       -      x       -       x
 read_progress()           -       -      x       -       x

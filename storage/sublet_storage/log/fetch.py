@@ -297,7 +297,8 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
     """Return the offset of the first message appended at or after `when` (the database's clock); the head if there is
     none."""
     row = conn.execute(
-        "select coalesce(offset_at_time(generation_id, stream_id, %s), head) from stream where stream_id = %s",
+        "select coalesce(offset_at_time(generation_id, stream_id, %s),"
+        " case when check_partition(generation_id, stream_id) then head end) from stream where stream_id = %s",
         (when, stream_id),
     ).fetchone()
     if row is None:

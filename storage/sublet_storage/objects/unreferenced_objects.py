@@ -69,7 +69,7 @@ _IS_THERE = "starts_with(uri, %(prefix)s) and substr(uri, length(%(prefix)s::tex
 _PICKED = f"""
 select uri, exists (
          select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
-            and b.end_offset = o.end_offset and b.uri = o.uri)
+            and b.end_offset = o.end_offset and b.uri = o.uri) or not check_partition(o.generation_id, o.stream_id)
   from ((select * {_DUE} and {_IS_THERE} order by orphaned_at limit %(most)s)
         union all
         (select * {_STUCK} and {_IS_THERE} order by delete_failed_at limit %(most)s)) o limit %(most)s"""

@@ -19,7 +19,8 @@ BATCH_BLOCKS: Final = 32
 
 _OUTSIDE = """
 select g.generation_id, s.stream_id from generation g join stream s using (generation_id)
- where g.space_id = %s and g.state <> 'gone' and s.tiered_offset is not null order by 1, 2"""
+ where g.space_id = %s and g.state <> 'gone' and s.tiered_offset is not null
+   and check_partition(g.generation_id, s.stream_id) order by 1, 2"""
 
 _BLOCKS = """
 select end_offset, count, codec, topics, payload, array[uri, uri_bytes::text] || (select payload_locations_of(%s))

@@ -50,7 +50,8 @@ STARTING_OFFSET = """case %({policy})s
            when 'earliest' then 0
            when 'offset' then least(%({value})s::bigint, s.head)
            when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
-             timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'), s.head)
+             timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'),
+             case when check_partition(s.generation_id, s.stream_id) then s.head end)
            else s.head end"""
 """The offset of a `StartingPosition` in stream `s`, given the names of its parameters. A time is that of the first
 message that was appended then or later."""

@@ -37,7 +37,7 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
        s.head, is_later,
        case when %(kind)s = 'epoch' then exists (
          select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-            and b.epoch_bounds is not null) end as has_epochs,
+            and b.epoch_bounds is not null) or not check_partition(s.generation_id, s.stream_id) end as has_epochs,
        case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
          when 'current' then now.position
          when 'shift' then case when now.position is not null

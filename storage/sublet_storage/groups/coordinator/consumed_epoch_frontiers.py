@@ -57,7 +57,7 @@ select u.space_id, space.lower_frontier, before.greatest
     select case when %(at_the_end)s or s.stream_id is null or l.position >= s.head then u.upper_frontier
       when l.stream_id is null then case when n.generation_id <= g.after_generation
         and {MAY_MATCH} then u.upper_frontier end
-      else (
+      when check_partition(s.generation_id, s.stream_id) then (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
