@@ -11,6 +11,7 @@ import grpc
 import psycopg
 import pytest
 
+from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
@@ -223,6 +224,27 @@ def test_a_principal_has_so_many_subscribers(node: grpc.Channel, tokens: dict[st
         assert "user:right has 1000 subscriber ids at this node, which is the limit" in refused.value.details()
         assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]
         poll(channels[2], tokens["other"]).result()
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_has_half_of_the_readers(node: grpc.Channel, tokens: dict[str, str | None]) -> None:
+    """And half of the batches to publish, and of the reads of members. Another principal is served meanwhile."""
+
+    def follow(token: str | None, topic: str) -> Any:
+        """Return the call, once it counts."""
+        call = sublet_pb2_grpc.FeedStub(node).Follow(REQUESTS["Follow"](topic), timeout=WAIT_S, metadata=bearer(token))
+        call.initial_metadata()
+        return call
+
+    calls = [follow(tokens["right"], "orders/#") for _ in range(FeedLimits().max_readers // 2)]
+    with pytest.raises(grpc.RpcError) as refused:
+        next(follow(tokens["right"], "orders/#"))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "500 readers are under way of user:right" in refused.value.details()
+    other = follow(tokens["other"], "bills/#")
+    for call in [other, *calls]:
+        assert call.is_active()
+        call.cancel()
 
 
 def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:

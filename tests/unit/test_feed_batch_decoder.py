@@ -115,10 +115,10 @@ def test_a_gate_lets_so_many_in_and_no_more() -> None:
 
 @pytest.mark.conforms("X4")
 def test_a_gate_lets_in_so_many_of_a_principal() -> None:
-    gate = AdmissionLimiter("reads", 4, 0, 30, of_principal=2)
+    gate = AdmissionLimiter("reads", 4, 0, 30)
     gate.acquire(principal="user:a")
     gate.acquire(principal="user:a")
-    with pytest.raises(NodeBusy, match="2 reads of user:a are under way, which is the limit of a principal"):
+    with pytest.raises(NodeBusy, match=r"2 reads are under way of user:a, .* the limits are 2 and 0"):
         gate.acquire(principal="user:a")
     gate.acquire(principal="user:b")
     gate.release(principal="user:a")
@@ -126,6 +126,22 @@ def test_a_gate_lets_in_so_many_of_a_principal() -> None:
     gate.acquire()
     with pytest.raises(NodeBusy, match="4 reads"):
         gate.acquire(principal="user:c")
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_has_half_of_the_bytes() -> None:
+    """One request it has in any case, however large."""
+    gate = AdmissionLimiter("batches", 10, 100, 30)
+    gate.acquire(70, "user:a")
+    with pytest.raises(NodeBusy, match="with this one 71 bytes; the limits are 5 and 50"):
+        gate.acquire(1, "user:a")
+    gate.acquire(20, "user:b")
+    gate.release(70, "user:a")
+    gate.acquire(10, "user:a")
+    gate.acquire(40, "user:a")
+    with pytest.raises(NodeBusy, match="with this one 51 bytes"):
+        gate.acquire(1, "user:a")
+    gate.acquire(30, "user:b")
 
 
 @pytest.mark.conforms("X4")

@@ -17,14 +17,14 @@ class NodeBusy(Unavailable):
 
 
 class AdmissionLimiter:
-    """Limits the concurrent requests and their bytes, and the requests of one principal. Thread-safe."""
+    """Limits the concurrent requests and their bytes; one principal has half of both at most, and always one request.
+    Thread-safe."""
 
-    def __init__(
-        self, request_kind: str, requests: int, size: int, retry_after_ms: int, of_principal: int | None = None
-    ) -> None:
+    def __init__(self, request_kind: str, requests: int, size: int, retry_after_ms: int) -> None:
         self._request_kind, self._retry_after_ms = request_kind, retry_after_ms
-        self._requests, self._size, self._of_principal = requests, size, of_principal or requests
+        self._requests, self._size = requests, size
         self._by_principal: Counter[str | None] = Counter()
+        self._bytes_by_principal: Counter[str | None] = Counter()
         self._lock = threading.Lock()
         self.inside = self.bytes_inside = 0
 
@@ -32,15 +32,14 @@ class AdmissionLimiter:
         """Admit a request of `size` bytes, for which the caller then calls `release` once. Raise `NodeBusy` if there
         is no room. `principal` None: no one's."""
         with self._lock:
-            if self.inside >= self._requests or self.bytes_inside + size > self._size:
-                room = f"{self.inside} {self._request_kind} of {self.bytes_inside} bytes are under way"
-                raise NodeBusy(f"{room}, and the limits are {self._requests} and {self._size}", self._retry_after_ms)
-            if principal is not None and self._by_principal[principal] >= self._of_principal:
-                room = f"{self._of_principal} {self._request_kind} of {principal} are under way"
-                raise NodeBusy(f"{room}, which is the limit of a principal", self._retry_after_ms)
+            self._check_room(self.inside, self.bytes_inside + size, self._requests, self._size, "under way")
+            if principal is not None and (own := self._by_principal[principal]):
+                own_bytes = self._bytes_by_principal[principal] + size
+                self._check_room(own, own_bytes, self._requests // 2, self._size // 2, f"under way of {principal}")
             self.inside += 1
             self.bytes_inside += size
             self._by_principal[principal] += 1
+            self._bytes_by_principal[principal] += size
 
     def release(self, size: int = 0, principal: str | None = None) -> None:
         """End an admitted request of `size` bytes."""
@@ -48,5 +47,11 @@ class AdmissionLimiter:
             self.inside -= 1
             self.bytes_inside -= size
             self._by_principal[principal] -= 1
+            self._bytes_by_principal[principal] -= size
             if not self._by_principal[principal]:
-                del self._by_principal[principal]
+                del self._by_principal[principal], self._bytes_by_principal[principal]
+
+    def _check_room(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> None:
+        if inside >= max_inside or size > max_size:
+            room = f"{inside} {self._request_kind} are {where}, and with this one {size} bytes"
+            raise NodeBusy(f"{room}; the limits are {max_inside} and {max_size}", self._retry_after_ms)

@@ -64,7 +64,10 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 
 
 class FeedLimits(Struct, frozen=True):
-    """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds."""
+    """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds.
+
+    Where callers authenticate, half of it is the most that one principal has.
+    """
 
     max_batches: int = 64
     """Requests to publish that are under way."""
@@ -74,8 +77,6 @@ class FeedLimits(Struct, frozen=True):
     """Calls to read: each may hold a page or two."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
-    max_reads_of_principal: int = 32
-    """Most of these calls of one principal, where callers authenticate."""
     publishing_connections: int = 4
     reading_connections: int = 4
     retry_after_ms: int = 50
@@ -106,9 +107,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._writer = FeedBatchWriter()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
-        self.reads = AdmissionLimiter(
-            "reads", limits.max_reads, 0, limits.retry_after_ms, limits.max_reads_of_principal
-        )
+        self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
         self.head_poller = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
 
@@ -220,9 +219,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     def _submit(self, batch: feed_messages.FeedPublishRequest) -> Future[Any]:
         """Submit a batch, which counts until it is over, also where the client has gone."""
         size, caller = len(batch.messages), self._gate.get_caller()
-        self.batches.acquire(size)
+        self.batches.acquire(size, caller.principal)
         future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller))
-        future.add_done_callback(lambda _: self.batches.release(size))
+        future.add_done_callback(lambda _: self.batches.release(size, caller.principal))
         return future
 
     async def _serve(
@@ -240,11 +239,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
         try:
             caller.check(Right.READ, read.filter)
-            self.readers.acquire()
+            self.readers.acquire(principal=caller.principal)
             try:
                 await operation(FeedReadCall(self._reading, self.head_poller, read, write))
             finally:
-                self.readers.release()
+                self.readers.release(principal=caller.principal)
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
