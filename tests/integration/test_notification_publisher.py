@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -137,6 +138,36 @@ class Bad:
 
     def close(self) -> None:
         self.perhaps("close")
+
+
+class Noting(Bad):
+    """A driver that notes which threads send."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.threads: list[threading.Thread] = []
+
+    def send(self, message: bytes) -> None:
+        self.threads.append(threading.current_thread())
+
+
+@pytest.mark.conforms("D11")
+def test_a_caller_sends_where_nothing_waits(database: str, conn: Connection) -> None:
+    driver = Noting()
+    register(conn, NodeIncarnation("odd", "x", "h:1"), 60, 1, notify_endpoint="bad:somewhere")
+
+    def found(name: str) -> Any:
+        return driver.made
+
+    notifier = NotificationPublisher(database, settings=SETTINGS, load=found)
+    heads = itertools.count(1)
+
+    def is_sent_here() -> bool:
+        notifier.publish([stream_change(5, next(heads), False)])
+        return threading.current_thread() in driver.threads
+
+    eventually(is_sent_here)
+    notifier.close()
 
 
 @pytest.mark.conforms("D2", "D9")

@@ -60,7 +60,7 @@ GRACE_S = 1.0
 
 class NotificationPublisher:
     """Notifies all nodes that listen of changes. Thread-safe; nothing it does raises or waits. In a fork it does
-    nothing.
+    nothing. Whoever publishes sends, where that may be done at once: a thread that is woken for it begins later.
 
     `publisher` is a name that no other process has at the same time; without one, it is made up.
     """
@@ -85,7 +85,8 @@ class NotificationPublisher:
         self._deaf_until = -math.inf  # no node listens, and until then the directory is not read
         self._close_by = math.inf
         self._thread: threading.Thread | None = None
-        # The rest belongs to that thread.
+        self._working = threading.Lock()
+        # The rest belongs to who holds this lock.
         self._refresh_at = self._rest_at = -math.inf
         self._machine = self._make_machine()
         self._senders = NotificationSenders(url, load)
@@ -104,8 +105,19 @@ class NotificationPublisher:
                 self._has_overflown = True
             if self._thread is None:
                 self._start()
-            if not self._is_napping:
+            if self._is_napping:
+                return
+            if not self._working.acquire(blocking=False):
                 self._changed.notify()
+                return
+        try:
+            if self._may_send_at_once(now := time.monotonic()):
+                self._work(now)
+            else:
+                with self._changed:
+                    self._changed.notify()
+        finally:
+            self._working.release()
 
     def publish_heads(self, heads: Mapping[int, int]) -> None:
         """Publish the new heads of streams, {stream: head}; free where no node listens."""
@@ -122,6 +134,13 @@ class NotificationPublisher:
             self._changed.notify()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s + GRACE_S)
+
+    def _may_send_at_once(self, now: float) -> bool:
+        """Return whether there is nothing to do but to send, and the rate allows it."""
+        is_open = self._machine.status is NotificationPublisherStatus.OPEN
+        is_left_to_thread = self._is_closing or self._has_overflown or self._directory_endpoints is not None
+        is_due = self._machine.ready_at <= now < min(self._refresh_at, self._rest_at)
+        return is_open and is_due and not is_left_to_thread
 
     def _is_in_vain(self) -> bool:
         return self._owner.is_forked or self._is_closing or time.monotonic() < self._deaf_until
@@ -141,9 +160,11 @@ class NotificationPublisher:
     def _run(self) -> None:
         wake_at = math.inf
         while self._wait(wake_at):
-            wake_at = self._work(time.monotonic())
-        self._send(PublisherCloseRequested(), time.monotonic())
-        self._senders.close()
+            with self._working:
+                wake_at = self._work(time.monotonic())
+        with self._working:
+            self._send(PublisherCloseRequested(), time.monotonic())
+            self._senders.close()
 
     def _wait(self, wake_at: float) -> bool:
         """Wait until there is something to do and the rate allows it; return False when it is over."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import logging
 import select
 import threading
@@ -18,8 +19,8 @@ from typing import Any
 
 import psycopg
 import xxhash
-from psycopg import sql
-from psycopg.pq import TransactionStatus
+from psycopg import generators, sql
+from psycopg.pq import ExecStatus, TransactionStatus
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import is_direct
@@ -54,6 +55,7 @@ _POOLED = (
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
+_PREPARE_ONE = "prepare sublet_notify (text, text) as select pg_notify($1, $2)"
 
 
 def channel_name(schema: str) -> str:
@@ -138,7 +140,11 @@ class PostgresNotifySender:
 
 
 class _Sender(StoppableThread):
-    """Executes NOTIFY, and retries while the database is away."""
+    """Executes NOTIFY, and retries while the database is away.
+
+    Where nothing else is under way, who adds a message sends it, and the thread receives the answer: a thread that is
+    woken for it begins later.
+    """
 
     def __init__(self, url: str, channel: str) -> None:
         super().__init__("sublet notify postgres sender")
@@ -146,6 +152,9 @@ class _Sender(StoppableThread):
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
+        self._idle: psycopg.Connection[Any] | None = None
+        self._is_sent = False
+        """Whether what is in hand was sent, and its answer is to be received."""
         self._pauses = Backoff()
         self.dropped = 0
 
@@ -159,7 +168,18 @@ class _Sender(StoppableThread):
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append(message)
+            if self._idle is not None:
+                self._send_at_once(self._idle)
             self._changed.notify_all()
+
+    def _send_at_once(self, connection: psycopg.Connection[Any]) -> None:
+        """Send the message that waits, as far as the socket takes it. What prevents it comes to the thread, too."""
+        self._idle, self._in_hand = None, [self._waiting.popleft()]
+        parameters = [self._channel.encode(), encode_payload(self._in_hand[0], 0).encode()]
+        with contextlib.suppress(psycopg.Error):
+            connection.pgconn.send_query_prepared(b"sublet_notify", parameters)
+            self._is_sent = True
+            connection.pgconn.flush()
 
     def flush(self) -> None:
         """Wait until nothing waits, but not for long."""
@@ -182,7 +202,7 @@ class _Sender(StoppableThread):
         while not self.is_stopping:
             try:
                 with self._connect() as connection:
-                    while self._take():
+                    while self._take(connection):
                         self._send(connection)
             except _CONNECTION_ERRORS as error:
                 # The publisher itself reports a database that is away; one that was stopped at the end of a program
@@ -197,31 +217,46 @@ class _Sender(StoppableThread):
         connection = connect(self._url, application_name="sublet notify", receive_timeout_s=RECEIVE_TIMEOUT_S)
         # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
+        connection.execute(_PREPARE_ONE)
         self._pauses.reset()
+        self._is_sent = False
         return connection
 
-    def _take(self) -> bool:
+    def _take(self, connection: psycopg.Connection[Any]) -> bool:
         """Wait for messages and take some; those of a lost connection come first. Return False when it is over."""
         with self._changed:
+            if not (self._waiting or self._in_hand):
+                self._idle = connection
             self._changed.wait_for(lambda: self._waiting or self._in_hand or self.is_stopping)
-            while self._waiting and len(self._in_hand) < PER_STATEMENT:
+            self._idle = None
+            while self._waiting and len(self._in_hand) < PER_STATEMENT and not self._is_sent:
                 self._in_hand.append(self._waiting.popleft())
         return not self.is_stopping
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
-        payloads = [encode_payload(message, index) for index, message in enumerate(self._in_hand)]
+        refused = 0
         try:
-            connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
-            refused = 0
+            if self._is_sent:
+                _receive_answer(connection)
+            else:
+                payloads = [encode_payload(message, index) for index, message in enumerate(self._in_hand)]
+                connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
         except psycopg.OperationalError:
             raise
         except psycopg.Error as error:
-            refused = len(payloads)
+            refused = len(self._in_hand)
             self.log_warning("notifications rejected by Postgres: message_count=%d: %s", refused, error)
         with self._changed:
             self.dropped += refused
-            self._in_hand = []
+            self._in_hand, self._is_sent = [], False
             self._changed.notify_all()
+
+
+def _receive_answer(connection: psycopg.Connection[Any]) -> None:
+    """Send the rest of a query, and wait for its answer. Raise `psycopg.Error` if that is an error."""
+    for result in connection.wait(generators.execute(connection.pgconn)):
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
 
 
 class PostgresReceiver(StoppableThread):
