@@ -57,6 +57,17 @@ def test_what_a_borrower_loads_is_light() -> None:
     run_alone(f"import sys\n{imports}")
 
 
+MAX_MODULES_OF_SESSION = 135
+
+
+def test_a_session_loads_few_of_our_modules() -> None:
+    run_alone(
+        "import sys, sublet; sublet.Session\n"
+        "ours = [name for name in sys.modules if name.startswith('sublet')]\n"
+        f"assert 100 < len(ours) <= {MAX_MODULES_OF_SESSION}, len(ours)"
+    )
+
+
 REMOTE = (
     "sublet_borrower.node_client",
     "sublet_borrower.fetch.node_reader",

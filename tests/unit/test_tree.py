@@ -168,6 +168,18 @@ def test_no_file_is_too_long_to_read() -> None:
     assert not long
 
 
+def test_sql_is_in_storage() -> None:
+    """Nothing else executes a statement."""
+    executing = {
+        name
+        for name, path in modules().items()
+        if name.partition(".")[0] != "sublet_storage"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in ("execute", "executemany")
+    }
+    assert not executing
+
+
 def test_what_is_installed_is_ours_by_name() -> None:
     """Other distributions, and files beside a user's program, have names such as `storage` and `protocol`."""
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]

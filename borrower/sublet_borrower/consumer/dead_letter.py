@@ -12,11 +12,10 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from psycopg import sql
 
 from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
-from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.producer.batches.input_conversion import compute_header_size
+from sublet_storage.producer.outbox_conversion import publish_in_transaction
 
 SHOWN_ERROR = 2000
 """A longer error text is cut, in characters."""
@@ -40,11 +39,7 @@ def publish_dead_letter(
             break
         headers.append((header["key"], _encode_value(header["value"])))
     headers += added
-    call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
-    connection.execute(
-        call.format(sql.Identifier(resolve_schema_name())),
-        (topic, row["value"], row["key"], json.dumps(headers), row["timestamp"]),
-    )
+    publish_in_transaction(connection, topic, row["value"], row["key"], json.dumps(headers), row["timestamp"])
 
 
 def _make_storable(text: str) -> str:

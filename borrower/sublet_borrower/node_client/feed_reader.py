@@ -186,8 +186,8 @@ class FeedReader(Iterator[pa.Table]):
         """Wait a moment, then take the next node; return False if the deadline comes first."""
         self._hang_up()
         backoff = self._backoff = self._backoff or Backoff(total_s=self._node_timeout_s)
-        pause_s = max(backoff.draw_pause_s(), error.after_s)
-        if pause_s > backoff.left_s:
+        pause_s = backoff.next_pause_s(error.after_s)
+        if pause_s is None:
             self._backoff = None
             raise error.given_up(self._node_timeout_s, HINT)
         self._calls.use_next_node()

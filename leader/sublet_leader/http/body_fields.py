@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import parse_natural
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.admin.reset_target import ResetTarget
 
@@ -116,9 +117,10 @@ def _parse_time(value: str) -> datetime:
 
 
 def _parse_stream_id(value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and len(value) < 20):
+    stream_id = parse_natural(value, MAX_OFFSET)
+    if stream_id is None:
         raise UsageError(f"stream {value!r:.60}: it is a number.")
-    return int(value)
+    return stream_id
 
 
 def _check_offset(value: object) -> int:

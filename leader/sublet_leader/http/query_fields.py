@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import parse_natural
 
 
 def read_text(request: Request, name: str, default: str | None = None) -> str:
@@ -22,8 +23,8 @@ def read_integer(request: Request, name: str, default: int, maximum: int) -> int
     text = request.query_params.get(name)
     if text is None:
         return default
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
-    if not 0 <= number <= maximum:
+    number = parse_natural(text, maximum)
+    if number is None:
         raise UsageError(f"{name} is {text[:40]!r}: it must be a whole number from 0 to {maximum}.")
     return number
 

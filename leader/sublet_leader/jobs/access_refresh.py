@@ -19,7 +19,13 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, has_changed, read_access, read_changes, record_use
+from sublet_storage.groups.admin.access_snapshot import (
+    has_changed,
+    listen_for_changes,
+    read_access,
+    read_changes,
+    record_use,
+)
 from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
@@ -122,5 +128,5 @@ class AccessRefreshThread(StoppableThread):
         connection = connect(
             self._url, application_name="sublet access", statement_timeout_s=10.0, receive_timeout_s=15.0
         )
-        connection.execute(f"listen {CHANNEL}")
+        listen_for_changes(connection)
         return connection

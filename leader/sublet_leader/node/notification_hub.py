@@ -13,6 +13,7 @@ from collections.abc import Callable, Set
 
 from msgspec import Struct
 
+from sublet_protocol.domain.limits import parse_natural
 from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel
@@ -214,5 +215,4 @@ def _parse_commanded_group(change: ObjectChange) -> int | None:
 
 def parse_stream_id(key: str) -> int | None:
     """Return the stream's id; None for a key that is not a stream's, which any client may send."""
-    is_number = key.isdecimal() and len(key) <= len(str(MAX_INT64)) and int(key) <= MAX_INT64
-    return int(key) if is_number else None
+    return parse_natural(key, MAX_INT64)

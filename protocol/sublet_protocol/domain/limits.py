@@ -126,3 +126,12 @@ SLICE_ITEMS = 200
 """Most items of a batch of commands executed before other senders have their turn."""
 SLICE_S = 0.005
 """Most seconds that a batch of commands is executed before other senders have their turn."""
+
+
+def parse_natural(text: str, maximum: int) -> int | None:
+    """Return a whole number from 0 to `maximum` in ASCII digits; None if the text is none. A longer text is not parsed:
+    Python refuses to, from 4301 digits on."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(maximum))):
+        return None
+    number = int(text)
+    return number if number <= maximum else None

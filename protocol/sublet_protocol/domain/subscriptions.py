@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from msgspec import Struct, field
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, UsageError
-from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
+from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS, parse_natural
 from sublet_protocol.domain.topics import MAX_TIMELINE, TopicFilter, check_characters, text_error
 
 MAX_OFFSET = 2**63 - 1
@@ -24,6 +24,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _SETTING = "starting_position"
 _OFFSET = "offset:"
+_OFFSET_RULE = f"an offset is a whole number from 0 to {MAX_OFFSET}"
 
 
 class Subscription(Struct, frozen=True):
@@ -103,8 +104,7 @@ class StartingPosition(Struct, frozen=True):
         `UsageError`.
         """
         if not 0 <= offset <= MAX_OFFSET:
-            rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
-            raise text_error(UsageError, name, f"{_OFFSET}{offset}", rule, "Correct it")
+            raise text_error(UsageError, name, f"{_OFFSET}{offset}", _OFFSET_RULE, "Correct it")
         return cls("offset", offset)
 
     @property
@@ -119,9 +119,11 @@ class StartingPosition(Struct, frozen=True):
         """
         if text in _BY_NAME:
             return _BY_NAME[text]
-        digits = text.removeprefix(_OFFSET)
-        if digits != text and digits.isascii() and digits.isdigit() and len(digits) <= len(str(MAX_OFFSET)):
-            return cls.at_offset(int(digits), name)
+        if text.startswith(_OFFSET):
+            offset = parse_natural(text[len(_OFFSET) :], MAX_OFFSET)
+            if offset is None:
+                raise text_error(UsageError, name, text, _OFFSET_RULE, "Correct it")
+            return cls("offset", offset)
         try:
             when = datetime.fromisoformat(text)
             if when.tzinfo is not None:

@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, format_error
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError, format_error
 from sublet_protocol.domain.secret import hide_secrets
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.database_url import as_secret, format_url, parse_url
@@ -37,7 +39,7 @@ IDLE_IN_TRANSACTION_TIMEOUT_S = 10.0
 RECEIVE_TIMEOUT_S = 600.0
 """How long a server may be silent in the middle of a request before it is given up, unless another time is given."""
 
-REJECTED = "SB002"
+_REJECTED = "SB002"
 """The code of what a function rejects: its message has the value and the rule, its hint what to do."""
 ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
@@ -270,3 +272,14 @@ def _find_hint(url: str, text: str) -> str:
         )
     matching = (hint for sign, hint in _HINTS if sign in text)
     return next(matching, "Start Postgres there, or correct the URL (--database-url, SUBLET_DATABASE_URL)")
+
+
+@contextmanager
+def map_rejection(error_type: type[SubletError]) -> Iterator[None]:
+    """Raise an error of that type where a function of the schema rejects what it is given."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate != _REJECTED:
+            raise
+        raise error_type(f"{error.diag.message_primary} {error.diag.message_hint}") from error

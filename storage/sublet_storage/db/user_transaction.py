@@ -73,3 +73,9 @@ def _check_same(connection: psycopg.Connection[Any], mark: str) -> None:
 def _check_level(level: str) -> None:
     if level in _STRICT:
         raise UsageError(_LEVEL.format(level=level))
+
+
+def has_written(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether the transaction that is open has written something."""
+    row = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchone()
+    return row is not None and bool(row[0])

@@ -22,7 +22,7 @@ from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
-from sublet_storage.db.connect import REJECTED, resolve_schema_name
+from sublet_storage.db.connect import map_rejection, resolve_schema_name
 from sublet_storage.spaces.space_queries import read_matching_filters
 
 BEFORE_COMMIT_S = 10.0
@@ -109,12 +109,8 @@ def next_session_epoch(
     call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(
         sql.Identifier(resolve_schema_name(schema))
     )
-    try:
+    with map_rejection(PermissionDenied):
         ((epoch,),) = conn.execute(call, (str(subscription), session)).fetchall()
-    except psycopg.Error as error:
-        if error.sqlstate != REJECTED:
-            raise
-        raise PermissionDenied(f"{error.diag.message_primary} {error.diag.message_hint}") from error
     return int(epoch)
 
 

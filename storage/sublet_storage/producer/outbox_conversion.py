@@ -1,4 +1,4 @@
-"""Converts outbox rows to messages and blocks, checked and routed like a publisher's."""
+"""Rows of the outbox: written in a transaction of a caller, and converted to blocks, routed like a publisher's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import base64
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+import psycopg
 import pyarrow as pa
+from psycopg import sql
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
@@ -33,6 +37,9 @@ FETCHED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """A row that is larger by Postgres' own measure is not even fetched: it is refused for certain."""
 
 
+_PUBLISH = "select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)"
+
+
 class OutboxRow(NamedTuple):
     """A row that was read. `ctid` is the row's ctid; `snapshot`, of the statement, is in the first row only."""
 
@@ -46,6 +53,19 @@ class OutboxRow(NamedTuple):
     size: int
     xact: str
     snapshot: str | None
+
+
+def publish_in_transaction(
+    conn: psycopg.Connection[Any],
+    topic: str,
+    value: bytes | None,
+    key: bytes | None,
+    headers: str,
+    timestamp: datetime | None,
+) -> None:
+    """Write a row of the outbox in the transaction that is open. `headers`: as JSON."""
+    call = sql.SQL(_PUBLISH).format(sql.Identifier(resolve_schema_name()))
+    conn.execute(call, (topic, value, key, headers, timestamp))
 
 
 def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:

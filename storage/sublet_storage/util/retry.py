@@ -50,6 +50,11 @@ class Backoff:
         if self.wait_s <= 0:  # else many tried at once
             self._not_before = time.monotonic() + max(self.draw_pause_s(), least_s)
 
+    def next_pause_s(self, least_s: float) -> float | None:
+        """Return how long to wait now, at least `least_s`; None if that is longer than what is left."""
+        pause_s = max(self.draw_pause_s(), least_s)
+        return None if pause_s > self.left_s else pause_s
+
     def draw_pause_s(self) -> float:
         """Return how long to wait now."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
@@ -72,8 +77,8 @@ def call_with_retry(
         try:
             return attempt()
         except Exception as error:
-            pause_s = max(backoff.draw_pause_s(), getattr(error, "after_s", 0.0))
-            if not retryable(error) or pause_s > backoff.left_s:
+            pause_s = backoff.next_pause_s(getattr(error, "after_s", 0.0))
+            if not retryable(error) or pause_s is None:
                 raise
             if time.monotonic() >= warn_at:
                 log.warning(

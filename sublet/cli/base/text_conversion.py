@@ -15,6 +15,7 @@ import typer
 
 from sublet.cli.base.output import escape_control_characters
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import parse_natural
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 
 if TYPE_CHECKING:
@@ -155,10 +156,10 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def parse_int(option: str, text: str, minimum: int = 0) -> int:
     """Parse an integer that Postgres can hold. Raise `UsageError`."""
-    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
-    if not (is_number and minimum <= int(text) <= MAX_OFFSET):
+    number = parse_natural(text, MAX_OFFSET)
+    if number is None or number < minimum:
         raise UsageError(f"{option} {text!r}: give a whole number of at least {minimum}, and at most {MAX_OFFSET}.")
-    return int(text)
+    return number
 
 
 def read_json_file(source: str, file: Path) -> Any:

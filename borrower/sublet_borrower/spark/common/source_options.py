@@ -11,6 +11,7 @@ from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import ADVICE, FROM_ENVIRONMENT, SECRET_WORDS, check_url
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.limits import parse_natural
 from sublet_protocol.domain.subscriptions import Subscription
 
 POLICIES = ("drop", "fail")
@@ -187,27 +188,17 @@ def _parse_nodes(name: str, text: str) -> tuple[str, ...]:
 
 
 def _parse_count(name: str, text: str) -> int:
-    if not (_is_number(text) and int(text) > 0):
+    return parse_index(name, text, minimum=1)
+
+
+def parse_index(name: str, text: str, minimum: int = 0) -> int:
+    """Return a whole number of at least `minimum`. Raise `InvalidSetting`."""
+    number = parse_natural(text, MAX_NUMBER)
+    if number is None or number < minimum:
         raise InvalidSetting(
-            f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 1 to {MAX_NUMBER}."
+            f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from {minimum} to {MAX_NUMBER}."
         )
-    return int(text)
-
-
-def parse_index(name: str, text: str) -> int:
-    """Return a number that may be 0. Raise `InvalidSetting`."""
-    if not _is_number(text):
-        raise InvalidSetting(
-            f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 0 to {MAX_NUMBER}."
-        )
-    return int(text)
-
-
-def _is_number(text: str) -> bool:
-    """Return whether the text is within the limit; a longer one is not parsed: Python refuses to, from 4301 digits
-    on.
-    """
-    return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
+    return number
 
 
 def _parse_number(name: str, text: str) -> float:

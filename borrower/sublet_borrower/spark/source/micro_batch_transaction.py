@@ -38,7 +38,7 @@ from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.db.user_transaction import user_transaction
+from sublet_storage.db.user_transaction import has_written, user_transaction
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.consumer_progress import LastPlannedRange, PostgresTransactionId
 
@@ -190,7 +190,7 @@ class Guard:
                 "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
                 "twice. (Of other sources that it has, only the old checkpoint says where they are)",
             )
-        if reads and attempt is None and _has_written(connection):
+        if reads and attempt is None and has_written(connection):
             raise MicroBatchFenced(
                 batch_id,
                 f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before, or put off",
@@ -277,8 +277,3 @@ class SourceRanges(Struct, frozen=True):
                     f"[{planned.start}, {planned.end}). Start the query again: it finds out."
                 )
         return not any(plans[planned.stream_id].is_pending for planned in self.ranges)
-
-
-def _has_written(connection: Connection) -> bool:
-    row = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchone()
-    return row is not None and bool(row[0])

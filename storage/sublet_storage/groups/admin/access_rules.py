@@ -12,7 +12,7 @@ from msgspec import Struct
 from sublet_protocol.domain.access.rights import AccessRule, parse_right
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.connect import REJECTED
+from sublet_storage.db.connect import map_rejection
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +94,8 @@ def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> S
 
 def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
     """Return the row of a statement that gives a right. Raise `Conflict` where the database rejects it."""
-    try:
+    with map_rejection(Conflict):
         return conn.execute(statement, values).fetchone()
-    except psycopg.Error as error:
-        if error.sqlstate != REJECTED:
-            raise
-        raise Conflict(f"{error.diag.message_primary} {error.diag.message_hint}") from error
 
 
 def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> int:

@@ -46,6 +46,11 @@ def read_version(conn: psycopg.Connection[Any]) -> str:
     return str(version)
 
 
+def listen_for_changes(conn: psycopg.Connection[Any]) -> None:
+    """Have the connection receive a notification of each change of rules and tokens."""
+    conn.execute(f"listen {CHANNEL}")
+
+
 def has_changed(conn: psycopg.Connection[Any], version: str) -> bool:
     """Return whether a change of rules or tokens has committed since that version, in whichever order they began."""
     ((changed,),) = conn.execute(_CHANGED, {"after": version}).fetchall()

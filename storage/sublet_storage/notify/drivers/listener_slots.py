@@ -13,7 +13,9 @@ from typing import Any, Final
 
 import psycopg
 
+from sublet_protocol.domain.limits import parse_natural
 from sublet_protocol.domain.settings_base import parse_number
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.notify.changes import STREAM, ChangeNotification, MalformedNotification
@@ -23,8 +25,6 @@ from sublet_storage.notify.drivers.postgres import DRIVER, channel_name, decode_
 VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
 DEFAULT_LISTENER_SLOTS: Final = 8
 MAX_LISTENER_SLOTS: Final = 1000
-MAX_ID: Final = 19
-"""The digits of a number of 63 bits."""
 
 LOCK_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
 """The class of the locks: the same for all schemas, since a NOTIFY wakes every listener of the database."""
@@ -66,8 +66,5 @@ def decode_heads(payload: bytes) -> dict[int, int]:
         return {}
     if not isinstance(message, ChangeNotification) or message.channel != STREAM:
         return {}
-    return {int(change.key): change.version // 2 for change in message.changes if _is_id(change.key)}
-
-
-def _is_id(key: str) -> bool:
-    return key.isdecimal() and len(key) <= MAX_ID
+    versions = {parse_natural(change.key, MAX_OFFSET): change.version for change in message.changes}
+    return {stream_id: version // 2 for stream_id, version in versions.items() if stream_id is not None}
