@@ -565,7 +565,7 @@ from sublet_storage.objects.object_stores import LocalBackend, get_store
 parallel_calls.RECEIVE_TIMEOUT_S = 0.1
 LocalBackend.read = lambda *_: time.sleep(600)
 there = get_store(parse_location(sys.argv[1]))
-parallel_calls.run_with_timeout(there, parallel_calls.TO_READ, there.check_marker)
+parallel_calls.run_single(there, parallel_calls.TO_READ, there.check_marker)
 """
     ended = subprocess.run(
         [sys.executable, "-c", hanging, f"file://{tmp_path}"], cwd=REPOSITORY, capture_output=True, timeout=60

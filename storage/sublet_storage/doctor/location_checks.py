@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.doctor.checks import DoctorCheckResult, Severity
 from sublet_storage.objects.location import PayloadStoreLocation, parse_location, parse_stored_location
 from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectStore, PayloadObjectNotFound, get_store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_with_timeout
+from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_single
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.tiering import STREAMS_TO_TIER
 
@@ -79,11 +79,11 @@ def _check_current(space: str, location: PayloadStoreLocation) -> DoctorCheckRes
     store, detail = get_store(location), f"space {space} at {location}"
     try:
         if location.marker:
-            run_with_timeout(store, TO_CHANGE, store.check_marker)
+            run_single(store, TO_CHANGE, store.check_marker)
     except PayloadUnavailable as error:
         return _make_unavailable_finding(Severity.ERROR, space, error)
     try:
-        run_with_timeout(store, TO_CHANGE, partial(_probe, store))
+        run_single(store, TO_CHANGE, partial(_probe, store))
     except PayloadUnavailable as error:
         if not location.marker:
             return _make_unavailable_finding(Severity.ERROR, space, error)
@@ -136,7 +136,7 @@ def _check_former(
         return
     store = get_store(location)
     try:
-        run_with_timeout(store, TO_READ, store.check_marker)
+        run_single(store, TO_READ, store.check_marker)
     except PayloadUnavailable as error:
         if is_named:
             yield _make_unavailable_finding(Severity.ERROR, space, error)

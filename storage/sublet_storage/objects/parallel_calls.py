@@ -51,8 +51,8 @@ def run_parallel(
     ]
 
 
-def run_with_timeout(store: ObjectStore, operation: str, work: Callable[[], _R]) -> _R:
-    """Return the same of a single thing: its answer. Raise what it raises."""
+def run_single(store: ObjectStore, operation: str, work: Callable[[], _R]) -> _R:
+    """Return the answer of a single call, as `run_parallel` does of several. Raise what it raises."""
     (outcome,) = run_parallel(store, operation, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome

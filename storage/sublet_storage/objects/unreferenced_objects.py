@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.objects.location import NAME, PayloadStoreLocation, parse_stored_location
 from sublet_storage.objects.object_stores import ObjectUnusable, get_store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
+from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_single
 
 ABANDONED_S: Final = 3600.0
 """After how long an object that no block names is orphaned."""
@@ -175,9 +175,9 @@ def _delete(
         if time.monotonic() >= deadline:
             break
         chunk = uris[first : first + CHUNK]
-        run_with_timeout(store, TO_CHANGE, store.check_marker)
+        run_single(store, TO_CHANGE, store.check_marker)
         outcomes = run_parallel(store, TO_CHANGE, delete, chunk)
-        run_with_timeout(
+        run_single(
             store, TO_CHANGE, store.check_marker
         )  # an object missing from a location that is away is not deleted
         deleted_uris = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]

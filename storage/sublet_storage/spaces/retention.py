@@ -25,6 +25,7 @@ from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.util.name_list import format_names
 
 LOCK_TIMEOUT_S = 2.0
 PRODUCER_RETENTION_S = 7 * 86400.0
@@ -182,12 +183,9 @@ class IdleProducerCleaner:
 
 
 def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
-    errors = "; ".join(
-        f"{format_partition_name(generation_id)}: {format_error(error)}" for generation_id, error in failed[:3]
-    )
-    suffix = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+    errors = [f"{format_partition_name(generation_id)}: {format_error(error)}" for generation_id, error in failed]
     return (
-        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {errors}{suffix}. "
+        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {format_names(errors, 3)}. "
         "See to these tables."
     )
 

@@ -22,7 +22,7 @@ from sublet_storage.log.block_encoder import COMPRESSIONS
 from sublet_storage.objects import location
 from sublet_storage.objects.location import parse_location, parse_stored_location
 from sublet_storage.objects.object_stores import get_store
-from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
+from sublet_storage.objects.parallel_calls import TO_READ, run_single
 from sublet_storage.spaces.rollover import lock_streams, retry_on_lock_timeout, roll_over_spaces
 from sublet_storage.spaces.routing import Space, split_ring
 from sublet_storage.spaces.space_queries import DEFAULT_SPACE, find_space_in, list_spaces
@@ -335,7 +335,7 @@ def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) 
             continue
         store = get_store(replace(target, marker=former.marker))
         try:
-            run_with_timeout(store, TO_READ, store.check_marker)
+            run_single(store, TO_READ, store.check_marker)
         except PayloadUnavailable as error:
             detail = str(error).partition(". ")[0]
             raise InvalidSetting(

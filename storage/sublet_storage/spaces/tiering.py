@@ -29,7 +29,7 @@ from sublet_storage.log.fetch import count_contiguous
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import new_object_name, parse_location
 from sublet_storage.objects.object_stores import get_store
-from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_with_timeout
+from sublet_storage.objects.parallel_calls import TO_CHANGE, run_parallel, run_single
 from sublet_storage.objects.unreferenced_objects import BlockOwner
 from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.rollover import partition_table
@@ -222,12 +222,12 @@ class _Mover:
         if not is_marked:
             with self._conn.transaction():
                 self._guard(self._conn)
-            stored_marker = run_with_timeout(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
+            stored_marker = run_single(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
             self._conn.execute(_MARKED, (stored_marker, prefix))
             marker, _, is_in_use = self._conn.execute(_KNOWN, parameters).fetchone() or row
         self._store = get_store(replace(self._location, marker=marker))
-        run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
-        run_with_timeout(
+        run_single(self._store, TO_CHANGE, self._store.check_marker)
+        run_single(
             self._store, TO_CHANGE, self._store.check_writable
         )  # a node without the permission fails before more is stored
         if is_in_use:
@@ -271,7 +271,7 @@ class _Mover:
         outcomes = run_parallel(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
         self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
         try:
-            run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
+            run_single(self._store, TO_CHANGE, self._store.check_marker)
         except PayloadUnavailable:  # writes to a location that has gone away meanwhile went elsewhere
             self._mark_orphans(stream, blocks)
             raise

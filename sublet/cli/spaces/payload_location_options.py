@@ -72,7 +72,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, requested_location
     be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
     from sublet_storage.objects.object_stores import get_store
-    from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
+    from sublet_storage.objects.parallel_calls import TO_READ, run_single
 
     if (
         requested_location is None
@@ -82,7 +82,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, requested_location
         return None
     problem = "does not answer from"
     with suppress(PayloadUnavailable):
-        if run_with_timeout(
+        if run_single(
             get_store(location), TO_READ, partial(os.path.isdir, location.root)
         ):  # a location that cannot be checked counts as missing
             return None
