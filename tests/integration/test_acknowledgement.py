@@ -344,6 +344,32 @@ def around_map_over_a_function_with_state(session: Session, seen: Seen) -> None:
         assert current is not None
 
 
+def twice_around_a_wrapper(session: Session, seen: Seen, wrapper: Callable[..., Iterable[Any]]) -> None:
+    """The second loop's variable still holds the batch of the first when the wrapper raises."""
+
+    def work(batch: Batch) -> Batch:
+        seen.append(batch.first)
+        if seen == [0, 1, 1]:
+            raise Failed
+        return batch
+
+    for _ in range(2):
+        with contextlib.suppress(Failed):
+            for batch in wrapper(work, session):
+                if seen == [0, 1]:
+                    fail(batch if isinstance(batch, Batch) else batch[1])
+
+
+WRAPPERS: dict[str, Callable[..., Iterable[Any]]] = {
+    "map": map,
+    "filter": filter,
+    "takewhile": itertools.takewhile,
+    "enumerate": lambda work, batches: enumerate(map(work, batches)),
+    "chain": lambda work, batches: itertools.chain.from_iterable([map(work, batches)]),
+    "generator": lambda work, batches: (work(batch) for batch in batches),
+}
+
+
 def while_closing(session: Session, seen: Seen) -> None:
     with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
         for batch in batches:
@@ -543,6 +569,16 @@ def test_what_failed_comes_again_and_no_more(place: Place) -> None:
             assert seen == [0, 1], leave
             again = [next_of(session).first for _ in range(2)] if leave in WELL else [next(iter(session)).first]
             assert again == ([2, 3] if leave in WELL else [1]), leave
+
+
+@pytest.mark.conforms("E37")
+def test_what_failed_twice_comes_a_third_time(place: Place) -> None:
+    for name, wrapper in WRAPPERS.items():
+        seen: Seen = []
+        with place.session(name) as session:
+            twice_around_a_wrapper(session, seen, wrapper)
+            assert seen == [0, 1, 1], name
+            assert next_of(session).first == 1, name
 
 
 def groups(given: Iterable[Batch], work: Callable[[Batch], None]) -> None:

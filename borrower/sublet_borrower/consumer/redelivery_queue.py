@@ -21,21 +21,20 @@ class RedeliveryQueue:
 
     def add(self, batch: Batch) -> None:
         """Add a batch, unless it is there."""
-        if batch not in self._batches:
+        if not any(known.is_same_as(batch) for known in self._batches):
             self._batches.append(batch)
 
     def add_failed(self, batch: Batch) -> None:
         """Add a batch whose work has failed."""
-        batch.failures += 1
-        if batch.failures == WARN_AFTER_FAILURES:
+        batch.attempts.failures += 1
+        if batch.attempts.failures == WARN_AFTER_FAILURES:
             text = "batch failed repeatedly: subscription=%s stream_id=%d start_offset=%d: if done, call batch.ack()"
             log.warning(text, self._subscription, batch.stream_id, batch.first)
         self.add(batch)
 
     def discard(self, batch: Batch) -> None:
         """Remove a batch that is given out."""
-        if batch in self._batches:
-            self._batches.remove(batch)
+        self._batches = [known for known in self._batches if not known.is_same_as(batch)]
 
     def clear(self) -> None:
         """Remove all batches: their grants are over."""

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Struct
 
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, StepBoundaryProgress
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -18,6 +19,14 @@ from sublet_protocol.domain.grant_keys import GrantSecret
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
+
+
+class BatchAttempts(Struct):
+    """What became of a batch so far, however often it was given out. `has_transaction`: one was begun for it, or for a
+    part of it."""
+
+    failures: int = 0
+    has_transaction: bool = False
 
 
 class Batch:
@@ -52,7 +61,8 @@ class Batch:
         self.step_end = step_end
         self.committed = False
         """Whether a transaction with its progress was committed: then it must not be worked on again."""
-        self._began, self._recovered_rows, self.failures = False, range(0), 0
+        self._recovered_rows = range(0)
+        self.attempts = BatchAttempts()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -117,7 +127,7 @@ class Batch:
         """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
         committed.
         """
-        return self._began and not self.committed and self.count_rows_done() < len(self)
+        return self.attempts.has_transaction and not self.committed and self.count_rows_done() < len(self)
 
     @property
     def is_recovered(self) -> bool:
@@ -184,13 +194,17 @@ class Batch:
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
     def rest(self) -> Batch:
-        """Return what is still to be done of it: the batch itself, or its last rows as a batch in its place."""
-        if not (rows_done := self.count_rows_done()):
-            return self
-        first, calls = self._granted.outstanding[self.ticket], (self._acknowledge, self._progressed, self._transact)
+        """Return what is still to be done of it, all or its last rows, as a batch in its place: another object, as a
+        variable that still holds this one does not show that it was received again."""
+        rows_done, first = self.count_rows_done(), self._granted.outstanding.get(self.ticket, self.first)
+        calls = self._acknowledge, self._progressed, self._transact
         rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, self.ticket, self.step_end)
-        rest._delegate_ack, rest._began, rest.failures = self._delegate_ack, self._began, self.failures
+        rest._delegate_ack, rest.attempts = self._delegate_ack, self.attempts
         return rest
+
+    def is_same_as(self, batch: Batch) -> bool:
+        """Return whether it is the same work, given out again or not."""
+        return self._granted is batch._granted and self.ticket == batch.ticket
 
     def join_transaction(self, together: Iterable[Batch]) -> None:
         """Check that a transaction may have its progress and that of the others in `together`. Raise `UsageError`."""
@@ -220,7 +234,7 @@ class Batch:
         """Note that its user processes it in transactions, also if this one is refused: only they, or `ack`,
         acknowledge it.
         """
-        self._source._began = True
+        self._source.attempts.has_transaction = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
         """Raise `UsageError` unless its parts are the next rows to be done, without a gap, each once, and all of them
