@@ -164,13 +164,17 @@ def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
             with pytest.raises(error, match=said):
                 work()
             assert (place.output(), place.progress()) == ([], 0)
-            assert session.poll(0.5) is batch, "and to ask for more does not acknowledge it"
+            again = session.poll(0.5)
+            assert again is not None, "to ask for more does not acknowledge it"
+            assert again.is_same_as(batch)
             assert place.progress() == 0
             with batch.transaction() as connection:
                 write(connection, batch)
             assert (place.output(), place.progress()) == (expected(1), 1)
-            with pytest.raises(UsageError, match="committed already"), batch.transaction():
-                pass
+            for each, refusal in ((batch, "committed already"), (again, "acknowledged already")):
+                with pytest.raises(UsageError, match=refusal), each.transaction():
+                    pass
+            assert session.poll(0.5) is None
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -212,7 +212,7 @@ class Batch:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
             )
-        if self._source._acknowledge is None:
+        if self._source._acknowledge is None or self.is_done:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
         of_stream = [batch for batch in together if batch._granted is self._granted]
         if self.is_atomic and not max(of_stream, key=lambda batch: batch.ticket).completes_epochs:
