@@ -81,7 +81,7 @@ MAX_CONNECTIONS = 1 << 20
 
 SHUTDOWN_S = 5.0
 """How long a stopping node waits for pending writes."""
-STRIKE_OFF_S = 8.0
+DEREGISTER_TIMEOUT_S = 8.0
 """Time limit of the deregistration at the end, as clients still try a node that stays registered."""
 
 
@@ -243,21 +243,21 @@ class NodeServer:
             maintenance.stop()
             relay.stop(0)
             await self._close_gate()
-            struck_off = asyncio.create_task(
-                run_with_timeout("striking this node off the directory", registration.deregister, STRIKE_OFF_S)
+            deregistering = asyncio.create_task(
+                run_with_timeout("deregister node", registration.deregister, DEREGISTER_TIMEOUT_S)
             )
             if self._hub is not None:
-                await run_with_timeout("closing the notification hub", self._hub.close)
+                await run_with_timeout("close notification hub", self._hub.close)
             self._worker.stop(self.settings.lease_margin_s)
-            await run_with_timeout("giving back this node's lock", self._lock.stop)
+            await run_with_timeout("release lock", self._lock.stop)
             # Held polls carry the last messages; the mailboxes get a moment to send the rest.
             await self._sessions.close()
             await server.stop(grace=0.5)
             await self._feed.close()
-            await struck_off
-            await run_with_timeout("closing the leaders' connection", store.close)
+            await deregistering
+            await run_with_timeout("close leaders' connection", store.close)
             if self._http is not None:
-                await run_with_timeout("answering browsers no more", self._http.close)
+                await run_with_timeout("close HTTP port", self._http.close)
             self._announce(f"node {ref.name} has stopped")
         if self._broken is not None:
             raise NodeBroken(
@@ -335,7 +335,7 @@ class NodeServer:
             self._send(agent, message)
         lock_keys = frozenset(self._machine.lock_keys())
         if lock_keys - self._lock_keys:
-            self._lock.ring()
+            self._lock.wakeup()
         self._lock_keys = lock_keys
         self._group_event_publisher.publish(outcome.history)
         if self._http is not None:
@@ -425,7 +425,7 @@ class NodeServer:
 
     async def _close_gate(self) -> None:
         if self._access is not None:
-            await run_with_timeout("closing the connection of the rights", self._access.stop)
+            await run_with_timeout("close connection for rights", self._access.stop)
 
     def _on_access_changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped

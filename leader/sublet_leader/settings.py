@@ -9,7 +9,7 @@ from sublet_storage.db.liveness_lock import LivenessLockSettings
 
 _SLACK = 1 + 1e-9
 """Scaling may change an exact equality in the last bit."""
-CLOCKS_APART = 0.85
+MIN_CLOCK_RATE = 0.85
 """Minimum reading of one clock while another counts 1: they drift apart by a seventh at most."""
 
 _RULES = (
@@ -231,19 +231,19 @@ class LeaderSettings(SettingsBase):
     def max_lock_valid_s(self) -> float:
         """Return how long after it last saw its lock held an agent may begin calls, by its clock, to be gone after the
         reconnect grace."""
-        return CLOCKS_APART * self.reconnect_grace_s
+        return MIN_CLOCK_RATE * self.reconnect_grace_s
 
     def is_lock_short(self, lock_valid_s: float) -> bool:
         """Return whether an agent that has declared a lock with that time is gone after the reconnect grace."""
         return 0.0 < lock_valid_s <= self.max_lock_valid_s
 
     @property
-    def promise_s(self) -> float:
+    def grant_validity_s(self) -> float:
         """Return how long after a ping was answered no leader may grant its sender's streams to others by force."""
         return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
 
     @property
     def ping_valid_for_s(self) -> float:
         """Return how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
-        leaders' promise does, though their clocks drift apart by a seventh."""
-        return CLOCKS_APART * self.promise_s
+        leaders' validity does, though their clocks drift apart by a seventh."""
+        return MIN_CLOCK_RATE * self.grant_validity_s

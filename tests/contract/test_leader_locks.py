@@ -106,7 +106,7 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     try:
         assert events.get(timeout=WAIT_S) == LivenessLockAcquired(FIRST.key)
         rivals.append(SECOND.key)
-        keeper.ring()
+        keeper.wakeup()
         check = events.get(timeout=WAIT_S)
         assert isinstance(check, PeerLocksChecked)
         assert check.free == {SECOND.key}

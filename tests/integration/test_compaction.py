@@ -158,7 +158,7 @@ def test_fragmented_streams_are_found(conn: psycopg.Connection[Any], stream: int
     assert compact_stream(conn, stream, older_than_s=0) == 0
 
 
-@pytest.mark.parametrize("kind", ["large", "apart", "of different epochs"])
+@pytest.mark.parametrize("kind", ["large", "far apart", "of different epochs"])
 def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], stream: int, kind: str) -> None:
     if kind == "large":
         for _ in range(30):
@@ -166,7 +166,7 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], s
     else:
         for _ in range(20):
             put(conn, stream, b"x")
-            if kind == "apart":
+            if kind == "far apart":
                 append(conn, [BlockAppend(stream, block(*[b"big"] * 800))])
     if kind == "of different epochs":
         bounds = "least", "greatest"

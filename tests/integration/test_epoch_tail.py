@@ -302,8 +302,8 @@ def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], sto
     conn.execute("update block set payload = '\\x00'")
     story.publish(A, 6)
     assert numbers(seen(reading.read_available(conn))) == {6: 1}
-    left_out = ExcludedEpochs(UpperFrontier(((5,),)), None)
-    page = message_log.fetch(conn, stream, 3, left_out=left_out, limit_bytes=1)
+    excluded = ExcludedEpochs(UpperFrontier(((5,),)), None)
+    page = message_log.fetch(conn, stream, 3, excluded=excluded, limit_bytes=1)
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
         message_log.fetch(conn, stream, 3)

@@ -1,4 +1,4 @@
-"""The directory as real nodes keep it: who lives stays listed, who died is struck off, by whoever is left."""
+"""The directory as real nodes keep it: who lives stays listed, who died is deregistered, by whoever is left."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_too_rare_renewals_are_refused() -> None:
 
 
 @pytest.mark.conforms("D8")
-def test_a_node_struck_off_by_mistake_is_listed_again(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: psycopg.Connection[Any]) -> None:
     listing = listed(database, "a", notify_endpoint="postgres:")
     (before,) = list_nodes(conn)
     assert before.notify_driver == "postgres"

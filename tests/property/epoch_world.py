@@ -142,10 +142,10 @@ class Reader:
         look = self.world.views[seen]
         for stream, space in enumerate(SPACES):
             head = self.world.views[seen if look.lowers[space] is None else reached].heads[stream]
-            left_out = self.selection.excluded_in(space)
+            excluded = self.selection.excluded_in(space)
             for offset in range(self._position[stream], head):
                 epoch = self.world.logs[stream][offset]
-                if left_out is None or not left_out.contains(epoch):
+                if excluded is None or not excluded.contains(epoch):
                     self._give(stream, offset, epoch)
             self._position[stream] = max(self._position[stream], head)
         before = self.selection.announced

@@ -71,8 +71,8 @@ def upper(*epochs: int) -> UpperFrontier:
 
 
 def out(selection: CompleteEpochFilter, space: int = 1) -> list[int]:
-    left_out = selection.excluded_in(space)
-    return [] if left_out is None else [n for n in range(10) if left_out.contains((n,))]
+    excluded = selection.excluded_in(space)
+    return [] if excluded is None else [n for n in range(10) if excluded.contains((n,))]
 
 
 @pytest.mark.conforms("S2", "S5")

@@ -160,7 +160,7 @@ def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
 
 @pytest.mark.conforms("E7")
 def test_streams_of_a_gone_agent_move_at_once() -> None:
-    """What the agent was promised counts no more; the move is a forced one."""
+    """The validity of its grants counts no more; the move is a forced one."""
     bench = declared()
     bench.give(AgentProcessesEnded(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
@@ -203,7 +203,7 @@ def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = T
 
 @pytest.mark.conforms("E7", "E16")
 def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
-    """Long before its reclaim grace ends, whatever the leader before has promised."""
+    """Long before its reclaim grace ends, however long grants of the leader before are valid."""
     bench = taken_over()
     assert bench.leader.streams.absent_agents() == {"a"}
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))

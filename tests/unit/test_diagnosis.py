@@ -31,7 +31,7 @@ LED = GroupDiagnosisFacts(
 UNLED = replace(LED, leader=None, nodes=2)
 FREE = StreamDiagnosisFacts(
     group_id=1, stream_id=12, space="orders", generation_id=1, status="free", position=4, head=10, head_state="open",
-    lag=6, age_s=60.0, borrower_id=None, agent=None, session=None, held_s=None, reserved_s=None, grant_id=1,
+    lag=6, age_s=60.0, borrower_id=None, agent=None, session=None, reserved_s=None, grant_id=1,
     lost_message_count=0, blocked_reason=None, unreadable_reason=None, unreadable_s=None, idle_s=60.0,
 )  # fmt: skip
 HELD = replace(FREE, status="held", session="etl", idle_s=1.0)
@@ -104,7 +104,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         (StallReason.NO_LEADER, UNLED, HELD, "n1 led the group last, and nobody has taken over", "sublet doctor"),
         (StallReason.NO_MEMBER, replace(UNLED, held=0), FREE, "no consumer has asked for it",
          f"sublet consume {QUOTED}"),
-        (StallReason.REVOKED, LED, replace(HELD, revoked_because="balance"), "back from etl: balance",
+        (StallReason.REVOKED, LED, replace(HELD, revoke_reason="balance"), "back from etl: balance",
          "in hand is done"),
         (StallReason.CAUGHT_UP, LED, replace(HELD, lag=0), "there is nothing to consume", None),
         (

@@ -206,14 +206,14 @@ def test_of_too_many_names_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.conforms("E34")
-def test_a_new_leader_keeps_what_was_promised() -> None:
+def test_grants_stay_valid_under_a_new_leader() -> None:
     bench = Bench(2)
     named(bench, "a/1", epoch=1)
     bench.lead()
     led_at = bench.now
     named(bench, "b/1", epoch=2)
     assert bench.holders() == {1: "a/1", 2: "a/1"}, "the leader before may have answered its ping"
-    bench.pass_time(led_at + bench.settings.promise_s - bench.now + 1, "b/1")
+    bench.pass_time(led_at + bench.settings.grant_validity_s - bench.now + 1, "b/1")
     assert bench.holders() == {1: "b/1", 2: "b/1"}
 
 

@@ -22,5 +22,5 @@ def test_a_fork_ends_no_thread_of_its_parent() -> None:
         thread.stop()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert select.select([thread.bell], [], [], 0)[0] == []
+    assert select.select([thread.wakeup_socket], [], [], 0)[0] == []
     thread.stop()

@@ -219,7 +219,7 @@ class Borrower:
         leaving = self._leave_deadline is not None
         if leaving and reason is BorrowerEndReason.RETRY and not len(self.streams):
             reason = BorrowerEndReason.DONE
-        self._out.ended = BorrowerEnded(reason, detail, self.streams.held(), leaving)
+        self._out.ended = BorrowerEnded(reason, detail, leaving)
 
     # --- looking for a leader ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
     GrantEndOutcome,
-    HeldGrant,
     ToBorrower,
     ToLeader,
 )
@@ -124,13 +123,11 @@ AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress
 
 
 class BorrowerEnded(Struct, frozen=True):
-    """The update that the borrower is destroyed. After `RETRY` the agent makes a successor that requests to keep
-    `held_grants`.
-    """
+    """The update that the borrower is destroyed. After `RETRY` the agent makes a successor that requests to keep its
+    grants."""
 
     reason: BorrowerEndReason
     detail: str
-    held_grants: tuple[HeldGrant, ...]
     is_leaving: bool
 
 

@@ -60,16 +60,16 @@ async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> 
     if work.done():
         return True
     loop = asyncio.get_running_loop()
-    bell: asyncio.Future[None] = loop.create_future()
+    waiter: asyncio.Future[None] = loop.create_future()
 
-    def ring(_: Future[Any]) -> None:
+    def end_wait(_: Future[Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
-            loop.call_soon_threadsafe(bell.cancel)
+            loop.call_soon_threadsafe(waiter.cancel)
 
-    work.add_done_callback(ring)
+    work.add_done_callback(end_wait)
     deadline = math.inf if timeout_s is None else loop.time() + timeout_s
-    while not bell.done() and (remaining_s := deadline - loop.time()) > 0:
-        await asyncio.wait({bell}, timeout=min(remaining_s, NOTICE_S))
+    while not waiter.done() and (remaining_s := deadline - loop.time()) > 0:
+        await asyncio.wait({waiter}, timeout=min(remaining_s, NOTICE_S))
     return work.done()
 
 

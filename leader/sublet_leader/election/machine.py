@@ -25,7 +25,7 @@ from sublet_leader.election.events import (
     StartCampaign,
 )
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
-from sublet_leader.settings import CLOCKS_APART, LeaderSettings
+from sublet_leader.settings import MIN_CLOCK_RATE, LeaderSettings
 from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.tick import Tick
 from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
@@ -33,16 +33,16 @@ from sublet_storage.groups.model.records import LeaderLivenessLock
 
 
 class _Record(Struct):
-    """The state of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the lock of the
+    """The state of one leadership. `term` is meaningful while leading or releasing; `rival`, the lock of the
     node that leads, and `rival_timeline`, of the database that says so, on standby; `claimed_from`, the free lock by
-    which the last claim was made; `lock_key`, which this node has declared or may have, while led."""
+    which the last claim was made; `lock_key`, which this node has declared or may have, while leading."""
 
     leadership_id: int
     status: ElectionStatus = ElectionStatus.ABSENT
     term: int = 0
     attempted_at: float = -math.inf  # when the last claim was decided
     trusted_until: float = -math.inf
-    wake_at: float = math.inf  # led: the end of trust; else: when to try again
+    wake_at: float = math.inf  # leading: the end of trust; else: when to try again
     rival: LeaderLivenessLock | None = None
     rival_timeline: int = 0
     claimed_from: LeaderLivenessLock | None = None
@@ -63,7 +63,7 @@ class Election:
         self._settings = settings
         self._incarnation = incarnation
         self._records: dict[int, _Record] = {}
-        self._led: dict[int, int] = {}
+        self._led_terms: dict[int, int] = {}
         self._timers: list[tuple[float, int]] = []  # a heap; only a record's newest wake_at counts
         self._renewing: tuple[dict[int, int], int | None] | None = None  # the batch in flight, and the key it declares
         self._renew_at = math.inf
@@ -79,7 +79,7 @@ class Election:
 
     def trusted_term(self, leadership_id: int, now: float) -> int | None:
         """Return the term under which this node may act as the leader now; None if it may not."""
-        term = self._led.get(leadership_id)
+        term = self._led_terms.get(leadership_id)
         return term if term is not None and now < self._records[leadership_id].trusted_until else None
 
     def is_silent(self, leadership_id: int, now: float) -> bool:
@@ -94,7 +94,7 @@ class Election:
 
     def leaderships(self) -> dict[int, int]:
         """Return {leadership: term} of all that this node leads, inside or outside the trust window."""
-        return dict(self._led)
+        return dict(self._led_terms)
 
     def is_busy(self) -> bool:
         """Return whether any leadership is led, campaigned for or under way."""
@@ -227,9 +227,9 @@ class Election:
         was_led, record.status = record.status is ElectionStatus.LEADING, status
         self._watch_rival(record, status is ElectionStatus.STANDBY)
         if status is ElectionStatus.LEADING:
-            self._led[record.leadership_id] = record.term
+            self._led_terms[record.leadership_id] = record.term
         elif was_led:
-            del self._led[record.leadership_id]
+            del self._led_terms[record.leadership_id]
         act: Callable[[_Record, float, ClaimCompleted | None], None] = getattr(self, action.value)
         act(record, now, answer)
 
@@ -281,7 +281,7 @@ class Election:
         assert answer is not None
         assert answer.leadership is not None
         deposed_s = answer.leadership.deposed_s
-        deposed_until = now + deposed_s / CLOCKS_APART if deposed_s else -math.inf
+        deposed_until = now + deposed_s / MIN_CLOCK_RATE if deposed_s else -math.inf
         self._notices.append(LeadershipAcquired(record.leadership_id, record.term, deposed_until))
 
     def _wait(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
@@ -351,11 +351,11 @@ class Election:
         if self._renewing is not None or now < self._renew_at:
             return {}
         self._renew_at = math.inf
-        if self._led:
-            self._renewing = dict(self._led), self.lock_key
-        for leadership_id in self._led if self.lock_key is not None else ():
+        if self._led_terms:
+            self._renewing = dict(self._led_terms), self.lock_key
+        for leadership_id in self._led_terms if self.lock_key is not None else ():
             self._records[leadership_id].lock_key = self.lock_key  # though the answer may be lost
-        return dict(self._led)
+        return dict(self._led_terms)
 
     def _wake_at(self) -> float | None:
         timer = self._find_next_timer()

@@ -1,13 +1,14 @@
 """The state transitions of one node's claim on one leadership, as data.
 
-    absent -> claiming -> led -> releasing -> absent
-              |  ^  ^      |
-              v  |  |      v
-            waiting  returning
+    absent -> claiming -> leading -> releasing -> absent
+              |  ^  ^        |
+              v  |  |        v
+           standby  releasing to reclaim
 
 A leadership that is over on this node, for any reason, is *released* before it is claimed again: the node's state
-of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose leadership is
-campaigned for again. A release of a term that has a successor does nothing.
+of a term may be out of date, so it never leads twice under one. `RELEASING_TO_RECLAIM` is a release under way whose
+leadership is campaigned for again, `ABANDONING` a claim under way whose leadership is not. A release of a term that has
+a successor does nothing.
 
 The table lists every valid pair. Answers that are not (or no longer) waited for are dropped before the look-up, and a
 timer runs only where a time was set: a pair that is missing is a bug of the machine, and raises.

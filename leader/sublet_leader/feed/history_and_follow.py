@@ -129,19 +129,19 @@ class FeedReadCall:
         ):
             await self._write(page)
 
-    def _encode_pages(self, step: TailPage) -> list[FeedPage]:
+    def _encode_pages(self, page: TailPage) -> list[FeedPage]:
         """Encode the pages of one read. Runs on the pool's thread, as encoding takes as long as reading."""
-        make_page = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
-        if step.gone is not None:
-            return [make_page(start=step.start, position=step.position, is_gone=True, oldest_offset=step.gone.oldest)]
-        if not step.batches:
-            return [make_page(start=step.start, position=step.position)] if step.start < step.position else []
-        pages, start = [], step.start
-        for table in split_table(pa.Table.from_batches(step.batches)):
+        make_page = partial(FeedPage, self._read.subscription_id, stream_id=page.stream_id)
+        if page.gone is not None:
+            return [make_page(start=page.start, position=page.position, is_gone=True, oldest_offset=page.gone.oldest)]
+        if not page.batches:
+            return [make_page(start=page.start, position=page.position)] if page.start < page.position else []
+        pages, start = [], page.start
+        for table in split_table(pa.Table.from_batches(page.batches)):
             end = table.column("offset")[-1].as_py() + 1
             pages.append(make_page(start=start, position=end, messages=encode(table)))
             start = end
-        return [*pages, make_page(start=start, position=step.position)] if start < step.position else pages
+        return [*pages, make_page(start=start, position=page.position)] if start < page.position else pages
 
     async def _run_with_heartbeats(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Run `work` on the database, and send the client keep-alives meanwhile."""

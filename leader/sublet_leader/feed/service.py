@@ -123,7 +123,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Close the database connections, after the gRPC server was stopped."""
         await self.head_poller.close()
         pools = (self._writing, self._reading, self._watching)
-        await asyncio.gather(*(run_with_timeout("closing the feed's connections", pool.close) for pool in pools))
+        await asyncio.gather(*(run_with_timeout("close feed connections", pool.close) for pool in pools))
 
     # --- the service ---
 

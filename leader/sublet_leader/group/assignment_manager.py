@@ -99,7 +99,7 @@ class AssignmentManager:
             member.taken.discard((stream_id, grant_id))
         holder = entry.last_holder if entry is not None and entry.assignment is None else None
         if entry is not None and holder is not None and (holder.agent, holder.borrower_id) == (agent, borrower_id):
-            entry.promised_until = float("-inf")
+            entry.valid_until = float("-inf")
 
     def reclaim(self, entry: StreamEntry, member: Member, grant: HeldGrant, now: float) -> None:
         """Move the grant to another borrower of the same agent; a revoke under way continues."""
@@ -114,15 +114,15 @@ class AssignmentManager:
 
     def force_release(self, entry: StreamEntry, reason: str, now: float, reserve_s: float | None = None) -> None:
         """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
-        when its answer comes; one whose end is being written is left alone. Nothing is written before the promise to
-        the holder has expired: until then the grant is in force, for the next leader too.
+        when its answer comes; one whose end is being written is left alone. Nothing is written while
+        the holder may begin calls: until then the grant is in force, for the next leader too.
 
         `reserve_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = entry.lending, entry.assignment
         unclaimed = entry.is_unclaimed
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
-        entry.promised_until = self._actions.compute_promise_end(entry)
+        entry.valid_until = self._actions.compute_valid_until(entry)
         self._actions.detach(entry)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
@@ -132,11 +132,11 @@ class AssignmentManager:
                 reason,
                 self._actions.compute_reserved_s(entry) if reserve_s is None else reserve_s,
             )
-            if entry.promised_until <= now:
+            if entry.valid_until <= now:
                 self._streams.enqueue(change)
                 return
             self._streams.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
-            entry.pending_release = DeferredForceRelease(change, entry.promised_until, borrower_id, agent)
+            entry.pending_release = DeferredForceRelease(change, entry.valid_until, borrower_id, agent)
             self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, reserve_s: float | None = None) -> None:
@@ -148,13 +148,14 @@ class AssignmentManager:
                 self.force_release(entry, reason, now, reserve_s)
         self._members.mark_replaced(member.borrower_id, now)
 
-    def void_promises(self, member: Member) -> None:
-        """Void what a member whose process has ended was promised. Of a former timeline, the holder may be another."""
-        member.promised_at = float("-inf")
+    def void_validity(self, member: Member) -> None:
+        """End the validity of the grants of a member whose process has ended. Of a former timeline, the holder may be
+        another."""
+        member.validity_extended_at = float("-inf")
         for stream_id in member.streams:
             entry = self._streams.get(stream_id)
             if entry is not None and not is_of_former_timeline(entry.lending.grant_id, self._term):
-                entry.promised_until = float("-inf")
+                entry.valid_until = float("-inf")
 
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """Write the pending releases of a fenced borrower at once, as it has confirmed."""
@@ -173,16 +174,18 @@ class AssignmentManager:
         entry.pending_release = None
         self._streams.enqueue(pending_release.change)
 
-    def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
-        """Promise the borrower its streams for a while; return (stream, grant id) of those not promised."""
-        member.promised_at = now
-        return self.list_unpromised(member, now)
+    def extend_validity(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
+        """Let the borrower begin calls for a while longer; return (stream, grant id) of the excepted grants."""
+        member.validity_extended_at = now
+        return self.list_not_extended(member, now)
 
-    def list_unpromised(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
-        """Return (stream, grant id) of what was taken from the borrower by force, or ends before a promise would
-        expire."""
+    def list_not_extended(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
+        """Return (stream, grant id) of what was taken from the borrower by force, or ends before it would be valid
+        no more."""
         assignments = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
-        ending = {(a.stream_id, a.grant_id) for a in assignments if a and now >= a.deadline - self._settings.promise_s}
+        ending = {
+            (a.stream_id, a.grant_id) for a in assignments if a and now >= a.deadline - self._settings.grant_validity_s
+        }
         return tuple(sorted(member.taken | ending))
 
     # --- messages and commands --------------------------------------------------------------------------------------
@@ -272,7 +275,7 @@ class AssignmentManager:
         """Handle the written end of a grant, with or without final progress; not `applied`: it was over before."""
         assignment = entry.assignment
         if applied:
-            entry.promised_until = float("-inf")
+            entry.valid_until = float("-inf")
         if assignment is not None and assignment.grant_id == change.grant_id:
             self.apply_event(assignment, GrantTransitionEvent.ENDED if applied else GrantTransitionEvent.LOST, now)
 

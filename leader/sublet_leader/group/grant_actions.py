@@ -50,12 +50,12 @@ class GrantActionHandlers:
             if member is not None:
                 member.streams.discard(assignment.stream_id)
 
-    def compute_promise_end(self, entry: StreamEntry) -> float:
-        """Return until when its holder may begin calls on it, by the promises of this and former leaders."""
+    def compute_valid_until(self, entry: StreamEntry) -> float:
+        """Return until when its holder may begin calls on it, of this leader or a former one."""
         member = self._members.get(entry.assignment.borrower_id) if entry.assignment else None
         if member is None:
-            return entry.promised_until
-        return max(entry.promised_until, member.promised_at + self._settings.promise_s)
+            return entry.valid_until
+        return max(entry.valid_until, member.validity_extended_at + self._settings.grant_validity_s)
 
     def compute_reserved_s(self, entry: StreamEntry) -> float:
         """Return how long the stream of a leaving holder is reserved for its session once it is free."""
@@ -130,7 +130,7 @@ class GrantActionHandlers:
         if entry is not None and entry.assignment is assignment:
             is_taken = not assignment.is_final_queued
             if is_taken:
-                entry.promised_until = self.compute_promise_end(entry)
+                entry.valid_until = self.compute_valid_until(entry)
             self.detach(entry)
             self._await_confirmation(assignment, is_taken)
         self._send_revoked_message(assignment, now)

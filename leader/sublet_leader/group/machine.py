@@ -224,7 +224,7 @@ class GroupLeader:
             member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
             member.session_epoch, member.borrower_number = w.session_epoch, w.borrower_number
             member.lock_valid_s = w.lock_valid_s
-            member.promised_at = now if w.reclaim else member.promised_at
+            member.validity_extended_at = now if w.reclaim else member.validity_extended_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
             self.timers.note_membership_change(now)
@@ -264,7 +264,7 @@ class GroupLeader:
             member = self.members.get(borrower_id)
             assert member is not None
             member.last_ping_sent_at = sent_at
-            self._send_ping_response(member, sent_at, self._assignments.promise(member, now))
+            self._send_ping_response(member, sent_at, self._assignments.extend_validity(member, now))
 
     def _send_ping_response(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
         valid_for_s = self.settings.ping_valid_for_s
@@ -352,7 +352,7 @@ class GroupLeader:
         for member in self.members:
             if member.last_ping_sent_at is not None:
                 self._send_ping_response(
-                    member, member.last_ping_sent_at, self._assignments.list_unpromised(member, now)
+                    member, member.last_ping_sent_at, self._assignments.list_not_extended(member, now)
                 )
 
     def _take_answer(self, entry: StreamEntry, answer: LendingChangeResult, now: float) -> None:
@@ -465,11 +465,11 @@ class GroupLeader:
             return
         for member in self.members:
             if member.agent in gone.agents and self.settings.is_lock_short(member.lock_valid_s):
-                self._assignments.void_promises(member)
+                self._assignments.void_validity(member)
                 self._evict(member, BorrowerEndReason.RETRY, GONE, now)
         for entry in self.streams.find_unclaimed(gone.agents):
             if timeline_number(entry.lending.grant_id) == gone.timeline:
-                entry.promised_until = float("-inf")
+                entry.valid_until = float("-inf")
                 self._assignments.force_release(entry, GONE, now)
 
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:

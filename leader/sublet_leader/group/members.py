@@ -13,10 +13,10 @@ class Member(Struct):
     """A connected borrower. `is_leaving`: accepts no new streams. `is_disconnecting`: has sent final progress, its rows
     are being written. `session_epoch`: orders the processes of its session name; 0: the name is only for display.
     `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent its last
-    ping. `promised_at`: when this leader or one before last promised it its streams. `taken`: (stream, grant id) of
-    what was taken from it by force and it has not confirmed: these it is not promised. `leave_reason`: why it leaves,
-    where its session did not request it. `lock_valid_s`: for how long its agent begins calls after it last saw its own
-    lock held; 0: it has none."""
+    ping. `validity_extended_at`: when this leader or one before last let it begin calls for longer. `taken`: (stream,
+    grant id) of what was taken from it by force and it has not confirmed: these are excepted. `leave_reason`: why it
+    leaves, where its session did not request it. `lock_valid_s`: for how long its agent begins calls after it last saw
+    its own lock held; 0: it has none."""
 
     borrower_id: str
     agent: str
@@ -28,7 +28,7 @@ class Member(Struct):
     session_epoch: int = 0
     borrower_number: int = 0
     last_ping_sent_at: float | None = None
-    promised_at: float = float("-inf")
+    validity_extended_at: float = float("-inf")
     leave_reason: str = ""
     lock_valid_s: float = 0.0
     streams: set[int] = field(default_factory=set)

@@ -106,7 +106,7 @@ class Rebalancer:
             load = entry.meter.load()
             if load is not None:
                 view.loads[stream_id] = load
-            barred_until = max(entry.retry_at, entry.promised_until)
+            barred_until = max(entry.retry_at, entry.valid_until)
             if entry.is_quiet and barred_until > now:
                 view.retry_at = min(view.retry_at, barred_until)
             if assignment is not None and assignment.status is not GrantStatus.REVOKING:

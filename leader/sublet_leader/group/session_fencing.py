@@ -60,9 +60,9 @@ class SessionFencing:
 
     def _find_newest_epoch(self, session: str) -> int:
         """Return the highest known epoch of the name; 0 if there is none."""
-        bearer = self._members.find_by_session(session)
+        member = self._members.find_by_session(session)
         epochs = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]
-        return max([self._admitted_epochs.get(session, 0), bearer.session_epoch if bearer else 0, *epochs])
+        return max([self._admitted_epochs.get(session, 0), member.session_epoch if member else 0, *epochs])
 
     def _fence(self, session: str, epoch: int, term: int, now: float) -> None:
         reason = "fenced by a newer process of its session"

@@ -67,7 +67,7 @@ class LastHolder(Struct, frozen=True):
 
 
 class DeferredForceRelease(Struct, frozen=True):
-    """The end of a grant without final progress, to be written when the promise to its holder has expired."""
+    """The end of a grant without final progress, to be written when its holder may begin no more calls."""
 
     change: ForceRelease
     at: float
@@ -79,7 +79,7 @@ class StreamEntry(Struct):
     """One stream: its row as last seen, its holder, and the changes that wait for their turn.
 
     `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,
-    as far as this leader knows. `promised_until`: until then a former holder may begin calls on it, by a promise.
+    as far as this leader knows. `valid_until`: until then a former holder may begin calls on it.
     """
 
     lending: Lending
@@ -90,7 +90,7 @@ class StreamEntry(Struct):
     in_flight: LendingChange | None = None
     queue: list[LendingChange] = field(default_factory=list)
     retry_at: float = 0.0
-    promised_until: float = float("-inf")
+    valid_until: float = float("-inf")
     pending_release: DeferredForceRelease | None = None
 
     @property
@@ -179,7 +179,7 @@ class StreamTable:
 
         Reserved streams are included: they may be granted to their session.
         """
-        if entry.promised_until > now:
+        if entry.valid_until > now:
             return False
         row = entry.lending
         held_back = entry.retry_at > now or any(p in self._streams for p in row.parents)
@@ -282,22 +282,22 @@ class StreamTable:
         if entry is None:
             if row.status is LendingStatus.FINISHED:
                 return None
-            entry = self._streams[row.stream_id] = StreamEntry(row, promised_until=self._compute_promise_end(row, now))
+            entry = self._streams[row.stream_id] = StreamEntry(row, valid_until=self._compute_valid_until(row, now))
             self._store_row(entry, row, now)
         elif row.grant_id >= entry.lending.grant_id:
             self._store_row(entry, row, now)
         return entry
 
-    def _compute_promise_end(self, row: Lending, now: float) -> float:
-        """Return until when a former holder may begin calls on it, by the promise of a former leader or group."""
-        lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
+    def _compute_valid_until(self, row: Lending, now: float) -> float:
+        """Return until when a holder of a former leader or group may begin calls on it."""
+        lease_s, grant_validity_s = self._settings.lease_duration_s, self._settings.grant_validity_s
         if is_of_former_timeline(row.grant_id, self._term):  # that timeline's leader may have granted it, unknown here
-            return now + lease_s + promise_s
+            return now + lease_s + grant_validity_s
         if row.status is LendingStatus.HELD:  # the previous leader may have answered its ping till now, or may yet
-            return max(now, self._deposed_until) + promise_s
+            return max(now, self._deposed_until) + grant_validity_s
         if row.session is None and row.reserved_s:  # or till its lease was over, though who took it had ended that
             since = now + min(row.reserved_s, 0.0)  # above 0 where the database's clock was set back
-            return since + lease_s + promise_s
+            return since + lease_s + grant_validity_s
         return float("-inf")
 
     def _store_row(self, entry: StreamEntry, row: Lending, now: float) -> None:

@@ -86,7 +86,7 @@ class FeedReadRequest(Struct, frozen=True):
 
 
 class FeedPage(Struct, frozen=True):
-    """A step of one stream, from `start` up to before `position`; or a bookmark; or neither, which keeps the call
+    """A page of one stream, from `start` up to before `position`; or a bookmark; or neither, which keeps the call
     alive.
 
     `messages` is an Arrow IPC stream, None where nothing matches. `is_gone`: retention has taken what was at `start`,

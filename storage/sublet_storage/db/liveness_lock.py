@@ -101,7 +101,7 @@ def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
 class LivenessLockKeeper(StoppableThread):
     """A thread with a connection that holds the lock of `name`.
 
-    `keys_to_check` returns the keys of others' locks, `ring` has them checked at once. `always_checks`: also where
+    `keys_to_check` returns the keys of others' locks, `wakeup` has them checked at once. `always_checks`: also where
     there are none, to confirm that the lock is held. `on_event` is called on that thread, `on_failure` with the error
     that ended it early. `on_absent` is called when an attempt to get the lock has failed.
     """
@@ -202,9 +202,9 @@ class LivenessLockKeeper(StoppableThread):
         of the next statement."""
         waiting = select.poll()
         waiting.register(connection.fileno(), select.POLLIN)
-        waiting.register(self.bell, select.POLLIN)
+        waiting.register(self.wakeup_socket, select.POLLIN)
         ready = {number for number, _ in waiting.poll(pause_s * 1000)}
-        if self.bell.fileno() in ready:
-            self.bell.recv(64)
+        if self.wakeup_socket.fileno() in ready:
+            self.wakeup_socket.recv(64)
         if connection.fileno() in ready:
             connection.execute("select 1")

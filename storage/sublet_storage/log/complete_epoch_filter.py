@@ -70,12 +70,12 @@ class CompleteEpochFilter(Struct, frozen=True):
         lowers: LowerFrontiers,
         begun: Iterable[UpperFrontier],
         gone: Iterable[UpperFrontier] = (),
-        apart: Mapping[int, ExcludedEpochs] | None = None,
+        excluded_by_space: Mapping[int, ExcludedEpochs] | None = None,
         elsewhere: Mapping[int, UpperFrontier] | None = None,
     ) -> CompleteEpochFilter:
         """Return the selection of a new reader. `begun`: of every matching stream of these spaces; `gone`: of those
-        that retention has taken; `apart`: other spaces, which have only history; `elsewhere`: what has begun in these,
-        or is gone, of which a later stream may have the rest.
+        that retention has taken; `excluded_by_space`: other spaces, which have only history; `elsewhere`: what has
+        begun in these, or is gone, of which a later stream may have the rest.
 
         Raise `InvalidEpoch` if epochs cannot be compared.
         """
@@ -84,10 +84,10 @@ class CompleteEpochFilter(Struct, frozen=True):
         upper, gone_frontier = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
         lower, elsewhere = _meet_frontiers(lowers), elsewhere or {}
         if begin is EpochStartingPosition.EARLIEST:
-            return cls(None, gone_frontier, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
+            return cls(None, gone_frontier, excluded_by_space=excluded_by_space or {}, covered_elsewhere=elsewhere)
         if begin is EpochStartingPosition.ACTIVE:
             covered = active_epochs(gone_frontier, lower)
-            return cls(lower, covered, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
+            return cls(lower, covered, excluded_by_space=excluded_by_space or {}, covered_elsewhere=elsewhere)
         return cls(lower, active_epochs(upper, lower), _find_passed(lowers, lower), covered_elsewhere=elsewhere)
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
@@ -123,8 +123,8 @@ class CompleteEpochFilter(Struct, frozen=True):
 
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
         """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
-        left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._find_covered(space_id), self.announced)
-        return not all(map(left_out.contains, begun.greatest))
+        excluded = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._find_covered(space_id), self.announced)
+        return not all(map(excluded.contains, begun.greatest))
 
     def _find_covered(self, space_id: int) -> UpperFrontier:
         elsewhere = self.covered_elsewhere.get(space_id)
@@ -149,15 +149,15 @@ def check_same_dimensions(epochs: Iterable[Epoch]) -> None:
         )
 
 
-def drop_excluded(batch: pa.RecordBatch, left_out: ExcludedEpochs) -> pa.RecordBatch:
+def drop_excluded(batch: pa.RecordBatch, excluded: ExcludedEpochs) -> pa.RecordBatch:
     """Return the messages that are not in an epoch that is left out."""
     column = batch.column("epoch")
     if column.null_count == len(column):
         return batch
     epochs = [epoch and tuple(epoch) for epoch in column.to_pylist()]
     distinct = set(epochs) - {None}
-    check_same_dimensions([*_list_epochs({0: left_out.least}, left_out.covered), *distinct])
-    out = set(filter(left_out.contains, distinct))
+    check_same_dimensions([*_list_epochs({0: excluded.least}, excluded.covered), *distinct])
+    out = set(filter(excluded.contains, distinct))
     return batch.filter(pa.array([epoch not in out for epoch in epochs])) if out else batch
 
 

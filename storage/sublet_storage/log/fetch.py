@@ -153,7 +153,7 @@ def fetch(
     *,
     filter: TopicFilter = MATCH_ALL,
     generation_id: int | None = None,
-    left_out: ExcludedEpochs | None = None,
+    excluded: ExcludedEpochs | None = None,
     predicate: MessagePredicate | None = None,
     end: int | None = None,
     limit_blocks: int = PAGE_BLOCKS,
@@ -162,7 +162,7 @@ def fetch(
 ) -> LogPage:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
-    `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor are those without
+    `excluded`: without the messages of these epochs; blocks that have no others are not fetched, nor are those without
     messages that match `predicate`, or before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
     fewer messages on average come as one batch, where they need not be filtered. Raise `PositionGone` if the offset is
     older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
@@ -172,7 +172,7 @@ def fetch(
     if generation_id is None:
         generation_id = _read_generation_id(conn, stream_id, offset)
     statement = _format_statement(
-        _is_for_postgres(filter), left_out is not None, predicate is not None, end is not None
+        _is_for_postgres(filter), excluded is not None, predicate is not None, end is not None
     )
     parameters = {
         "generation": Int8(generation_id),
@@ -181,7 +181,7 @@ def fetch(
         "blocks": Int8(max(1, limit_blocks)),
         "bytes": Int8(max(1, limit_bytes)),
         "regex": filter.regex,
-        **({} if left_out is None else left_out.to_json()),
+        **({} if excluded is None else excluded.to_json()),
         **({} if predicate is None else predicate.to_parameters()),
         **({} if end is None else {"end": Int8(end)}),
     }
@@ -193,12 +193,12 @@ def fetch(
         head, closed, blocks = find()
     if not blocks:
         return LogPage((), offset, offset, head, closed)
-    is_entire = left_out is None and predicate is None
+    is_entire = excluded is None and predicate is None
     batches = _read_small_blocks(stream_id, offset, filter, blocks) if is_entire else None
     if batches is None:
         blocks = _decode_blocks(stream_id, blocks)
         parts = _group_small_blocks(blocks, few) if is_entire and filter == MATCH_ALL else [[block] for block in blocks]
-        read = (_select_messages(stream_id, offset, filter, left_out, predicate, part) for part in parts)
+        read = (_select_messages(stream_id, offset, filter, excluded, predicate, part) for part in parts)
         batches = tuple(batch for batch in read if batch is not None)
     page = LogPage(batches, offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
@@ -459,7 +459,7 @@ def _select_messages(
     stream_id: int,
     offset: int,
     filter: TopicFilter,
-    left_out: ExcludedEpochs | None,
+    excluded: ExcludedEpochs | None,
     predicate: MessagePredicate | None,
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
@@ -470,8 +470,8 @@ def _select_messages(
     first = end_offset - count
     entire = add_position_columns(restore(codec, [row[4] for row in blocks]), stream_id, first)
     messages = filter_by_topic(drop_before(entire, first, offset), filter, topics)
-    if left_out is not None:
-        messages = drop_excluded(messages, left_out)
+    if excluded is not None:
+        messages = drop_excluded(messages, excluded)
     if predicate is not None:
         messages = predicate.filter_batch(messages)
     return messages if messages.num_rows else None

@@ -95,7 +95,7 @@ class NotificationSubscriber:
             self._settings, pushes=driver.capabilities.is_push, channels=self._channels
         )
         self._queue: deque[bytes | Event | _CatchUpRead] = deque()
-        self._rung = threading.Event()
+        self._wakeup = threading.Event()
         self._put(SubscriberStarted())
         self._closing = False
         self._handler_failures = self._dropped = 0
@@ -145,7 +145,7 @@ class NotificationSubscriber:
             return
         self._closing = True
         self._receiver.close()
-        self._rung.set()
+        self._wakeup.set()
         self._reader.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(JOIN_TIMEOUT_S)
@@ -167,15 +167,15 @@ class NotificationSubscriber:
 
     def _put(self, event: bytes | Event | _CatchUpRead) -> None:
         self._queue.append(event)
-        self._rung.set()
+        self._wakeup.set()
 
     # --- the thread that decides ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         wake_at: float | None = None
         while not self._closing:
-            self._rung.wait(None if wake_at is None else max(0.0, wake_at - time.monotonic()))
-            self._rung.clear()
+            self._wakeup.wait(None if wake_at is None else max(0.0, wake_at - time.monotonic()))
+            self._wakeup.clear()
             wake_at = self._apply_event(Tick())
             while self._queue and not self._closing:
                 wake_at = self._apply_event(self._queue.popleft())

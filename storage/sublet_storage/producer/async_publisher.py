@@ -178,9 +178,9 @@ class _Opening:
         """Wait for the publisher. Raise the error of the attempt."""
         if self._publisher.done():
             return self._publisher.result()
-        bell = self._add_waiter()
+        done = self._add_waiter()
         try:
-            await bell.wait()
+            await done.wait()
         except asyncio.CancelledError:
             if self._waiting == 1:
                 self._cancel_if_pending()
@@ -202,13 +202,13 @@ class _Opening:
 
     def _add_waiter(self) -> asyncio.Event:
         """Add a waiter; return the event that is set when the attempt is over."""
-        loop, bell = asyncio.get_running_loop(), asyncio.Event()
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         self._waiting += 1
         with self._lock:
             self._is_abandoned = False
-        self._publisher.add_done_callback(lambda _: wake_loop(loop, bell.set))
-        return bell
+        self._publisher.add_done_callback(lambda _: wake_loop(loop, done.set))
+        return done
 
     def _cancel_if_pending(self) -> None:
         with self._lock:

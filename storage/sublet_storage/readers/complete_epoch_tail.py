@@ -152,7 +152,7 @@ class EpochTailReader:
         self, conn: psycopg.Connection[Any], cursor: StreamCursor, snapshot: _StreamSnapshot
     ) -> Iterator[EpochTailMessages]:
         end = snapshot.heads[cursor.stream_id].head if snapshot.lowers.get(cursor.space_id) is None else None
-        step = self._reading.read(conn, cursor, left_out=self._get_excluded_epochs(cursor.space_id), end=end)
+        step = self._reading.read(conn, cursor, excluded=self._get_excluded_epochs(cursor.space_id), end=end)
         if step.gone is not None:
             self._handle_loss(conn, step.gone)
         if step.batches:
@@ -198,7 +198,7 @@ def _make_selection(
             gone_frontiers[cursor.space_id] = gone_frontiers[cursor.space_id].join(
                 upper_frontier_from_json(cursor.greatest)
             )
-    apart = {
+    excluded_by_space = {
         space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
@@ -209,7 +209,7 @@ def _make_selection(
             elsewhere[space_id] = elsewhere[space_id].join(upper_frontier_from_json(upper))
     compared = {space_id: lowers[space_id] for space_id in open}
     selection = CompleteEpochFilter.starting_at(
-        begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart, elsewhere
+        begin, compared, begun, [gone_frontiers[space_id] for space_id in open], excluded_by_space, elsewhere
     )
     return selection, FrontierSnapshot(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)

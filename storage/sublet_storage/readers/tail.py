@@ -174,7 +174,7 @@ class MultiStreamReader:
         conn: psycopg.Connection[Any],
         cursor: StreamCursor,
         limit_bytes: int = message_log.PAGE_BYTES,
-        left_out: ExcludedEpochs | None = None,
+        excluded: ExcludedEpochs | None = None,
         end: int | None = None,
     ) -> TailPage:
         """Return the next page of a stream, at least one block; without the epochs that are to be left out, and up to
@@ -192,7 +192,7 @@ class MultiStreamReader:
                 start,
                 filter=self.filter,
                 generation_id=cursor.generation_id,
-                left_out=left_out,
+                excluded=excluded,
                 limit_bytes=limit_bytes,
             )
         except PositionGone as gone:

@@ -28,8 +28,8 @@ class StoppableThread(threading.Thread):
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
         self.owner = OwnerProcess()
-        self._ringer, self.bell = socket.socketpair()
-        """`bell` becomes readable when the thread shall end: to be waited for together with what it works on."""
+        self._wakeup_sender, self.wakeup_socket = socket.socketpair()
+        """`wakeup_socket` becomes readable when the thread shall end: to be waited for with what it works on."""
         self._asked = threading.Event()
         self._log_throttle = LogThrottle()
 
@@ -47,10 +47,10 @@ class StoppableThread(threading.Thread):
         """Wait for these seconds, or until requested to end; return whether it was."""
         return self._asked.wait(seconds)
 
-    def ring(self) -> None:
-        """Make `bell` readable, for a thread that waits for it and clears it by a read."""
+    def wakeup(self) -> None:
+        """Make `wakeup_socket` readable, for a thread that waits for it and clears it by a read."""
         with contextlib.suppress(OSError):
-            self._ringer.send(b"\0", socket.MSG_DONTWAIT)
+            self._wakeup_sender.send(b"\0", socket.MSG_DONTWAIT)
 
     def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Request its end and wait for that for `timeout_s`; harmless when repeated, and from the thread itself."""
@@ -58,12 +58,12 @@ class StoppableThread(threading.Thread):
             return
         self._asked.set()
         with contextlib.suppress(OSError):
-            self._ringer.shutdown(socket.SHUT_RDWR)
+            self._wakeup_sender.shutdown(socket.SHUT_RDWR)
         if self is not threading.current_thread() and self.ident is not None:
             self.join(timeout_s)
         if not self.is_alive():
-            self._ringer.close()
-            self.bell.close()
+            self._wakeup_sender.close()
+            self.wakeup_socket.close()
 
     def call_handler(self, handler: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
         """Call a handler, unless requested to end: what it raises is logged, and the thread goes on."""
@@ -73,4 +73,4 @@ class StoppableThread(threading.Thread):
             handler(*arguments, **named)
         except Exception as error:
             if self._log_throttle.acquire(type(error).__name__) is not None:
-                log.exception("notification handler failed")
+                log.exception("handler failed")

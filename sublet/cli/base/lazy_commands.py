@@ -31,11 +31,11 @@ def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
     """Return the class of a group with these commands, for `typer.Typer(cls=...)`."""
 
-    class Holding(_LazyConversionMixin, TyperGroup):
+    class LazyGroup(_LazyConversionMixin, TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**{**attributes, "commands": _CommandMapping(commands)})
 
-    return Holding
+    return LazyGroup
 
 
 class _CommandMapping(Mapping[str, Any]):

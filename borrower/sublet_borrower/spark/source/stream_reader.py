@@ -141,7 +141,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._planner is None:
             from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 
-            _heed_sigterm()
+            _end_at_sigterm()
             o = self._options
             url = driver_url(o.url, o.data_dir, o.credentials)
             check_database_exists(url, o.data_dir)
@@ -218,7 +218,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
 
-def _heed_sigterm() -> None:
+def _end_at_sigterm() -> None:
     """Have the process end at SIGTERM as Python programs do, so that Spark's runner calls `stop`; only the first has
     effect.
     """

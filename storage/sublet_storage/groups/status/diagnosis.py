@@ -249,8 +249,8 @@ RULES = (
     ),
     DiagnosisRule(
         StallReason.REVOKED,
-        lambda g, s: s.status == "held" and s.revoked_because is not None,
-        lambda g, s: f"it is being taken back from {s.owner}: {s.revoked_because}",
+        lambda g, s: s.status == "held" and s.revoke_reason is not None,
+        lambda g, s: f"it is being taken back from {s.owner}: {s.revoke_reason}",
         lambda g, s: "It moves when what its holder has in hand is done.",
     ),
     DiagnosisRule(StallReason.CAUGHT_UP, lambda g, s: s.lag == 0, lambda g, s: "there is nothing to consume"),

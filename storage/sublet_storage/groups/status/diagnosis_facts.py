@@ -73,7 +73,7 @@ class StreamDiagnosisFacts(StreamView, frozen=True, kw_only=True):
 
     idle_s: float | None = None
     taken_s: float | None = None
-    revoked_because: str | None = None
+    revoke_reason: str | None = None
     parents: tuple[ParentStream, ...] = ()
     waits_for: AwaitedEpochs | None = None
     dropped_space: str | None = None

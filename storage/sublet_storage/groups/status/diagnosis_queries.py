@@ -32,7 +32,7 @@ with revoked as (
     from lending_history h join lending l on l.group_id = h.group_id and l.stream_id = h.stream_id
    where h.group_id = %(group)s and h.event = 'revoke' and l.status = 'held' and l.grant_id = h.grant_id
    order by h.stream_id, h.history_id desc)
-select s.stream_id, s.space_id, r.reason as revoked_because,
+select s.stream_id, s.space_id, r.reason as revoke_reason,
        extract(epoch from clock_timestamp() - l.updated_at)::float8 as idle_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
@@ -67,7 +67,7 @@ class StreamDiagnosis(Struct, frozen=True):
 class _StreamDetails(Struct, frozen=True):
     stream_id: int
     space_id: int
-    revoked_because: str | None
+    revoke_reason: str | None
     idle_s: float | None
     reserved_s: float | None
     taken_s: float | None
@@ -155,7 +155,7 @@ def _build_stream_facts(
         **{name: getattr(stream, name) for name in _VIEW_FIELDS} | {"reserved_s": reserved_s},
         idle_s=details.idle_s,
         taken_s=details.taken_s,
-        revoked_because=details.revoked_because,
+        revoke_reason=details.revoke_reason,
         parents=parents,
         waits_for=frontiers[details.space_id] if details.is_waiting else None,
         dropped_space=details.dropped,

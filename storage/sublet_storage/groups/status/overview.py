@@ -138,7 +138,6 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
        case when lag > 0 then extract(epoch from clock_timestamp() - appended_at(generation_id, stream_id, position)
             )::float8 end as age_s,
        borrower_id, agent, case when status <> 'free' or held_until > now() then session end as session,
-       case when status = 'held' then extract(epoch from clock_timestamp() - granted_at)::float8 end as held_s,
        case when status = 'free' and held_until > now() then extract(epoch from held_until - now())::float8
             end as reserved_s,
        grant_id, lost_message_count + gone_messages as lost_message_count,

@@ -26,7 +26,7 @@ class LeaderRow(Struct, frozen=True):
 class StreamView(Struct, frozen=True):
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
-    `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
+    `head_state` is open, closed or gone. `reserved_s`: for how much longer the
     free stream is reserved for `session`. `blocked_reason` is set for a blocked stream, `unreadable_reason` for one
     that its holder has reported as unreadable for `unreadable_s`.
     """
@@ -44,7 +44,6 @@ class StreamView(Struct, frozen=True):
     borrower_id: str | None
     agent: str | None
     session: str | None
-    held_s: float | None
     reserved_s: float | None
     grant_id: int
     lost_message_count: int

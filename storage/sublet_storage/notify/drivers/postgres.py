@@ -97,7 +97,7 @@ def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThrea
     `psycopg.OperationalError`, also if the server does not answer an empty query, which is sent after a silence."""
     waiting, server = select.poll(), connection.pgconn
     waiting.register(connection.fileno(), select.POLLIN)
-    waiting.register(thread.bell, select.POLLIN)
+    waiting.register(thread.wakeup_socket, select.POLLIN)
     while not thread.is_stopping:
         while (notification := server.notifies()) is not None:
             yield notification.extra

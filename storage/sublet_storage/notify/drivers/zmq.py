@@ -124,7 +124,7 @@ class ZmqReceiver(StoppableThread):
     def run(self) -> None:
         self.call_handler(self._on_connected)
         poller = zmq.Poller()
-        for each in (self._incoming, self._monitor, self.bell):
+        for each in (self._incoming, self._monitor, self.wakeup_socket):
             poller.register(each, zmq.POLLIN)
         try:
             while not self.is_stopping:

@@ -1,4 +1,4 @@
-"""Whoever was promised that a stream stays its own may begin calls on it for a while: nobody else gets it meanwhile."""
+"""A holder whose ping was answered may begin calls for a while: nobody else gets its streams meanwhile."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_renewal_brings_waits_for_its_promise() -> None:
+def test_what_a_renewal_brings_waits_for_its_holder() -> None:
     """A member of a former group had it: it waits as what was there before."""
     bench = granted()
     (stream,) = bench.streams.add_space("eu", "eu/#", 1)
@@ -240,7 +240,7 @@ def test_what_a_renewal_brings_waits_for_its_promise() -> None:
     bench.change_row(stream, held_until_us=EPOCH_US + round(bench.now * 1_000_000))
     bench.streams.append(stream, HEAD)
     bench.streams.rollover(2)  # a renewal reports what has ended
-    bench.pass_time(bench.settings.lease_duration_s + bench.settings.promise_s - 0.1, BORROWER)
+    bench.pass_time(bench.settings.lease_duration_s + bench.settings.grant_validity_s - 0.1, BORROWER)
     assert stream not in bench.holders()
     bench.pass_time(bench.settings.stream_sync_interval_s, BORROWER)
     assert stream in bench.holders()
