@@ -51,7 +51,7 @@ def is_let_in(server_url: str, password: str) -> bool:
 
 
 class Given:
-    """What has the password: the file with the database's URL, or libpq's own."""
+    """Holds the password in the file with the database's URL, or in libpq's own."""
 
     def __init__(self, kind: str, path: Path, server_url: str) -> None:
         self._kind, self._path, self._url = kind, path, server_url

@@ -117,13 +117,13 @@ def of_group(database: str, policy: OnPoison) -> Group:
 
 
 def rows(conn: Connection, streams: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(status, position, lost messages) of each."""
+    """Return (status, position, lost messages) of each."""
     reported = "select status, position, lost_message_count from lending where stream_id = any(%s) order by stream_id"
     return conn.execute(reported, (list(streams),)).fetchall()
 
 
 def is_past(conn: Connection, streams: Sequence[int], policy: OnPoison) -> bool:
-    """Whether the group has decided of the bad ones, and has all of the rest."""
+    """Return whether the group has decided about the poisoned streams, and has consumed the rest."""
     *bad, well = rows(conn, streams) or [("", 0, 0)]
     if policy is OnPoison.BLOCK:
         return well[1] == 8 and bad == [("blocked", 4, 0)] * (len(streams) - 1)
