@@ -25,7 +25,7 @@ CONNECTED = "select pid, application_name from pg_stat_activity where usename = 
 
 @pytest.fixture
 def superuser(server_home: Path) -> Iterator[psycopg.Connection[Any]]:
-    """Of a server that asks the user `app` for its password."""
+    """Yield the superuser of a server that requires the password of the user `app`."""
     with EmbeddedPostgres(server_home / "data") as server:
         migrate(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
