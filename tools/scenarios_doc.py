@@ -25,7 +25,7 @@ HEAD = """# The protocol in scenarios
 
 *What happens, message by message, when a process dies, freezes, leaves or is late?*
 
-What [the protocol](protocol.md) comes to when things happen: each scenario is played by a test with the product's own
+This page shows [the protocol](protocol.md) under faults: each scenario is played by a test with the product's own
 nodes and agents, on a clock of its own, and drawn here from the file that the test reads. Time runs downwards. `a` and
 `b` are agents, each in a process that consumes; `n1` and `n2` are nodes. A dot is what an agent sends its session; a
 dashed lifeline is a process that is dead, stopped or frozen; a red arrow is a message that is lost. `a/1` is the

@@ -11,7 +11,7 @@ from tests.contract.group_world import MemoryWorld, PostgresWorld, World
 
 @pytest.fixture(params=["memory", "postgres"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """A group store with streams to grant; each test runs on the twin and on the truth."""
+    """Yield a group store with streams to grant; each test runs in memory and in Postgres."""
     if request.param == "memory":
         yield MemoryWorld()
         return
@@ -22,7 +22,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 @pytest.fixture
 def postgres(database: str) -> Iterator[PostgresWorld]:
-    """The truth alone."""
+    """Yield the world of the store in Postgres."""
     world = PostgresWorld(database)
     yield world
     world.close()

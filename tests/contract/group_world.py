@@ -87,11 +87,11 @@ class World:
         raise NotImplementedError
 
     def leader_lock(self, key: int) -> AbstractContextManager[object]:
-        """Somebody holds that lock meanwhile."""
+        """Hold the leader's lock meanwhile."""
         raise NotImplementedError
 
     def next_session_epoch(self, session: str) -> int:
-        """The next epoch of that name in the group SHARE."""
+        """Draw the next epoch of that name in the group SHARE."""
         raise NotImplementedError
 
     def add_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class World:
         return self._published(self.streams.rollover(*args, **kwargs))
 
     def append(self, stream_id: int, count: int = 1, *epochs: int) -> None:
-        """A block of so many messages, in these epochs."""
+        """Append a block with that number of messages, in these epochs."""
         found = {(epoch,) for epoch in epochs}
         bounds = (
             BlockEpochRange(LowerFrontier.from_epochs(found).least, UpperFrontier.from_epochs(found).greatest)
@@ -122,7 +122,7 @@ class World:
         self.publish_catalogue()
 
     def complete(self, epoch: int, space_id: int = 1) -> None:
-        """All epochs of the space before this one are completed."""
+        """Complete all epochs of the space before this one."""
         self.streams.lowers[space_id] = LowerFrontier(((epoch,),))
         self.publish_catalogue()
 
@@ -144,7 +144,7 @@ class World:
         return self.store.open_group(subscription, start)
 
     def declare(self, **options: Any) -> Group:
-        """The group SHARE with these options."""
+        """Create the group SHARE with these options."""
         return self.store.declare_group(SHARE, GroupOptions(**options))
 
     def lead(self, group: Group, node: NodeIncarnation = ONE) -> int:
@@ -303,7 +303,7 @@ def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
 
 
 def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantSecret]:
-    """What its holder knows of the grant."""
+    """Return what the holder needs to use the grant."""
     assert held.grant_key is not None
     return group.group_id, held.stream_id, held.grant_id, held.grant_key
 
@@ -314,7 +314,7 @@ def outcome(result: LendingChangeResult) -> tuple[LendingOutcome, LendingStatus,
 
 
 def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
-    """What happened to its streams."""
+    """Return the group's history of its streams."""
     lines = world.store.history(group.group_id)
     return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
 
@@ -334,7 +334,7 @@ def _stream(stream: Any) -> Sequence[object]:
 
 
 def _blocks(stream: Any) -> list[Sequence[object]]:
-    """Where there is no message to read, a block is an address and a time."""
+    """Return blocks that have an address and a time, but no messages to read."""
     return [
         (stream.generation.generation_id, stream.stream_id, end, end - mark.first, at_us, _epochs(mark))
         for mark, (end, at_us) in zip(stream.block_summaries, stream.blocks, strict=True)

@@ -52,7 +52,7 @@ class Subject:
         self.name, self.url = name, url
 
     def driver(self) -> NotificationDriver:
-        """The driver, by its entry point."""
+        """Return the driver, found by its entry point."""
         return load_driver(self.name)(self.url)
 
     def cut(self, receiver: NotificationReceiver) -> None:
@@ -64,7 +64,7 @@ class Subject:
         raise NotImplementedError
 
     def deaf(self) -> AbstractContextManager[str]:
-        """The endpoint of somebody who is there and takes nothing."""
+        """Yield the endpoint of a receiver that takes nothing."""
         raise NotImplementedError
 
 
@@ -79,12 +79,12 @@ class Received:
 
     @property
     def messages(self) -> list[bytes]:
-        """The messages so far."""
+        """Return the messages received so far."""
         return [each for each in list(self.reported) if isinstance(each, bytes)]
 
     @property
     def events(self) -> list[str]:
-        """How often it was connected and lost so far, in order."""
+        """Return the reports of connections and losses so far, in order."""
         return [each for each in list(self.reported) if isinstance(each, str)]
 
     def _message(self, message: bytes) -> None:
@@ -122,7 +122,7 @@ def sending(
 
 
 def if_it(able: Callable[[NotificationDriverCapabilities], bool]) -> Callable[[Check], Check]:
-    """Only of drivers that can do this, the check is asked."""
+    """Run the check only for drivers with these capabilities."""
 
     def limit(check: Check) -> Check:
         _NEEDS[check] = able
@@ -166,7 +166,7 @@ def it_goes_by_its_name(subject: Subject) -> None:
 
 @if_it(lambda can: not can.is_push)
 def without_push_nothing_arrives(subject: Subject) -> None:
-    """A driver that declares to move nothing moves nothing, and takes no offence at being asked to."""
+    """A driver without push sends nothing, and `send` does not raise."""
     driver = subject.driver()
     with receiving(driver) as (received,):
         with sending(driver, [received]) as (sender,):
@@ -176,7 +176,7 @@ def without_push_nothing_arrives(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def messages_arrive_complete_at_every_receiver(subject: Subject) -> None:
-    """Several receivers, several senders, any bytes."""
+    """Test several receivers and several senders with any bytes."""
     driver = subject.driver()
     odd = [b"", b"\0", b"plain", "ä→𝄞".encode(), b"\xff\xfe", bytes(range(256)), b"'\\\"\r\n", b"t0", b"b0%"]
     with receiving(driver, 3) as received, sending(driver, received, 2) as senders:
@@ -191,7 +191,7 @@ def messages_arrive_complete_at_every_receiver(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def equal_messages_are_not_folded(subject: Subject) -> None:
-    """What was sent twice arrives twice."""
+    """A message that is sent twice arrives twice."""
     driver = subject.driver()
     with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         for _ in range(50):
@@ -221,7 +221,7 @@ def the_payload_limit_holds(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push and can.is_ordered)
 def a_senders_messages_keep_their_order(subject: Subject) -> None:
-    """Where the driver says so."""
+    """Applies to drivers that declare it."""
     driver = subject.driver()
     with receiving(driver) as (received,), sending(driver, [received], 2) as senders:
         for number in range(500):
@@ -235,7 +235,7 @@ def a_senders_messages_keep_their_order(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push and can.is_lossless)
 def what_is_not_counted_as_dropped_arrives(subject: Subject) -> None:
-    """Where the driver says that it loses nothing: more at once than it can take."""
+    """Send more at once than a driver accepts that declares to lose nothing."""
     driver = subject.driver()
     with receiving(driver, 2) as received, sending(driver, received) as (sender,):
         for number in range(5000):
@@ -259,7 +259,7 @@ def a_path_that_breaks_is_reported_and_comes_back(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def a_send_never_blocks(subject: Subject) -> None:
-    """Not with nobody there, and not where somebody is who takes nothing."""
+    """A send returns at once without a receiver, and with one that takes nothing."""
     driver = subject.driver()
     with receiving(driver) as (gone,):
         nobody = gone.receiver.endpoint
@@ -276,7 +276,7 @@ def a_send_never_blocks(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def who_takes_nothing_holds_up_nobody_else(subject: Subject) -> None:
-    """Of two endpoints one takes nothing: what is sent to both arrives at the other."""
+    """Messages to two endpoints arrive at one while the other takes nothing."""
     driver = subject.driver()
     message = b"x" * min(driver.capabilities.payload_limit or 1 << 16, 1 << 16)
     with subject.deaf() as deaf, receiving(driver) as (received,):
@@ -300,7 +300,7 @@ def what_was_sent_last_arrives(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
-    """The next message is handed to it all the same."""
+    """The next message is passed to the handler all the same."""
     driver = subject.driver()
     with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         received.fails = True
@@ -311,7 +311,7 @@ def a_handler_that_raises_stops_nothing(subject: Subject) -> None:
 
 @if_it(lambda can: can.is_push)
 def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
-    """It is no message, and what comes after it is."""
+    """An invalid message is dropped, and the next one arrives."""
     driver = subject.driver()
     with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
         arrives(sender, received, b"before")
@@ -321,7 +321,7 @@ def rubbish_on_the_wire_is_survived(subject: Subject) -> None:
 
 
 def endpoints_that_are_none_are_survived(subject: Subject) -> None:
-    """The directory may hold anything: what cannot be reached hinders neither the caller nor the others."""
+    """An unreachable endpoint in the directory affects neither the caller nor other endpoints."""
     driver = subject.driver()
     with receiving(driver) as (received,):
         nonsense = [
@@ -343,7 +343,7 @@ def endpoints_that_are_none_are_survived(subject: Subject) -> None:
 
 
 def closing_lets_go_of_everything(subject: Subject) -> None:
-    """No thread, no file, no callback is left; closing again is harmless, and a closed sender only counts."""
+    """No thread, file or callback remains; closing again is harmless, and a closed sender only counts."""
     before = _possessions()
     driver = subject.driver()
     assert _possessions() <= before, "a driver that nothing was asked of has opened something"
@@ -392,7 +392,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def checks(name: str) -> list[Check]:
-    """What a driver has to pass, by what it says that it can."""
+    """Return the checks that a driver has to pass."""
     can = load_driver(name)("postgresql:///nowhere").capabilities
     return [check for check in CHECKS if check not in _NEEDS or _NEEDS[check](can)]
 

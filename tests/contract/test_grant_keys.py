@@ -42,7 +42,7 @@ OTHER = Subscription.parse("$share/other/#")
 
 @pytest.fixture
 def stranger(postgres: PostgresWorld) -> Iterator[psycopg.Connection[Any]]:
-    """A user with the rights of a consumer, and no others."""
+    """Yield the connection of a user with the rights of a consumer, and no others."""
     admin = postgres.connection
     role = sql.Identifier(f"stranger_{admin.info.backend_pid}")
     admin.execute(sql.SQL("create role {}").format(role))

@@ -31,7 +31,7 @@ def consumed(upto: int, epoch: int | None) -> ConsumedFrontier:
 
 
 def reached(world: World, group: Group, term: int) -> list[int]:
-    """The consumed frontier of each space, by a renewal."""
+    """Return the consumed frontier of each space, by a renewal."""
     return [one.consumed.least[0][0] for one in world.write(group, term, renew=True).epochs]
 
 

@@ -15,7 +15,7 @@ from tests.contract.group_world import SHARE, PostgresWorld, World, granted
 
 
 def since(world: World, group: Group) -> dict[int, float]:
-    """{stream: how long ago it was taken from its holder}, as whoever leads the group from now on sees it."""
+    """Return {stream: how long ago it was taken from its holder}, as the group's next leader sees it."""
     term = world.lead(group)
     return {row.stream_id: -row.reserved_s for row in world.store.load(group.group_id, term) if row.reserved_s}
 
@@ -107,7 +107,7 @@ def test_what_came_after_an_export_was_taken_too(postgres: PostgresWorld) -> Non
 
 
 def taken_at(world: PostgresWorld, stream_id: int) -> list[object]:
-    """When the stream was taken from whoever had it, as its row says, where it has one."""
+    """Return when the stream was taken from its holder, by its row, if it has one."""
     found = world.connection.execute("select held_until from lending where stream_id = %s", (stream_id,)).fetchall()
     return [at for (at,) in found]
 

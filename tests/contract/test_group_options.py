@@ -46,7 +46,7 @@ def positions(world: World, group: Group) -> dict[int, int]:
 
 
 def lost_messages(world: World, group: Group) -> dict[int, int]:
-    """As the store has them, finished rows included."""
+    """Return the lost messages in the store, those of finished rows included."""
     if isinstance(world, PostgresWorld):
         sql = "select stream_id, lost_message_count from lending where group_id = %s"
         return dict(world.connection.execute(sql, (group.group_id,)).fetchall())

@@ -53,7 +53,7 @@ def unfinished(future: Future[Any]) -> bool:
 
 
 def patient(world: PostgresWorld) -> PostgresGroupStore:
-    """A store with a clock frozen now that waits long for locks."""
+    """Return a store with a clock frozen now that waits long for locks."""
     now_us = world.clock.now_us
     store = PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
     world.other_stores.append(store)
@@ -318,7 +318,7 @@ def test_a_group_refused_repeatedly_is_logged_once(postgres: PostgresWorld, capl
 
 
 def add_closed_generation(world: PostgresWorld, ordinal: int, parent: int, streams: int) -> None:
-    """With a message in each of its streams."""
+    """Add a closed generation with a message in each of its streams."""
     world.connection.execute(
         """
 with made as (

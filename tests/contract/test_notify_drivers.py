@@ -130,7 +130,7 @@ def test_the_three_are_installed() -> None:
 
 
 def entry(name: str, value: str, package: str) -> EntryPoint:
-    """An entry point as an installed distribution of that name has it."""
+    """Return the entry point of an installed distribution of that name."""
 
     class Distribution:
         pass

@@ -55,7 +55,7 @@ def user(database: str) -> Iterator[Connection]:
 
 
 def free(_: object) -> None:
-    """A guard that lets everybody pass."""
+    """Let every call pass, as a guard."""
 
 
 def move_all(conn: Connection) -> int:
@@ -546,7 +546,7 @@ def _relay_through(proxy: PostgresProxy, stop: threading.Event) -> None:
 
 
 def _accepts(publishing: Callable[[], object], user: Connection | None = None) -> bool:
-    """Whether it raises nothing; if it does, the user's transaction goes on from before it."""
+    """Return whether it raises nothing; if it does, roll back to the savepoint before it."""
     try:
         with nullcontext() if user is None else user.transaction():
             publishing()
@@ -556,7 +556,7 @@ def _accepts(publishing: Callable[[], object], user: Connection | None = None) -
 
 
 def _pages_read(conn: Connection, relay: OutboxMover) -> int:
-    """How many pages of the outbox and its indexes a look of the relay touches."""
+    """Return how many pages of the outbox and its indexes a poll of the relay reads."""
 
     def so_far() -> int:
         conn.execute("select pg_stat_force_next_flush()")

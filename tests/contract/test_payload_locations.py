@@ -372,7 +372,7 @@ def test_what_a_block_names_is_not_deleted(conn: Connection, world: PlaceWorld, 
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
-    """When the objects are written, and before blocks name them."""
+    """Call `happens` when the objects are written, and before blocks name them."""
 
     def written(*args: Any) -> Any:
         answer = run_parallel(*args)

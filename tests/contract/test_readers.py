@@ -62,11 +62,11 @@ class World:
         return DatabaseReader(self.proxy.url, max_batch_bytes, timeout_s)
 
     def go_away(self) -> None:
-        """Nobody answers any more."""
+        """Make all nodes stop answering."""
         self.proxy.go_away()
 
     def come_back(self) -> None:
-        """Somebody does."""
+        """Make a node answer again."""
         self.proxy.resume()
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ def always(_: GrantedStream) -> bool:
 
 
 def pages(reader: GrantedStreamReader, granted: GrantedStream) -> list[LogPage]:
-    """All pages up to the head."""
+    """Return all pages up to the head."""
     found: list[LogPage] = []
     while granted.may_have_more:
         page = reader.fetch(granted, always)
@@ -188,7 +188,7 @@ def test_what_was_waited_for_is_read(world: World, reader: GrantedStreamReader, 
 
 
 def last_statement(conn: Connection) -> str:
-    """Of the reader of this database, which waits for the next."""
+    """Return the last statement of this database's reader, which waits for the next."""
     ((last, state),) = conn.execute(
         "select query, state from pg_stat_activity"
         " where application_name = 'sublet reader' and datname = current_database()"

@@ -45,7 +45,7 @@ def revoked_token(conn: psycopg.Connection[Any], principal: str) -> str:
 
 
 def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What goes with a call."""
+    """Return the metadata of a call with the token."""
     return () if token is None else (("authorization", f"Bearer {token}"),)
 
 

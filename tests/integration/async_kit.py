@@ -81,7 +81,7 @@ class Scene:
         return Counter((stream, offset) for stream, head in heads for offset in range(head))
 
     def rows(self) -> dict[int, tuple[str, int]]:
-        """{stream: (status, durable position)}."""
+        """Return {stream: (status, durable position)}."""
         found = self.connection.execute("select stream_id, status, position from lending order by 1").fetchall()
         return {stream: (status, position) for stream, status, position in found}
 
@@ -91,7 +91,7 @@ class Scene:
         return {str(row[0]) for row in found}
 
     def is_handed_over(self) -> bool:
-        """Nobody holds anything, and what is consumed is all there is."""
+        """Return whether no stream is held and all messages are consumed."""
         heads = dict(self.connection.execute("select stream_id, head from stream").fetchall())
         return self.rows() == {stream: ("free", head) for stream, head in heads.items()}
 

@@ -74,7 +74,7 @@ class Running:
 
     @property
     def stdin(self) -> IO[bytes]:
-        """Its input, if it was started with a pipe."""
+        """Return its input, if it was started with a pipe."""
         assert isinstance(self.process, subprocess.Popen)
         assert self.process.stdin is not None
         return self.process.stdin
@@ -96,7 +96,7 @@ class Running:
 
     @property
     def address(self) -> str:
-        """Where a node serves, once it does."""
+        """Return the address of a node, once it serves."""
         self.says("serves on")
         (address,) = re.findall(r"serves on (\S+:\d+)", self.out + self.err)
         return str(address)
@@ -190,7 +190,7 @@ def a_shell(**settings: str) -> Iterator[Shell]:
 
 
 def done(answer: Answer) -> Any:
-    """What a command said that ended well."""
+    """Return the output of a command that succeeded."""
     assert answer.code == 0, answer.err
     return answer.object
 
@@ -204,5 +204,5 @@ def refused(answer: Answer, code: int, *reported: str) -> None:
 
 
 def _text(file: IO[str]) -> str:
-    """From the beginning, without moving the end at which the process writes."""
+    """Return the text from the beginning, without moving the end at which the process writes."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()

@@ -55,7 +55,7 @@ def fleet(empty_fleet: Fleet) -> Fleet:
 
 @pytest.fixture
 def stage_settings() -> dict[str, str]:
-    """What the processes of `stage` are started with, beside their times."""
+    """Return the settings of the processes of `stage`, beside their times."""
     return {}
 
 

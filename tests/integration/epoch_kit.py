@@ -62,7 +62,7 @@ class Story:
 
 
 def seen(messages: Iterable[EpochTailItem]) -> Counter[Epoch | None]:
-    """{epoch: how many messages of it}."""
+    """Return {epoch: number of its messages}."""
     found: Counter[Epoch | None] = Counter()
     for message in messages:
         if isinstance(message, EpochTailMessages):
@@ -71,7 +71,7 @@ def seen(messages: Iterable[EpochTailItem]) -> Counter[Epoch | None]:
 
 
 def numbers(counted: Counter[Epoch | None]) -> dict[int | None, int]:
-    """`seen`, of epochs of one number."""
+    """Return `seen` with the numbers of one-dimensional epochs as keys."""
     return {None if epoch is None else epoch[0]: count for epoch, count in counted.items()}
 
 

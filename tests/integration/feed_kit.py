@@ -91,7 +91,7 @@ def publish(address: str, number: int, *rows: Row, producer: str = "p", incarnat
 
 
 def places(reply: Any) -> set[tuple[int, int, int]]:
-    """Where the messages of a batch lie: {(number in the batch, stream, offset)}."""
+    """Return where the messages of a batch lie: {(number in the batch, stream, offset)}."""
     return {
         (row, part.stream_id, part.first_offset + index)
         for part in reply.parts
@@ -112,7 +112,7 @@ def read_values(reader: Any, count: int, timeout_s: float = 20.0) -> list[bytes]
 
 
 def address_of(node: Process) -> str:
-    """Where a node's process serves, once it does."""
+    """Return the address of a node's process, once it serves."""
     found = eventually(lambda: re.search(r"serves on (\S+)", node.output()), 60, node.output)
     return found[1]
 

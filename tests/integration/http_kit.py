@@ -43,7 +43,7 @@ class Http:
 
     @classmethod
     def of(cls, node: Process) -> Http:
-        """Of a node that was started with one, once it serves."""
+        """Return the port of a node that was started with one, once it serves."""
         found = eventually(lambda: _WHERE.search(node.output()), 60.0, node.output)
         return cls(found[1])
 
@@ -73,7 +73,7 @@ class Http:
         return answer.object
 
     def metrics(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """{(name, labels by name): value}"""
+        """Return {(name, labels by name): value}."""
         answer = self.ask("/metrics")
         assert answer.status == 200, answer.body
         families = text_string_to_metric_families(answer.body.decode())

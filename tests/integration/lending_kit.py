@@ -55,7 +55,7 @@ class World:
         return self.write(GrantStream(stream_id, "b1", "host:1:x", session, "allocated", epoch))
 
     def rest(self) -> None:
-        """As if all had been so for a minute."""
+        """Make all timestamps a minute older."""
         self.conn.execute("update lending set updated_at = updated_at - interval '1 minute'")
         self.conn.execute("update block set appended_at = appended_at - interval '1 minute'")
 
@@ -82,7 +82,7 @@ class NumberConsumer:
         self.seen: list[int] = []
 
     def read(self, timeout_s: float = 0.05) -> bool:
-        """Whether there was a batch; the one before it is acknowledged by that."""
+        """Return whether there was a batch; acknowledge the one before it."""
         batch = self.session.poll(timeout_s)
         if batch is not None:
             self.seen += [int(value) for value in batch.table.column("value").to_pylist()]
@@ -99,14 +99,14 @@ class NumberConsumer:
 
 
 def publish_numbers(url: str, numbers: range, topic: str = "orders/eu") -> None:
-    """In small blocks, under 20 keys; durable when it returns."""
+    """Publish in small blocks, under 20 keys; durable when it returns."""
     with Publisher(url, block_messages=10) as publisher:
         for number in numbers:
             publisher.publish(topic, b"%d" % number, key=b"%d" % (number % 20))
 
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:
-    """Of all spaces."""
+    """Return the open streams of all spaces."""
     return tuple(row[0] for row in conn.execute("select stream_id from stream where state = 'open' order by 1"))
 
 

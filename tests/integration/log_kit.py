@@ -57,12 +57,12 @@ def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: st
 
 
 def go_over_to_another_timeline(conn: psycopg.Connection[Any]) -> None:
-    """As if a standby had been promoted that lacks nothing."""
+    """Change the timeline, as if a standby had been promoted that lacks nothing."""
     conn.execute("update timeline set number = number + 2, name = timeline_now()")
 
 
 def swap_filters(conn: psycopg.Connection[Any]) -> None:
-    """As if the spaces `eu` and `us` had been made the other way round."""
+    """Swap the filters of `eu` and `us`, as if the spaces had been created the other way round."""
     for space, filter in (("eu", "none"), ("us", "eu/#"), ("eu", "us/#")):
         conn.execute("update space set filter = %s where name = %s", (filter, space))
 
@@ -95,7 +95,7 @@ def stamped(stream_id: int, stamp: ProducerStamp, *values: bytes) -> BlockAppend
 def read(
     conn: psycopg.Connection[Any], stream_id: int, offset: int = 0, columns: Sequence[str] = (), **limits: Any
 ) -> list[Message]:
-    """All messages of a stream from an offset on, page by page; of each these columns, or all of them."""
+    """Return all messages of a stream from an offset on, page by page, with these columns or all."""
     found: list[Message] = []
     while True:
         page = fetch(conn, stream_id, offset, **limits)
@@ -107,7 +107,7 @@ def read(
 
 
 def everything(conn: psycopg.Connection[Any], columns: Sequence[str] = ()) -> dict[int, list[Message]]:
-    """All messages of all streams, or these columns of them; asserts that offsets have no hole."""
+    """Return all messages of all streams, or these columns of them; assert that offsets have no gap."""
     ids = [row[0] for row in conn.execute("select stream_id from stream order by stream_id")]
     streams = {stream_id: read(conn, stream_id, columns=columns) for stream_id in ids}
     for found in streams.values():
@@ -147,7 +147,7 @@ def kill_postgres(data_dir: Path) -> None:
 
 
 def waiting_for_locks(url: str) -> int:
-    """How many of a database's connections wait for a lock."""
+    """Return how many of a database's connections wait for a lock."""
     query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     with connect(url) as conn:
         (row,) = conn.execute(query).fetchall()

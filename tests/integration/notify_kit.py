@@ -74,7 +74,7 @@ class Received:
 
 
 def wait_until_caught_up(subscriber: NotificationSubscriber, timeout_s: float = 10) -> None:
-    """Until every channel has been read once, and what was read is handed on."""
+    """Wait until every channel has been read once, and its changes are passed on."""
 
     def is_caught_up() -> bool:
         with subscriber._lock:

@@ -133,7 +133,7 @@ class Run:
 
 
 def rows_of(batches: Iterable[Any]) -> Rows:
-    """In the order of reading."""
+    """Return the rows in the order of reading."""
     return [
         row
         for batch in batches

@@ -30,7 +30,7 @@ class Plan:
 
     @property
     def ranges(self) -> list[tuple[int, int, int]]:
-        """(stream, start, end) of the tasks."""
+        """Return (stream, start, end) of the tasks."""
         return [part for task in self.tasks for part in self.ranges_of(task)]
 
     def ranges_of(self, task: InputPartition) -> list[tuple[int, int, int]]:
@@ -38,7 +38,7 @@ class Plan:
         return [(part.stream_id, part.start, part.end) for part in parts if isinstance(part, RangePartition)]
 
     def rows(self) -> list[Row]:
-        """What the tasks read, each in an executor that was sent it."""
+        """Return the rows that the tasks read, each in an executor that was sent it."""
         reader, tasks = pickle.loads(pickle.dumps((self.reader, self.tasks)))
         return [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
 

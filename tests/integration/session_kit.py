@@ -189,7 +189,7 @@ async def an_agent(
 
 
 def proven(name: str) -> dict[str, Any]:
-    """What every request of one agent has, for clients written with the proto alone."""
+    """Return the fields of every request of one agent, for clients written with only the proto."""
     key = AgentSecret(name)
     return {
         "protocol_version": PROTOCOL_VERSION,

@@ -39,7 +39,7 @@ class Load:
         self._thread.start()
 
     def stop(self) -> int:
-        """No more; how many are durable, which are all that were published."""
+        """Stop publishing; return the number of durable messages, which are all that were published."""
         self._stop.set()
         self._thread.join()
         if self.failure is not None:
@@ -123,15 +123,15 @@ class Scene:
         return found[self.group().group_id]
 
     def rows(self) -> list[tuple[int, str, int, str | None]]:
-        """(stream, status, position, agent)."""
+        """Return (stream, status, position, agent)."""
         return self.ask("select stream_id, status, position, agent from lending order by stream_id")
 
     def grants(self) -> dict[int, int]:
-        """{stream: grant id} of all that is held."""
+        """Return {stream: grant id} of all held streams."""
         return dict(self.ask("select stream_id, grant_id from lending where status = 'held'"))
 
     def shares(self) -> list[int]:
-        """How many streams each agent holds, ascending."""
+        """Return how many streams each agent holds, ascending."""
         held: dict[str | None, int] = defaultdict(int)
         for _, status, _, agent in self.rows():
             if status == "held":
@@ -202,7 +202,7 @@ class Stage:
         return check(self.scene.heads(), self.fleet.delivered(), self.scene.history())
 
     def written_by_one_at_a_time(self) -> None:
-        """No line of history is of an earlier term than the line before it: nobody wrote who was deposed."""
+        """Assert that no line of history is of an earlier term than the line before it."""
         terms = [line.term for line in self.scene.history()]
         assert terms == sorted(terms)
 

@@ -48,7 +48,7 @@ class Query:
         return stage_rows(writer.target, writer.options, SinkBatchId(self._name, batch), number, iter(rows))
 
     def commit(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
-        """As Spark does it: by a writer that has just been made."""
+        """Commit as Spark does, by a new writer."""
         self._writer().commit(done, batch)
 
     def abort(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
@@ -67,7 +67,7 @@ def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCH
 
 
 def stored(conn: psycopg.Connection[Any]) -> list[int]:
-    """All numbers that are published, once for each time; asserts that those of a key are in order."""
+    """Return all published numbers, with repeats; assert that those of a key are in order."""
     found = {key: [int(value) for value in values] for key, values in by_key(conn).items()}
     for key, numbers in found.items():
         assert numbers == sorted(numbers), key

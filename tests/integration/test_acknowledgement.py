@@ -51,7 +51,7 @@ class Place(Stage):
         return AsyncSession(f"$share/{group}/#", self.scene.url, **ARGUMENTS)
 
     def progress(self, group: str = "g") -> int:
-        """Of a group, once nobody holds its stream."""
+        """Return the position of a group, once no session holds its stream."""
         statement = "select status, position from lending join consumer_group using (group_id) where name = %s"
 
         def at_rest() -> list[tuple[str, int]]:

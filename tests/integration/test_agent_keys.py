@@ -56,7 +56,7 @@ def held(stage: Stage) -> list[Held]:
 
 
 def forged(streams: list[Held], term: int, wanted: dict[str, Any]) -> Iterator[pb.ToLeader]:
-    """All that can be said in the name of who holds these."""
+    """Yield all messages that can be sent in the name of the holder of these."""
     who = streams[0].borrower
     ends, finals = (
         [pb.StreamProgress(stream_id=one.stream, grant_id=one.grant, position=one.head, final=final) for one in streams]
@@ -173,7 +173,7 @@ def test_an_invented_epoch_takes_no_sessions_name(stage: Stage, database: str) -
 
 
 def forms(key: bytes) -> list[bytes]:
-    """How a key would look where it is shown."""
+    """Return the forms in which a key might be shown."""
     request = str(pb.PollRequest(agent_key=key)).strip().removeprefix("agent_key: ").strip('"')
     encoded = (base64.b64encode, base64.urlsafe_b64encode, base64.b32encode, base64.b16encode)
     texts = [request.encode(), repr(key)[2:-1].encode(), str(list(key)).encode(), *(one(key) for one in encoded)]

@@ -74,7 +74,7 @@ def test_many_appends_cause_few_notifications(database: str, monkeypatch: pytest
 
 
 def count_to(listener: Connection, last: Position) -> int:
-    """How many notifications come, up to the one for this message."""
+    """Return how many notifications arrive, up to the one for this message."""
     change = stream_change(last.stream, last.offset + 1, closed=False)
     for number, said in enumerate(listener.notifies(timeout=10), 1):
         message = decode(decode_payload(said.payload.encode()) or b"")

@@ -55,7 +55,7 @@ class Reader:
         eventually(read_on, WAIT_S, lambda: f"given {self.given()}, announced {self.announced}")
 
     def given(self) -> dict[int | None, int]:
-        """{first number of an epoch: how many messages}."""
+        """Return {first number of an epoch: number of delivered messages}."""
         epochs = (epoch for batch in self.batches for epoch in batch.table.column("epoch").to_pylist())
         return Counter(None if epoch is None else epoch[0] for epoch in epochs)
 

@@ -37,7 +37,7 @@ class Place(Stage):
         return process
 
     def publish(self, count: int = 1) -> None:
-        """As many messages as are asked for, each a block and so a batch of its own."""
+        """Publish that many messages, each a block and so a batch of its own."""
         with Publisher(self.scene.url, block_messages=1) as publisher:
             for number in range(count):
                 publisher.publish("t", str(number).encode(), key=b"k%d" % number)
@@ -51,11 +51,11 @@ class Place(Stage):
         return eventually(lambda: self.fleet.delivered(name), WAIT_S)[0]
 
     def done(self, name: str) -> int:
-        """How often its function has returned."""
+        """Return how often its function has returned."""
         return (self.fleet.directory / f"{name}.jsonl").read_text().count('{"done": true}\n')
 
     def progress(self) -> dict[int, int]:
-        """{stream: durable position} of all that has moved."""
+        """Return {stream: durable position} of all that have moved."""
         return dict(self.scene.ask("select stream_id, position from lending where position > 0"))
 
     def forced(self) -> list[HistoryRecord]:

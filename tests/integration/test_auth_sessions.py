@@ -51,7 +51,7 @@ WATCH = rule("user:spark", Right.WATCH, "orders/#", "b*")
 
 @pytest.fixture
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
-    """By user, given with their rights before the node starts, so that it knows them."""
+    """Return tokens by user, given with their rights before the node starts, so that it has read them."""
     elsewhere = rule("user:spark", Right.JOIN, "bills/#")
     for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
         allow(conn, each)
@@ -60,18 +60,18 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 @pytest.fixture
 def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
-    """Of a node that asks who calls."""
+    """Return the address of a node that authenticates callers."""
     return serve_asking(empty_fleet, conn)
 
 
 @pytest.fixture(params=["database", "nodes"])
 def through(database: str, address: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """How a session gets to its messages."""
+    """Return the transport of a session."""
     return {"transport": request.param} | ({"nodes": [address]} if request.param == "nodes" else {"url": database})
 
 
 def is_known(address: str, token: str) -> bool:
-    """Whether the node takes the token by now."""
+    """Return whether the node accepts the token by now."""
     with stub(address) as feed:
         call = feed.Heads.future(pb.HeadsRequest(protocol_version=PROTOCOL_VERSION), metadata=bearer(token))
         return call.code() is not grpc.StatusCode.UNAUTHENTICATED

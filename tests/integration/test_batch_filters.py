@@ -74,7 +74,7 @@ TEXTS = [spark.StringStartsWith, spark.StringEndsWith, spark.StringContains]
 
 
 def holds(each: Any, row: Row) -> bool:
-    """As Spark sees it; what is null is never true."""
+    """Return the result of the filter as in Spark; null is never true."""
     if isinstance(each, spark.Not):
         child: Any = each.child
         is_known = isinstance(child, spark.IsNull | spark.IsNotNull) or row[child.attribute[0]] is not None

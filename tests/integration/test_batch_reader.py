@@ -201,7 +201,7 @@ def test_a_task_that_ends_early_disturbs_no_other(database: str, conn: psycopg.C
 
 @pytest.fixture
 def aged(database: str, conn: psycopg.Connection[Any]) -> list[bytes]:
-    """What is in the older generation of `eu`, past its retention."""
+    """Return the messages of the older generation of `eu`, past its retention."""
     create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
     old = publish(database, 10, topic="eu/{}")
     reshard(conn, "eu", 2)

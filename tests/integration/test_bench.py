@@ -53,7 +53,7 @@ def arguments(page: Path, *options: str) -> list[str]:
 
 
 def figures(page: Path, heading: str) -> dict[str, Any]:
-    """What a bench has written: its own section, and figures that are above 0."""
+    """Return the report of a bench; assert that it has its section, and figures above 0."""
     assert "## The log: publish and consume\n\nProse.\n\n| table |\n" in page.read_text()
     assert f"## {heading}\n" in page.read_text()
     written: dict[str, Any] = json.loads(page.with_suffix(".json").read_text())

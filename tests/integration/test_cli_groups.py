@@ -233,7 +233,7 @@ def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, world: World
 
 
 def consume_before_8(database: str) -> None:
-    """What a leader writes when the one message there is has been consumed."""
+    """Write as a leader does when the only message has been consumed."""
     store = PostgresGroupStore(database)
     group = store.open_group(SUBSCRIPTION)
     term = store.claim(group.group_id, NODE, 10.0).term

@@ -14,7 +14,7 @@ GROUP, CLONE = "$share/g/orders/#", "$share/copy/orders/#"
 
 
 def documented() -> dict[str, set[str]]:
-    """{command: the fields of its table}."""
+    """Return {command: the fields of its table}."""
     found = {}
     for section in re.split(r"^## sublet ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
         cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)

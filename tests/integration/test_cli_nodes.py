@@ -21,7 +21,7 @@ N1, N2 = (NodeIncarnation(name, f"a life of {name}", "127.0.0.1:1") for name in 
 
 
 def leaders(shell: Shell) -> dict[str, str]:
-    """{group: name of its leader}."""
+    """Return {group: name of its leader}."""
     groups = done(shell.run("groups", "list", "--json"))["groups"]
     return {group["subscription"]: group["leader"]["node"] for group in groups if group["leader"]}
 

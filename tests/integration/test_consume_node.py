@@ -76,7 +76,7 @@ def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
 
 @pytest.fixture
 def web_server() -> Iterator[str]:
-    """Where something else serves."""
+    """Yield the address of another server than a node."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:

@@ -129,7 +129,7 @@ def _publishing(url: str) -> int:
 
 
 def _in_order(url: str) -> None:
-    """What has no key is in order per topic; streams of one topic follow each other by their ids."""
+    """Check that messages without a key are in order by topic; streams of a topic follow each other by their ids."""
     topics: dict[str, list[int]] = defaultdict(list)
     with connect(url) as conn:
         for _, messages in sorted(everything(conn, STORED).items()):

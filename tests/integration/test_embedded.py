@@ -60,7 +60,7 @@ class User:
         self.process.communicate(timeout=60)
 
     def kill(self) -> None:
-        """As the kernel does it when memory runs out."""
+        """Kill the process, as the kernel does when memory runs out."""
         self.process.kill()
         self.process.communicate()
 
@@ -94,7 +94,7 @@ def answers(url: str) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the process is gone, or waits for its parent only."""
+    """Return whether the process is gone, or only waits for its parent."""
     try:
         return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -106,7 +106,7 @@ def postmaster(data_dir: Path) -> int:
 
 
 def waiting_for(locked: TextIO) -> int:
-    """How many wait for a lock on this file."""
+    """Return how many processes wait for a lock on this file."""
     inode = f":{os.fstat(locked.fileno()).st_ino} "
     return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 

@@ -29,7 +29,7 @@ from tests.integration.log_kit import batch, put
 
 
 def is_filtering(reading: EpochTailReader) -> bool:
-    """Whether any epochs are excluded from the streams that are read."""
+    """Return whether any epochs are excluded from the streams that are read."""
     return any(reading._get_excluded_epochs(space_id) is not None for space_id in reading._reading.spaces)
 
 

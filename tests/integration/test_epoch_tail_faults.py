@@ -150,7 +150,7 @@ class Load:
         self._readers = [threading.Thread(target=self._read, args=(begin,)) for begin in READERS]
 
     def run(self, conn: psycopg.Connection[Any]) -> None:
-        """Until all is published and completed."""
+        """Run until all is published and completed."""
         for space, who in HOLDERS.items():
             hold(conn, find_space(conn, space).space_id, who, [(0,)], lease_s=600)
         for writer in self._writers:

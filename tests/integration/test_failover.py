@@ -135,7 +135,7 @@ def pair(server_home: Path) -> Iterator[Pair]:
 
 @pytest.fixture
 def database(pair: Pair) -> str:
-    """For the node of `fleet`."""
+    """Return the database for the node of `fleet`."""
     return pair.url
 
 

@@ -35,7 +35,7 @@ READ_ONLY = r"read-only.*default_transaction_read_only off.*Publish it again"
 
 @pytest.fixture
 def database(server: EmbeddedPostgres) -> str:
-    """Of a server of the test's own."""
+    """Return the database of a server of the test's own."""
     return server.url
 
 
@@ -51,7 +51,7 @@ def readiness(node: Http) -> tuple[int, str]:
 
 
 def not_ready(node: Http, *causes: str) -> bool:
-    """Whether a probe sees that the node cannot serve, and why."""
+    """Return whether the node's probe reports that it cannot serve, for one of these causes."""
     status, detail = readiness(node)
     return status == 503 and any(cause in detail for cause in causes)
 
@@ -64,7 +64,7 @@ def all_live(stage: Stage) -> bool:
 
 
 def set_read_only(url: str, value: str) -> None:
-    """Of the entire server, for connections that are open as well."""
+    """Set the entire server read-only, also for open connections."""
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"alter system set default_transaction_read_only = {value}")
         admin.execute("select pg_reload_conf()")
@@ -91,7 +91,7 @@ def test_a_read_only_database_is_waited_for(stage: Stage, database: str) -> None
 
 
 def limit_files(server: EmbeddedPostgres, size: str) -> None:
-    """How large a file of the server may become: what would be larger fails, as if the disk was full."""
+    """Limit the size of the server's files: larger ones fail, as if the disk was full."""
     user = find_server_user(server.data_dir)  # nobody else may, root neither
     postmaster = psutil.Process(int((server.data_dir / "pg" / "postmaster.pid").read_text().split()[0]))
     for process in (postmaster, *postmaster.children()):
@@ -243,7 +243,7 @@ def test_a_publisher_in_a_deadlock_goes_on(stage: Stage, database: str) -> None:
 
 
 def limit_descriptors(pid: int, count: int) -> None:
-    """How many it may have from now on; those that are open stay."""
+    """Limit its descriptors from now on; open ones stay open."""
     _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, most))
 

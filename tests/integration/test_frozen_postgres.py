@@ -78,7 +78,7 @@ def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
 
 
 def in_time(work: Callable[[], Any]) -> Any:
-    """Its result, or what it raises; an AssertionError if it does not come back."""
+    """Return its result, or raise its error; an AssertionError if it does not return in time."""
     results: list[Any] = []
 
     def caught() -> None:
@@ -221,7 +221,7 @@ def frozen_in_a_step(database: str, conn: psycopg.Connection[Any], application: 
 
 @pytest.fixture
 def term(conn: psycopg.Connection[Any]) -> int:
-    """Of the maintenance, for long."""
+    """Claim the maintenance for an hour; return the term."""
     return leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 3600, None).term
 
 

@@ -110,7 +110,7 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
 
 @pytest.fixture
 def address(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> str:
-    """Of a node that asks who calls."""
+    """Return the address of a node that authenticates callers."""
     return serve_asking(empty_fleet, conn)
 
 

@@ -120,7 +120,7 @@ def test_the_newer_of_two_of_a_name_fences_the_older(stage: Stage) -> None:
 
 
 def held(stage: Stage) -> dict[str | None, dict[int, int]]:
-    """{session: {stream: position}} of what is granted."""
+    """Return {session: {stream: position}} of the granted streams."""
     found: dict[str | None, dict[int, int]] = {}
     rows = stage.scene.ask("select session, stream_id, position from lending where status = 'held'")
     for session, stream, position in rows:
@@ -129,6 +129,6 @@ def held(stage: Stage) -> dict[str | None, dict[int, int]]:
 
 
 def positions_retained(stage: Stage) -> dict[int, int]:
-    """{stream: position} of what is kept for `worker`."""
+    """Return {stream: position} of those reserved for `worker`."""
     rows = "select stream_id, position from lending where status = 'free' and session = 'worker' and held_until > now()"
     return dict(stage.scene.ask(rows))

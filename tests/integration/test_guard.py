@@ -119,7 +119,7 @@ def dies(run: Run, point: str, first_batch: int = 0) -> None:
 
 
 def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
-    """All of these, until so many messages are in the table."""
+    """Run all of these, until that many messages are in the table."""
 
     def there() -> bool:
         for run in runs:
@@ -130,7 +130,7 @@ def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
 
 
 def positions(conn: psycopg.Connection[Any]) -> set[int]:
-    """Of all streams that are not finished."""
+    """Return the positions of all streams that are not finished."""
     return {position for _, position, _ in lending(conn).values()}
 
 

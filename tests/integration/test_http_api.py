@@ -26,7 +26,7 @@ def stage_settings() -> dict[str, str]:
 
 
 def at(node: Running) -> str:
-    """Where a node answers."""
+    """Return the address at which a node answers."""
     found = re.search(r"answers at http://([0-9.:]+)/", node.err)
     assert found is not None, node.err
     return found[1]

@@ -23,7 +23,7 @@ def stage_settings() -> dict[str, str]:
 
 
 def grpc_says(stage: Stage, node: str, service: str = "") -> bool:
-    """Whether the node's gRPC health service says that it serves."""
+    """Return whether the node's gRPC health service reports that it serves."""
     (address,) = [line[0] for line in stage.scene.ask("select address from node where name = %s", (node,))]
     with grpc.insecure_channel(address) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=5)

@@ -43,13 +43,13 @@ def stage_settings(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.fixture
 def stage(stage: Stage) -> Stage:
-    """With two streams."""
+    """Return the stage with two streams."""
     reshard(stage.scene.connection, "default", 2)
     return stage
 
 
 def lags(node: Http, group: str) -> dict[str, float]:
-    """{stream: lag} of a group."""
+    """Return {stream: lag} of a group."""
     return {
         dict(labels)["stream_id"]: value
         for (name, labels), value in node.metrics().items()

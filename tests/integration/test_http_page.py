@@ -45,7 +45,7 @@ def stage_settings() -> dict[str, str]:
 
 @pytest.fixture
 def stage(stage: Stage) -> Stage:
-    """With four streams."""
+    """Return the stage with four streams."""
     reshard(stage.scene.connection, "default", 4)
     return stage
 
@@ -61,13 +61,13 @@ def shown(chrome: Chrome, *texts: str) -> None:
 
 
 def lanes(chrome: Chrome) -> dict[str, str]:
-    """{who: streams}, as the picture's description says for those who do not see it."""
+    """Return {member: streams}, from the picture's description for screen readers."""
     reported = str(js(chrome, "document.getElementById('lanes-desc')?.textContent ?? ''"))
     return dict(each.split(": ") for each in reported.split("; ") if ": " in each)
 
 
 def complaints(chrome: Chrome) -> list[str]:
-    """What the browser refused or could not run."""
+    """Return the errors of the browser."""
     entries = chrome.get_log("browser")  # type: ignore[no-untyped-call]
     return [entry["message"] for entry in entries if "favicon" not in entry["message"]]
 

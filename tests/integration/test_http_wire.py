@@ -71,7 +71,7 @@ class Port:
         return made
 
     def say(self, text: bytes) -> bytes:
-        """All that comes back."""
+        """Send the text; return all bytes of the answer."""
         with closing(self.connect()) as connection:
             with suppress(OSError):  # refused before all of it was taken
                 connection.sendall(text)
@@ -102,7 +102,7 @@ def port() -> Iterator[Port]:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """What comes until the other side has closed it."""
+    """Return all bytes until the other side has closed the connection."""
     found = []
     with suppress(ConnectionResetError):
         while piece := connection.recv(65_536):
@@ -128,7 +128,7 @@ def parse(text: bytes) -> Answer:
 
 
 def error_of(answer: Answer) -> str:
-    """What was wrong, which is one line."""
+    """Return the error, which is one line."""
     assert answer.headers["content-type"] == "application/json"
     assert b"\n" not in answer.body
     (error,) = answer.object.values()

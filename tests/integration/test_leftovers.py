@@ -62,7 +62,7 @@ def sleepers(directory: Path) -> list[psutil.Process]:
 
 
 def files_left(directory: Path) -> list[Path]:
-    """What is in its temporary directory."""
+    """Return the files in its temporary directory."""
     return list((directory / "tmp").iterdir())
 
 

@@ -82,7 +82,7 @@ def frontier(count: int, dimensions: int = 2) -> pb.ConsumedFrontier:
 
 
 def commands(me: Client) -> list[tuple[pb.Command, pb.Command, str]]:
-    """For each row: what is just good, what is beyond, and what the sender gets."""
+    """Return for each row a valid command, one beyond the limit, and the sender's error."""
     mine, one = me.borrower(), numbered(1)[0]
 
     def changed(**fields: Any) -> pb.StreamProgress:
@@ -156,7 +156,7 @@ def test_each_limit_of_a_command_is_answered(stage: Stage) -> None:
 
 
 def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
-    """For each row that is of a whole batch, or is large: what is just good, what is beyond, what the sender gets."""
+    """Return, for each row of an entire or a large batch, a valid one, one beyond the limit, and the sender's error."""
     mine = me.borrower()
 
     def ping(count: int) -> pb.Command:

@@ -58,21 +58,21 @@ def served(database: str, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def lower_head(conn: Connection, stream: int) -> None:
-    """To 5, at which its first block ends."""
+    """Lower the head to 5, at which its first block ends."""
     with conn.transaction():
         conn.execute("update stream set head = 5 where stream_id = %s", (stream,))
         conn.execute("delete from block where stream_id = %s and end_offset > 5", (stream,))
 
 
 def undo(conn: Connection, stream: int) -> None:
-    """As after a restore of an older state of the database, in which it was not there yet."""
+    """Delete the stream, as a restore of an older state of the database does."""
     with conn.transaction():
         conn.execute("delete from block where stream_id = %s", (stream,))
         conn.execute("delete from stream where stream_id = %s", (stream,))
 
 
 def rows(conn: Connection) -> dict[int, tuple[str, int]]:
-    """{stream: (status, position)} of those that are not finished."""
+    """Return {stream: (status, position)} of those that are not finished."""
     found = conn.execute("select stream_id, status, position from lending where status <> 'finished'").fetchall()
     return {stream: (status, position) for stream, status, position in found}
 

@@ -34,7 +34,7 @@ COUNT = 5
 
 @pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    """Of a database where nobody is notified of changes."""
+    """Yield a connection to a database without notifications of changes."""
     with connect(database) as connection:
         ((function,),) = connection.execute(SILENT).fetchall()
         connection.execute(function)

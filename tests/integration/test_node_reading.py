@@ -148,7 +148,7 @@ def test_a_transaction_takes_the_database(stage: Stage, nowhere: Path) -> None:
 
 @contextlib.contextmanager
 def a_port(greeting: bytes | None) -> Iterator[str]:
-    """Somebody who listens there and is no node. Without a greeting nothing is accepted."""
+    """Yield a port that listens without being a node's. Without a greeting nothing is accepted."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:

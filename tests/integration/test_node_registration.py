@@ -29,7 +29,7 @@ SLACK_S = 4.0
 
 
 def expiry(conn: psycopg.Connection[Any], name: str) -> float:
-    """When a node's lease ends, in seconds of the database's clock."""
+    """Return when a node's lease ends, in seconds of the database's clock."""
     row = conn.execute("select extract(epoch from expires_at)::float8 from node where name = %s", (name,)).fetchone()
     assert row is not None, f"{name} is not listed"
     return float(row[0])

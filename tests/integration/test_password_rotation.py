@@ -25,7 +25,7 @@ CONNECTED = "select pid, application_name from pg_stat_activity where usename = 
 
 @pytest.fixture
 def superuser(server_home: Path) -> Iterator[psycopg.Connection[Any]]:
-    """Of a server that asks the user `app` for its password."""
+    """Yield the superuser of a server that requires the password of the user `app`."""
     with EmbeddedPostgres(server_home / "data") as server:
         migrate(server.url)
         with psycopg.connect(server.url, autocommit=True) as connection:
@@ -51,7 +51,7 @@ def is_let_in(server_url: str, password: str) -> bool:
 
 
 class Given:
-    """What has the password: the file with the database's URL, or libpq's own."""
+    """Holds the password in the file with the database's URL, or in libpq's own."""
 
     def __init__(self, kind: str, path: Path, server_url: str) -> None:
         self._kind, self._path, self._url = kind, path, server_url

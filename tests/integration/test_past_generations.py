@@ -103,7 +103,7 @@ class House:
         return stream
 
     def retire(self) -> None:
-        """What is closed is past its retention."""
+        """Make the closed generations older than their retention."""
         self.conn.execute("update space set retention_s = 1")
         self.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
 
@@ -506,7 +506,7 @@ def rows_read(conn: Connection) -> int:
 
 
 def renew_once(house: House) -> None:
-    """Over a connection of its own, which leaves its statistics when it ends: that is waited for."""
+    """Renew over a connection of its own, and wait until it has ended and left its statistics."""
 
     def others() -> int:
         with connect(house.url) as conn:

@@ -61,7 +61,7 @@ def stream(conn: Connection, space: Space) -> int:
 
 
 def again(conn: Connection, space: Space) -> int:
-    """As the next passes do; how many blocks were moved."""
+    """Move as a later pass does; return the number of blocks moved."""
     try:
         return move(conn, space)
     except PayloadUnavailable:

@@ -40,7 +40,7 @@ BLOCKS = 6
 
 @pytest.fixture
 def stream(conn: Connection, world: LocalWorld) -> int:
-    """All of it is outside."""
+    """Return a stream with all payloads outside."""
     space = a_space(conn, world)
     stream = a_closed_stream(conn, BLOCKS)
     assert move(conn, space) == BLOCKS
@@ -90,7 +90,7 @@ def test_a_reader_waits_for_a_place_that_is_away(
 
 
 def page_of(reader: DatabaseReader | NodeReader, granted: GrantedStream) -> Any:
-    """None while the place is away."""
+    """Return the page, or None while the location is away."""
     try:
         return reader.fetch(granted, lambda _: True)
     except PayloadUnavailable:

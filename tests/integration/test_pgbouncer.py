@@ -81,7 +81,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.fixture(params=["", "ignore_startup_parameters = options"], ids=["refuses options", "drops options"])
 def pooler(database: str, stack: ExitStack, request: pytest.FixtureRequest) -> str:
-    """As it is configured by default, and as one does who has read its error."""
+    """Return a pooler with its default configuration, and one configured as its error suggests."""
     return pooled(database, stack, request.param)
 
 

@@ -73,7 +73,7 @@ def bomb(payload: bytes) -> bytes:
 
 
 def time_far_away(payload: bytes) -> bytes:
-    """Of a year that no Python datetime has: whoever makes one of it gets an error."""
+    """Return a block with times of a year that no Python datetime has."""
     given = batch([b"a", b"b"], "eu")
     times = pa.array([1 << 62] * 2, pa.timestamp("us", tz="UTC"))
     place = given.schema.get_field_index("timestamp")

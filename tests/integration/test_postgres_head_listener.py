@@ -55,7 +55,7 @@ def stage_settings() -> dict[str, str]:
 
 @contextmanager
 def received(url: str) -> Iterator[dict[int, int]]:
-    """{stream: head} as notified to this process so far."""
+    """Yield {stream: head} as notified to this process so far."""
     heads: dict[int, int] = {}
     stop = subscribe_heads(url, heads.update, lambda _: None)
     try:
@@ -65,18 +65,18 @@ def received(url: str) -> Iterator[dict[int, int]]:
 
 
 def say(conn: Connection, stream: int, head: int) -> None:
-    """As a publisher says it."""
+    """Notify as a publisher does."""
     message = encode(ChangeNotification("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
     conn.execute("select pg_notify(%s, %s)", (channel_name(resolve_schema_name()), encode_payload(message, 0)))
 
 
 def listeners(conn: Connection) -> int:
-    """How many places are taken."""
+    """Return how many slots are taken."""
     return len(holders(conn))
 
 
 def connections(conn: Connection) -> int:
-    """Of this process, to listen."""
+    """Return the number of this process's connections for listening."""
     ours = "select from pg_stat_activity where application_name = 'sublet direct listener' and datid = (" + OURS + ")"
     return len(conn.execute(ours).fetchall())
 

@@ -92,11 +92,11 @@ class Lives:
         eventually(goes_on, 60.0, lambda: f"{self.failures=} {self.labels()}")
 
     def labels(self) -> list[bytes]:
-        """What is in the sink."""
+        """Return the labels in the sink."""
         return sorted(value[:LABEL] for value in self.checkpoint.values())
 
     def end(self) -> None:
-        """As Spark ends a query that has failed."""
+        """End the query, as Spark does after a failure."""
         run, self.run = self.run, None
         if run is not None:
             run.stop()
@@ -107,7 +107,7 @@ def labels(streams: Sequence[int], offsets: range) -> list[bytes]:
 
 
 def wanted(streams: Sequence[int], policy: OnPoison) -> list[bytes]:
-    """What a query has of them in the end."""
+    """Return the rows that a query has of them in the end."""
     lost = range(4, 8) if policy is OnPoison.BLOCK else range(4, 6)
     return sorted(set(labels(streams, range(8))) - set(labels(streams[:-1], lost)))
 
@@ -117,13 +117,13 @@ def of_group(database: str, policy: OnPoison) -> Group:
 
 
 def rows(conn: Connection, streams: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(status, position, lost messages) of each."""
+    """Return (status, position, lost messages) of each."""
     reported = "select status, position, lost_message_count from lending where stream_id = any(%s) order by stream_id"
     return conn.execute(reported, (list(streams),)).fetchall()
 
 
 def is_past(conn: Connection, streams: Sequence[int], policy: OnPoison) -> bool:
-    """Whether the group has decided of the bad ones, and has all of the rest."""
+    """Return whether the group has decided about the poisoned streams, and has consumed the rest."""
     *bad, well = rows(conn, streams) or [("", 0, 0)]
     if policy is OnPoison.BLOCK:
         return well[1] == 8 and bad == [("blocked", 4, 0)] * (len(streams) - 1)

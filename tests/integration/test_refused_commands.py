@@ -20,7 +20,7 @@ SETTINGS = BorrowerSettings().scaled(20)
 
 
 async def the_end(agent: AgentLoop, subscribe: Callable[[SessionEventQueue], int]) -> list[SessionEvent]:
-    """All events of a subscription, up to its end."""
+    """Return all events of a subscription, up to its end."""
     inbox, events = SessionEventQueue(), list[SessionEvent]()
 
     def ended() -> bool:

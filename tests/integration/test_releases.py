@@ -75,7 +75,7 @@ class Releases:
         return Process("tests.processes.release", str(self._codecs[version]), version, *arguments, *url, log=log)
 
     def does(self, version: str, *arguments: str) -> str:
-        """What a command that ends well has said."""
+        """Return the output of a command that succeeds."""
         process = self.run(version, *arguments)
         eventually(lambda: not process.alive, WAIT_S, process.output)
         assert process.stop() == 0, process.output()

@@ -48,7 +48,7 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 @pytest.fixture
 def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
-    """Of a node that asks who calls."""
+    """Return the address of a node that authenticates callers."""
     return serve_asking(empty_fleet, conn)
 
 
@@ -67,7 +67,7 @@ def driver() -> Iterator[str]:
 
 
 def refusal(channel: grpc.Channel, method: str, raw: bytes, token: str | None = None) -> tuple[grpc.StatusCode, str]:
-    """What a client with neither proto nor library of ours is answered."""
+    """Return the answer to a client without the proto or sublet's library."""
     call = channel.unary_stream(method)(raw, timeout=WAIT_S, metadata=bearer(token))
     with pytest.raises(grpc.RpcError) as refused:
         next(iter(call))

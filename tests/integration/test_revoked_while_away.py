@@ -56,18 +56,18 @@ class Member:
         self._life, self._number, self._acknowledged = self._life + 1, 0, 0
 
     def send(self, message: pb.ToLeader) -> list[Any]:
-        """What is wrong with it."""
+        """Send the message; return the errors of the reply."""
         self._number += 1
         reply = self._stub.Commands(self._batch(self._number, message), timeout=WAIT_S, metadata=self._metadata)
         return list(reply.errors)
 
     def vanish(self) -> None:
-        """By a batch that cannot follow: the node forgets who that was."""
+        """Send a batch out of order, so that the node drops the subscriber."""
         reply = self._stub.Commands(self._batch(99), timeout=WAIT_S, metadata=self._metadata)
         assert reply.unknown_subscriber
 
     def ping(self) -> list[Any]:
-        """What the node has to say."""
+        """Send a ping; return the node's messages."""
         self.send(pb.ToLeader(ping=pb.Ping(borrower_ids=[self.borrower], sent_at=1.0)))
         request = pb.PollRequest(**self._named(), acknowledged=self._acknowledged, hold_ms=100)
         found = self._stub.Poll(request, timeout=WAIT_S, metadata=self._metadata).messages

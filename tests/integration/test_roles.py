@@ -44,7 +44,7 @@ def shared_world() -> Iterator[RoleWorld]:
 
 @pytest.fixture
 def world(shared_world: RoleWorld) -> RoleWorld:
-    """With the rights that the table says, whatever a test before has changed."""
+    """Return the world with the rights of the table, whatever an earlier test has changed."""
     make_roles(shared_world.admin)
     return shared_world
 
@@ -61,7 +61,7 @@ def unlisted(conn: psycopg.Connection[Any]) -> list[str]:
 
 
 def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabasePrivilege]]:
-    """{who: rights that the table does not say}; a right that it says and nobody has fails."""
+    """Return {role: rights beyond the table}; fail if a right of the table is missing."""
     found = {}
     for who in (*Role, PUBLIC):
         expected = compute_expected_rights(conn, "sublet", () if who == PUBLIC else (Role(who),))

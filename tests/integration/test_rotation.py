@@ -60,7 +60,7 @@ class Exchange:
         self._sent.append(value)
 
     def consume(self) -> bool:
-        """Whether all that was sent has come."""
+        """Return whether all messages sent have arrived."""
         if (batch := self._session.poll(1.0)) is not None:
             self._received.update(batch.table.column("value").to_pylist())
             batch.ack()
@@ -117,7 +117,7 @@ class TokenFile:
         self._write()
 
     def replace(self, address: str) -> None:
-        """As docs/access.md has it: the new one is made, handed out, and seen in use before the old one is revoked."""
+        """Replace the token as docs/access.md describes: the new one is in use before the old one is revoked."""
         old, self.token = self.token, token_of(self._conn, "user:a")
         assert is_known(address, self.token), "it counts at once"
         self._write()

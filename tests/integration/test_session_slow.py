@@ -33,7 +33,7 @@ class Slow:
         assert not reply.errors
 
     async def catch_up(self) -> list[Any]:
-        """All that waits for it by now."""
+        """Return all messages that wait for it by now."""
         seen: list[Any] = []
         while True:
             request = pb.PollRequest(**self.one, acknowledged=self._acknowledged)

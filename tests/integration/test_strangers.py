@@ -22,7 +22,7 @@ from tests.kit_nodes import Fleet
 
 @pytest.fixture
 def address(empty_fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
-    """Of a node that asks who calls."""
+    """Return the address of a node that authenticates callers."""
     return serve_asking(empty_fleet, conn)
 
 

@@ -68,7 +68,7 @@ def publish(url: str, first: int, count: int, block: int = 5) -> list[bytes]:
 
 
 def lending(conn: Connection) -> dict[int, tuple[str, int, Any]]:
-    """{stream: (status, position, in doubt)} of those that are not finished."""
+    """Return {stream: (status, position, in doubt)} of those that are not finished."""
     rows = conn.execute("select stream_id, status, position, in_doubt from lending where status <> 'finished'")
     return {stream: (status, position, doubt) for stream, status, position, doubt in rows}
 
@@ -130,7 +130,7 @@ def test_no_batch_waits_forever_for_the_database(database: str) -> None:
         run.wait_until_granted(10)
 
         def retried(call: Callable[[], Any]) -> Any:
-            """What it returns, when the second is enough."""
+            """Return the result of the call, which may fail once."""
 
             def attempt() -> Any:
                 with contextlib.suppress(Unavailable):

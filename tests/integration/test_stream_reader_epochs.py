@@ -55,7 +55,7 @@ def publish(publisher: Publisher, epoch: int, advance: bool = True) -> None:
 
 
 def batches(checkpoint: Checkpoint) -> list[dict[bytes, int]]:
-    """What each batch in the sink has, by epoch."""
+    """Return the messages of each batch in the sink, by epoch."""
     found = []
     for _, rows in sorted(checkpoint.sink.items()):
         counts: dict[bytes, int] = {}

@@ -50,7 +50,7 @@ def dated(conn: Connection, stream: int, seconds: int) -> None:
 
 
 def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
-    """Where each way to ask begins or ends at that time; one number, where they agree."""
+    """Return where each kind of query begins or ends at that time; one number, if they agree."""
     when = BEGUN + timedelta(seconds=seconds)
     start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
     (begun,) = [
@@ -114,7 +114,7 @@ def test_an_hour_stays_the_same(database: str, conn: Connection, tmp_path: Path)
     hour = BEGUN + timedelta(minutes=25)
 
     def read() -> tuple[list[bytes], list[bytes]]:
-        """From that time on, by a tail and by a feed."""
+        """Return what a tail and a feed read from that time on."""
         tailed = [value for table in Tail(conn, ALL, hour).pages() for value in table.column("value").to_pylist()]
         with serving(database) as server, Feed([server.address]) as feed:
             return tailed, values(list(feed.history("eu/#", hour)))

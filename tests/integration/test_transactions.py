@@ -56,7 +56,7 @@ class Place:
                 publisher.publish("t", str(number), key=key or f"k{number}")
 
     def output(self) -> list[bytes]:
-        """What was written, sorted."""
+        """Return the written output, sorted."""
         return sorted(value for (value,) in self.connection.execute("select value from public.output").fetchall())
 
     def progress(self) -> int:

@@ -138,7 +138,7 @@ def test_nothing_of_others_is_handed_over(home: Path) -> None:
 
 
 def program(directory: Path, ran: Path) -> None:
-    """What claims to be a Postgres, and leaves a trace where it is run."""
+    """Create programs that claim to be Postgres, and leave a trace if they are run."""
     directory.mkdir(parents=True)
     for name in ("postgres", "initdb", "pg_ctl", "pg_isready"):
         (directory / name).write_text(f"#!/bin/sh\ntouch '{ran}'\necho 'postgres (PostgreSQL) 18.0'\n")

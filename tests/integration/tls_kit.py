@@ -58,7 +58,7 @@ class Certificates:
         return self._store(name, made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), private)
 
     def context(self, files: tuple[str, str] | None) -> ssl.SSLContext:
-        """What a client of HTTP is made with: it trusts the authority, and shows this certificate."""
+        """Return an SSL context that trusts the authority, and has this certificate."""
         made = ssl.create_default_context(cafile=str(self.ca))
         if files is not None:
             made.load_cert_chain(*files)

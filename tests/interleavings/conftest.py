@@ -20,6 +20,6 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def orders(stage: object, database: str) -> Iterator[Interleavings]:
-    """What is explored begins with the `stage` of each file."""
+    """Yield the schedules, each of which begins with the `stage` of the file."""
     with Interleavings(database) as orders:
         yield orders

@@ -59,5 +59,5 @@ class Footprints:
 
 
 def _words(text: str) -> set[str]:
-    """All of it that may be a name; a partition is the table that it is of."""
+    """Return all words that may be names, partitions replaced by their tables."""
     return {word.rstrip("_") for word in re.findall(r"[a-z_]+", text.lower())}

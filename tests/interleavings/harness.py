@@ -64,12 +64,12 @@ class Run:
 
     @property
     def errors(self) -> list[object]:
-        """What was raised, and each deadlock that Postgres had to end: whoever met it may have tried again."""
+        """Return the errors raised, and the deadlocks that Postgres had to end, even if they were retried."""
         raised = [answer for answer in self.answers.values() if isinstance(answer, Exception)]
         return [*raised, *(step.error for step in self.steps if step.error == "DeadlockDetected")]
 
     def places(self, who: str) -> list[int]:
-        """Where in the schedule its statements were sent."""
+        """Return the places in the schedule at which its statements were sent."""
         return [place for place, step in enumerate(self.steps) if step.who == who]
 
     def __str__(self) -> str:
@@ -242,7 +242,7 @@ class Interleavings:
             chosen.go_on()
 
     def _is_settled(self, one: _Participant, threads: list[_Participant]) -> bool:
-        """It has come to its next statement, or waits for another's lock."""
+        """Return whether it has reached its next statement, or waits for another's lock."""
         if one.arrived.wait(0.002):
             return True
         found = self._watcher.execute("select pg_blocking_pids(%s)", (one.pid,)).fetchone()

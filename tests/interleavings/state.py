@@ -53,5 +53,5 @@ class State:
         self._conn.execute(self._put_back)
 
     def _found(self) -> set[tuple[int, bool]]:
-        """The generations with a partition, and whether it is attached."""
+        """Return the generations with a partition, and whether it is attached."""
         return set(self._conn.execute(_PARTITIONS, (resolve_schema_name(),)))

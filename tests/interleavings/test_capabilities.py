@@ -46,7 +46,7 @@ class Stage:
         return epoch_leases.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
 
     def go_on(self, conn: Connection) -> LowerFrontier:
-        """To epoch 4."""
+        """Advance to epoch 4."""
         return epoch_leases.hold(conn, self.space, self.former, [(4,)], LONG_S)
 
     def advance_only(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
@@ -70,7 +70,7 @@ class Stage:
         return epoch_leases.append_and_advance(conn, [], self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
 
     def live_anew(self, conn: Connection) -> LowerFrontier:
-        """Its next life begins, and goes on with what the former held."""
+        """Start its next incarnation, which continues with the former one's capability."""
         return epoch_leases.hold(
             conn, self.space, ProducerIdentity(NAME, register_producer(conn, NAME)), [(1,)], LONG_S
         )
@@ -146,7 +146,7 @@ ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "
 
 
 def goes_on(answer: object) -> bool:
-    """With what it held, for another lease."""
+    """Return whether it continues with its capability, for another lease."""
     return bool(answer.change if isinstance(answer, epoch_leases.EpochAdvanceResult) else answer) and not isinstance(
         answer, Exception
     )

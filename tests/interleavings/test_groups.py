@@ -72,7 +72,7 @@ class Stage:
         )
 
     def report(self, conn: Connection) -> GroupWriteResult:
-        """That the message is consumed."""
+        """Report that the message is consumed."""
         return self._write(PostgresGroupStore(lambda: conn), self.plain, AdvancePosition(self.stream, self.grant, 1))
 
     def sync(self, conn: Connection) -> GroupWriteResult:
@@ -84,13 +84,13 @@ class Stage:
             reset_transaction.execute_reset(conn, group, ResetTarget.earliest(), reason="x", force=True)
 
     def consume(self, conn: Connection) -> None:
-        """In the consumer's own transaction, when another message has come."""
+        """Consume in the consumer's own transaction, after another message."""
         append(conn, [BlockAppend(self.stream, block(b"y"))])
         with conn.transaction():
             consumer_progress.advance(conn, *grant_of(self.plain, self.held), 1)
 
     def publish(self, conn: Connection) -> Any:
-        """In epoch 2, and finish with that: all up to 4 is completed."""
+        """Publish in epoch 2, and finish it: all up to 4 is completed."""
         stamp = ProducerStamp(WHO.producer_id, WHO.incarnation, 1)
         block = BlockAppend(stream_of(conn, "eu"), in_epochs((2,)), stamp)
         moved = epoch_leases.append_and_advance(conn, [block], self.space, WHO, [(5,)], 600)
@@ -101,7 +101,7 @@ class Stage:
         return space_changes.rollover(conn, "eu")
 
     def at_once(self, work: Work) -> Work:
-        """As one step: others see of it what it has committed."""
+        """Return the work as one step, so that others see it only once it is committed."""
 
         def step(conn: Connection) -> Any:
             conn.execute("select")
@@ -110,7 +110,7 @@ class Stage:
         return step
 
     def lend_atomic(self, url: str) -> tuple[int, int, int, GrantSecret]:
-        """To a consumer of that group; what it knows of the grant."""
+        """Grant the stream to a consumer of the atomic group; return what it needs to use the grant."""
         with closing(PostgresGroupStore(url)) as store:
             granted = self._write(store, self.atomic, GrantStream(self.stream, "b", "a", "s", "share"))
         assert granted.results[0].lending is not None

@@ -25,7 +25,7 @@ class Stage:
             self.term = store.claim(1, ONE, LEASE_S / 2, _lock(ONE).key).term
 
     def claim(self, node: NodeIncarnation, conn: Connection) -> Leadership:
-        """That leader's lock was found free."""
+        """Claim after that leader's lock was found free."""
         with conn.transaction():
             return claim(conn, 1, node, LEASE_S, None, _lock(node).key, _lock(ONE))
 

@@ -21,7 +21,7 @@ WHO = ProducerIdentity("p", 1)
 
 
 def values(run: Run) -> list[bytes]:
-    """All that is stored; offsets have no hole."""
+    """Return all stored values; check that offsets have no gap."""
     return sorted(message["value"] for messages in everything(run.conn).values() for message in messages)
 
 

@@ -53,7 +53,7 @@ class Stage:
         return self._renew(PostgresGroupStore(lambda: conn), self.late)[0]
 
     def sync_both(self, conn: Connection) -> GroupWriteResult:
-        """In one transaction, which has the finished row locked."""
+        """Sync both in one transaction, which has the finished row locked."""
         return self._renew(PostgresGroupStore(lambda: conn), self.late, self.ahead)[0]
 
     def _renew(self, store: PostgresGroupStore, *groups: Group) -> tuple[GroupWriteResult, ...]:

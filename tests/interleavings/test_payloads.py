@@ -29,7 +29,7 @@ class Stage:
         self.before = read(conn, self.stream)
 
     def end(self) -> None:
-        """The stream's generation is due to go altogether."""
+        """Make the stream's generation due to be dropped completely."""
         space_changes.rollover(self.conn, "eu")
         self.conn.execute(
             "update generation g set closed_at = g.closed_at - interval '101 s'"

@@ -54,7 +54,7 @@ class World:
 
     @cached_property
     def by_epoch(self) -> dict[tuple[int, Epoch], set[int]]:
-        """{(space, epoch): its messages}."""
+        """Return {(space, epoch): its messages}."""
         had = defaultdict(set)
         for stream, log in enumerate(self.logs):
             for offset, epoch in enumerate(log):
@@ -88,7 +88,7 @@ class World:
         self._settle(space)
 
     def _later(self, epoch: Epoch) -> Epoch:
-        """One at or after it, in every direction."""
+        """Return an epoch at or after this one, in every direction."""
         return tuple(number + max(0, self.choose(4) - 1) for number in epoch)
 
     def _settle(self, space: int) -> None:
@@ -170,7 +170,7 @@ class Reader:
         return len(given), len(had) - len(given)
 
     def _by_epoch(self) -> tuple[dict[tuple[int, Epoch], set[int]], dict[tuple[int, Epoch], set[int]]]:
-        """{(space, epoch): its messages} of all, and of those that were given."""
+        """Return {(space, epoch): its messages} of all messages, and of the delivered ones."""
         given = defaultdict(set)
         for stream, log in enumerate(self.world.logs):
             for offset in self.given[stream]:
@@ -178,7 +178,8 @@ class Reader:
         return self.world.by_epoch, given
 
     def _due(self, epoch: Epoch) -> bool:
-        """By the definitions, from the messages that were there and the frontiers when it joined."""
+        """Return whether the epoch is due by the definitions, from the messages and the frontiers at the time of
+        joining."""
         if self.begin is EpochStartingPosition.EARLIEST:
             return True
         view = self.world.views[self.joined]

@@ -76,7 +76,7 @@ class World:
         return {key: change for (its, key), change in self.truth.items() if its == kind and not change.is_deleted}
 
     def send(self, message: bytes) -> None:
-        """To every listener: lost, repeated, in any order."""
+        """Send to every listener: lost, repeated, in any order."""
         for node in self.listeners:
             copies = 1 + (self.random.random() < self.repeats)
             for _ in range(copies):
@@ -153,7 +153,7 @@ class Node:
             self.do(ListeningStopped())
 
     def receive(self, message: bytes, connection: int) -> None:
-        """What was sent to another connection does not arrive."""
+        """Drop messages that were sent to another connection."""
         if self.is_connected and connection == self.connection:
             self.do(NotificationReceived(decode(message)))
 
@@ -177,7 +177,7 @@ class Node:
         self._world.at(at, lambda: self._read(catch_up.channel, begun))
 
     def _read(self, channel: str, begun: int) -> None:
-        """The statement sees one instant; its answer comes a little later."""
+        """Read one instant; the answer comes a little later."""
         snapshot = CatchUpSnapshot(tuple(self._world.living(channel).values()))
         ok = self._world.random.random() >= self.reads_fail
         self._world.at(

@@ -38,7 +38,7 @@ def allocate(
     movable: Collection[int] | None = None,
     moving: Collection[int] = (),
 ) -> AllocationPlan:
-    """The plan of `even` where nothing is known of last holders and of loads."""
+    """Return the plan of `even` without last holders and loads."""
     return EvenStrategy().plan(AllocationInput(held, free, weights, movable, moving))
 
 
@@ -54,7 +54,7 @@ def groups(draw: st.DrawFn, streams: int = 40) -> tuple[Holdings, frozenset[int]
 
 @st.composite
 def allocation_inputs(draw: st.DrawFn) -> AllocationInput:
-    """Everything a strategy may be asked: some streams may not move, some are moving, some loads are known."""
+    """Draw any input of a strategy: some streams may not move, some are moving, some loads are known."""
     held, free, weights = draw(groups())
     every = [*held, *free]
     subset = st.sets(st.sampled_from(every)) if every else st.just(set[int]())
@@ -83,12 +83,12 @@ class World:
             self.past[stream_id] = [borrower]
 
     def allocation_input(self, load: Loads | None = None) -> AllocationInput:
-        """As it is now."""
+        """Return the present input."""
         moving, load = set(self.moving), self.load if load is None else load
         return AllocationInput(dict(self.held), set(self.free), self.weights, None, moving, dict(self.last), load)
 
     def round(self, load: Loads | None = None, delay: int = 0) -> AllocationPlan:
-        """One plan, carried out."""
+        """Carry out one plan."""
         allocation_input = self.allocation_input(load)
         plan = validate_plan(self.strategy.plan(allocation_input), allocation_input)
         for stream_id, borrower in plan.grants:
@@ -104,7 +104,7 @@ class World:
         return plan
 
     def set_free(self, stream_id: int) -> None:
-        """Its holder has let go."""
+        """Free the stream after its holder has released it."""
         self.moving.pop(stream_id, None)
         self.last[stream_id] = self.held.pop(stream_id)
         self.free.add(stream_id)
@@ -117,16 +117,16 @@ class World:
         raise AssertionError(f"after {ROUNDS} rounds streams still move")
 
     def moves(self) -> dict[int, int]:
-        """How often each stream has changed hands."""
+        """Return how often each stream has changed hands."""
         return {stream_id: len(holders) - 1 for stream_id, holders in self.past.items()}
 
 
 def jittered(load: Loads, rng: random.Random) -> Loads:
-    """As a measurement would show them: each up to a tenth too high or too low."""
+    """Return the loads as measured: each up to a tenth too high or too low."""
     return {s: StreamLoad(each.bytes_per_s * rng.uniform(0.9, 1.1), each.lag) for s, each in load.items()}
 
 
 def counts(held: Mapping[int, str], weights: Collection[str]) -> dict[str, int]:
-    """How many streams each member holds."""
+    """Return how many streams each member holds."""
     held_by = Counter(held.values())
     return {name: held_by[name] for name in weights}

@@ -19,7 +19,7 @@ from tests.property.sharing import NAMES, Holdings, Weights, allocate, counts, g
 
 
 def apply(held: Mapping[int, str], plan: AllocationPlan) -> Holdings:
-    """The holdings once every grant is accepted and every revoke has ended."""
+    """Return the holdings once every grant is accepted and every revoke has ended."""
     stays = {stream: who for stream, who in held.items() if stream not in plan.revokes}
     return stays | dict(plan.grants)
 
@@ -38,7 +38,7 @@ def settle(held: Mapping[int, str], free: frozenset[int], weights: Weights) -> H
 
 
 def quotas(total: int, weights: Weights) -> dict[str, Fraction]:
-    """The exact shares, in fractions of a stream."""
+    """Return the exact shares, in fractions of a stream."""
     entire = sum(Fraction(w) for w in weights.values())
     return {name: total * Fraction(w) / entire for name, w in weights.items()}
 
@@ -82,7 +82,7 @@ def test_minimality_no_other_rounding_moves_less(group: tuple[Holdings, frozense
 
 
 def _largest(quota: dict[str, Fraction], favoured: set[str]) -> bool:
-    """Nobody left out has a larger remainder than somebody favoured."""
+    """Return whether no member without an extra stream has a larger remainder than one with it."""
     chosen = [quota[name] % 1 for name in favoured]
     others = [quota[name] % 1 for name in quota if name not in favoured]
     return not chosen or not others or min(chosen) >= max(others)

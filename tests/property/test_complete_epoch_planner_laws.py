@@ -142,11 +142,11 @@ class Query:
         self.begin_anew()
 
     def given(self) -> set[tuple[int, int]]:
-        """What is in some batch: (stream, offset)."""
+        """Return the messages of all batches: (stream, offset)."""
         return {(stream, offset) for batch in self.batches for stream, some in batch.items() for offset in some}
 
     def check(self) -> None:
-        """Everything was given once, and each epoch in one batch."""
+        """Check that every message was delivered once, and each epoch in one batch."""
         for stream in STREAMS:
             given = [offset for batch in self.batches for offset in batch.get(stream, ())]
             assert sorted(given) == list(range(len(self.logs[stream].messages)))

@@ -53,11 +53,11 @@ class Node:
     cut_off_until: float = 0.0
 
     def clock(self, real_s: float) -> float:
-        """This node's monotonic clock."""
+        """Return this node's monotonic clock."""
         return self.offset_s + real_s * self.rate
 
     def real(self, clock_s: float) -> float:
-        """When that clock shows this."""
+        """Return the real time at which that clock shows this."""
         return (clock_s - self.offset_s) / self.rate
 
 
@@ -164,7 +164,7 @@ class World:
         self.at(self.now_s + self._delay_s(calm), lambda: self.decide(node, event))
 
     def _ignore(self, event: Event) -> None:
-        """The database did it; nobody receives the answer."""
+        """Ignore the answer to an executed statement."""
 
     def _delay_s(self, calm: bool) -> float:
         return 0.01 if calm else self.random.choice((0.001, 0.01, 0.01, 0.05, 0.05, 0.4, 0.4, 3.0, 6.0))
@@ -194,19 +194,19 @@ class World:
         self.at(self.now_s + self.random.uniform(0, 8), self.trouble)
 
     def want(self, node: Node, leadership_id: int) -> None:
-        """The node should lead."""
+        """Make the node campaign."""
         node.wants.add(leadership_id)
         self.decide(node, StartCampaign(leadership_id))
 
     def unwant(self, node: Node, leadership_id: int) -> None:
-        """The node should not lead."""
+        """Make the node resign."""
         node.wants.discard(leadership_id)
         self.decide(node, Resign(leadership_id))
 
     # --- what must be true ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Nobody trusts itself wrongly."""
+        """Check that no node wrongly acts as leader."""
         claims = self.store.read_leaderships(IDS)
         for leadership_id in IDS:
             trusting = self.trusting(leadership_id)
@@ -217,13 +217,13 @@ class World:
                 assert claim.remaining_s > 0, f"{name} trusts a lease that ran out {-claim.remaining_s} s ago"
 
     def trusting(self, leadership_id: int) -> dict[str, int]:
-        """Who would answer as the leader at this moment, and under which term."""
+        """Return the nodes that act as leader at this moment, and their terms."""
         asked = {node.ref.name: node.machine.trusted_term(leadership_id, node.clock(self.now_s)) for node in self.nodes}
         return {name: term for name, term in asked.items() if term is not None}
 
 
 def play(seed: int) -> World:
-    """One run: trouble, then calm."""
+    """Execute one run: trouble, then calm."""
     world = World(seed)
     world.at(world.now_s, world.look_often)
     world.at(world.now_s, world.trouble)

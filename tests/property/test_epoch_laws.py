@@ -24,12 +24,10 @@ both = pytest.mark.parametrize("universe", EITHER)
 
 
 def may_come(epochs: Iterable[Epoch], epoch: Epoch) -> bool:
-    """By the definition."""
     return any(is_at_or_before(each, epoch) for each in epochs)
 
 
 def has_begun(epochs: Iterable[Epoch], epoch: Epoch) -> bool:
-    """By the definition."""
     return any(is_at_or_before(epoch, each) for each in epochs)
 
 

@@ -45,7 +45,7 @@ class Log:
         self.lower = self.lower.intersect(LowerFrontier.from_epochs(by))
 
     def compact(self) -> None:
-        """The last two blocks that say the same of epochs become one."""
+        """Merge the last two blocks that have the same epochs."""
         for place in range(len(self.marks) - 1, 0, -1):
             one, other = self.marks[place - 1 : place + 1]
             if one.has_same_epochs(other):
@@ -60,7 +60,7 @@ class Log:
         return BlockEpochSummaries(behind, len(self.messages), False, self.lower, 1)
 
     def rows(self, start: int, end: int) -> pa.RecordBatch:
-        """As they would be read."""
+        """Return the rows as a reader finds them."""
         found = self.messages[start:end]
         columns = {
             "topic": ["t"] * len(found),
@@ -73,7 +73,7 @@ class Log:
         return add_position_columns(pa.RecordBatch.from_pydict(columns, schema=BLOCK_SCHEMA), 1, start)
 
     def begun(self, before: int) -> UpperFrontier:
-        """What had begun before an offset, by whole blocks."""
+        """Return the epochs begun before an offset, by whole blocks."""
         greatest = [g for mark in self.marks if mark.first < before and mark.epochs for g in mark.epochs.greatest]
         return UpperFrontier.from_epochs(greatest)
 
@@ -111,7 +111,7 @@ class Consumer:
         self.plan = EpochStepPlanner(self.plan.position, self.plan.consumed)
 
     def wanted(self) -> list[int]:
-        """What it is to be given once all is completed."""
+        """Return the messages due once all epochs are completed."""
         return [
             offset
             for offset, epoch in enumerate(self.log.messages)
@@ -154,7 +154,7 @@ def test_every_epoch_is_given_out_entirely_and_once(numbers: int, data: st.DataO
 
 
 def _check_atomic(log: Log, consumer: Consumer) -> None:
-    """Of each epoch all of its messages were given out, or none."""
+    """Check that of each epoch all messages were delivered, or none."""
     given = set(consumer.given)
     for epoch in {epoch for epoch in log.messages if epoch is not None}:
         of_it = {offset for offset, other in enumerate(log.messages) if other == epoch}

@@ -24,7 +24,7 @@ _RATES: list[Callable[[random.Random], float]] = [
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    """A group of members alone, with loads of every kind that stay what they are."""
+    """Draw a group of members, with constant loads of every kind."""
     rng = random.Random(draw(st.integers(0, 1 << 32)))
     members, streams = draw(st.integers(1, 8)), draw(st.integers(0, 40))
     rate = draw(st.sampled_from(_RATES))

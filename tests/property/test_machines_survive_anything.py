@@ -109,7 +109,7 @@ class Ids:
         return tuple(self.progress(draw) for _ in range(draw(st.integers(0, 3))))
 
     def to_leader(self, draw: Draw) -> LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect:
-        """Any message to a leader."""
+        """Draw any message to a leader."""
         who = draw(BORROWERS)
         match draw(st.integers(0, 6)):
             case 0 | 1:
@@ -140,7 +140,7 @@ class Ids:
                 return Disconnect(who, self.term(draw), self.several(draw))
 
     def to_borrower(self, draw: Draw) -> object:
-        """Any message to a borrower."""
+        """Draw any message to a borrower."""
         who, term, stream_id, grant_id = draw(BORROWERS), self.term(draw), draw(STREAMS), self.grant(draw)
         match draw(st.integers(0, 6)):
             case 0:
@@ -216,7 +216,7 @@ def test_a_node_survives_whatever_it_receives(data: st.DataObject) -> None:
 
 
 def fail_first(play: Play) -> None:
-    """The next request, if it is a commit, fails."""
+    """Fail the next request if it is a commit."""
     if isinstance(request := play.requests[0], CommitWrites):
         play.requests.pop(0)
         play.do(WritesCommitFailed(request, is_outcome_unknown=True))

@@ -64,7 +64,7 @@ def trouble(world: World, turmoil: bool = True) -> None:
 
 
 def calm(world: World) -> None:
-    """All are alive and connected, nothing is lost any more."""
+    """Bring all back to life and reconnect them; from now on nothing is lost."""
     world.loss = 0.0
     for node in world.listeners:
         node.connect()

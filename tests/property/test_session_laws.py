@@ -103,7 +103,7 @@ class World:
             self.newest["k"] = body
 
     def answer(self, kind: str) -> None:
-        """The network decides what becomes of a call under way."""
+        """Decide the outcome of a call under way."""
         call = self.calls[kind]
         fails = (
             CommandsUnanswered(call.subscriber_incarnation, "lost")
@@ -168,7 +168,7 @@ class World:
 
 
 def calm(world: World) -> None:
-    """Nothing is lost any more: everything must arrive."""
+    """Lose nothing from now on: everything must arrive."""
     world.loss = world.restarts = 0.0
     for _ in range(200):
         world.now += 1.0

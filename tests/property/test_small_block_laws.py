@@ -25,7 +25,7 @@ NUMBER = st.integers(0, 2) | st.integers(-(2**63), 2**63 - 1)
 
 
 def messages(dimensions: int) -> st.SearchStrategy[list[Message]]:
-    """As they come, and such as repeat."""
+    """Draw messages, some of which repeat."""
     epoch = st.none() | st.tuples(*[NUMBER] * dimensions)
     one = st.tuples(TOPIC, BYTES, BYTES, HEADERS, TIMESTAMP, epoch)
     repeated = st.lists(st.tuples(one, st.integers(1, 16)), min_size=1, max_size=8)

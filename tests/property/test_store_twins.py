@@ -186,7 +186,7 @@ class Twins(RuleBasedStateMachine):
         self.world.complete((self.first_epoch(space_id) or 0) + count, space_id)
 
     def first_epoch(self, space_id: int) -> int | None:
-        """The first of a space that is not completed; None before it has epochs."""
+        """Return the first epoch of a space that is not completed; None before it has epochs."""
         lower = self.world.streams.lowers.get(space_id)
         return None if lower is None else lower.least[0][0]
 
@@ -314,7 +314,7 @@ class Twins(RuleBasedStateMachine):
 
     @rule(group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans())
     def claim_by_lock(self, group: int, node: NodeIncarnation, rival: NodeIncarnation, declares: bool) -> None:
-        """Nobody holds any."""
+        """Claim by a lock that no leader holds."""
         own, other = LeaderLivenessLock.of(node.incarnation), LeaderLivenessLock.of(rival.incarnation)
         claimed = self.ask(lambda store: store.claim(group, node, 10.0, own.key if declares else None, other))
         self.terms[group] = claimed.term
@@ -345,7 +345,7 @@ class Twins(RuleBasedStateMachine):
     @precondition(lambda self: self.terms)
     @rule(one=wanted, other=wanted)
     def commit_twice(self, one: Wanted, other: Wanted) -> None:
-        """What most of this is about is done oftenest."""
+        """Commit two, so that commits, the main subject, are most frequent."""
         self.commit(one)
         self.commit(other)
 
@@ -382,7 +382,7 @@ class Twins(RuleBasedStateMachine):
                 return ReclaimStream(stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2])
 
     def consumed(self, stream_id: int, which: int) -> ConsumedFrontier | None:
-        """All that is completed in a stream, mostly."""
+        """Return a frontier, mostly of all that is completed in the stream."""
         if (stream := self.world.streams.streams.get(stream_id)) is None:
             return None
         first = self.first_epoch(stream.generation.space_id)
@@ -426,7 +426,7 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def they_have_consumed_alike(self) -> None:
-        """In entire epochs: finished rows, too, and spaces of which no leader has learned."""
+        """Compare entire epochs, also of finished rows and of spaces without a leader so far."""
         consumed = "select group_id, stream_id, consumed from lending order by group_id, stream_id"
         stored = [
             (group, stream, None if each is None else (each["upto"], lower_frontier_from_json(each["least"])))
@@ -450,7 +450,7 @@ class Twins(RuleBasedStateMachine):
 
     @invariant()
     def they_count_alike_what_was_lost_and_wait_alike(self) -> None:
-        """What no leader is shown: finished rows, and how long rows are kept to the microsecond."""
+        """Compare what leaders do not read: finished rows, and reservation times to the microsecond."""
         retained = (
             "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint"
         )

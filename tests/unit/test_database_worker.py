@@ -37,7 +37,7 @@ RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
 
 
 class Away:
-    """A worker whose database does not answer, and what it answers itself."""
+    """Runs a worker whose database does not answer, and collects the worker's answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -47,7 +47,7 @@ class Away:
         self.worker = DatabaseWorker(self.store, NodeIncarnation("n", "i", "a:1"), LeaderSettings(), self.answers.put)
 
     def ask(self, *requests: DatabaseRequest) -> list[NodeEvent]:
-        """What comes of them."""
+        """Submit the requests; return their answers."""
         for request in requests:
             self.worker.submit(request)
         return [self.answers.get(timeout=30) for _ in requests]
@@ -55,7 +55,7 @@ class Away:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
-    """A node's worker that ends with the test."""
+    """Yield a node's worker that ends with the test."""
     away = Away(monkeypatch)
     away.worker.start()
     yield away

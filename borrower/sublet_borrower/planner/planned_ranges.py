@@ -17,8 +17,8 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 class PlannedRange(Struct, frozen=True):
     """Messages [start, end) of a stream, planned under `grant_id`, as stored in a checkpoint.
 
-    `consumed_frontier`: in a group that is atomic, what is consumed in whole epochs behind it. Then messages behind
-    `end` are among them, and some before it are not.
+    `consumed_frontier`: in an atomic group, the epochs that are consumed once the range is. The range then has messages
+    behind `end` as well, and not all of those before it.
     """
 
     stream_id: int
@@ -29,31 +29,32 @@ class PlannedRange(Struct, frozen=True):
 
     @classmethod
     def from_in_doubt(cls, stream_id: int, doubt: InDoubtRange) -> PlannedRange:
-        """Return the range of what is in doubt."""
+        """Return the range that the lending row has in doubt."""
         return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
 
     def matches(self, doubt: InDoubtRange) -> bool:
-        """Return whether it is what is in doubt."""
+        """Return whether this is the range that the lending row has in doubt."""
         return PlannedRange.from_in_doubt(self.stream_id, doubt) == self
 
     @property
     def cut(self) -> InDoubtRange:
-        """Return the row's entry once nothing of the range is to be done: none of it is in doubt, nor is it done."""
+        """Return the row's entry of a range put off to a later batch: empty, at the start, so not in doubt or done."""
         return InDoubtRange(self.grant_id, self.start, self.start, 0.0)
 
     def is_put_off(self, doubt: InDoubtRange) -> bool:
-        """Return whether the row has that range as put off."""
+        """Return whether the lending row's entry says that this range was put off to a later batch."""
         return doubt == self.cut
 
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Return whether progress has come behind it."""
+        """Return whether the group's progress has passed the range."""
         return not InDoubtRange(self.grant_id, self.start, self.end, 0.0, self.consumed_frontier).is_pending(
             position, consumed
         )
 
     def was_done_under(self, reached: int, is_finished: bool) -> bool:
-        """Return whether its grant, which is over, ended behind it; for entire epochs that is known only at a stream's
-        end.
+        """Return whether the range's grant, which has ended, ended behind the range.
+
+        For entire epochs that is known only at the end of a stream.
         """
         return is_finished or (self.consumed_frontier is None and reached >= self.end)
 

@@ -33,14 +33,16 @@ log = logging.getLogger(__name__)
 READ_INTERVAL_S = 2.0
 MAX_AUDITED = 1_000
 """Maximum number of changes per read written to the audit log, the newest; all of them are in the table."""
-STOP_CHECK_INTERVAL_S = 0.2
+MIN_READ_INTERVAL_S = 0.2
 """Minimum time between reads, for notifications and for callers with an unknown token."""
+STOP_CHECK_INTERVAL_S = 0.2
+"""Maximum time of one wait for a notification, after which callers and `stop` are noticed."""
 MAX_WAITING = 1_000
-"""Maximum number of such callers that wait at a time."""
+"""Maximum number of callers with an unknown token that wait at a time."""
 
 
 class AccessRefreshThread(StoppableThread):
-    """Reads the rules and tokens. `on_change` is called, on a thread of its own, after a change."""
+    """Follows the rules and tokens. `on_change` is called, on a thread of its own, after a change."""
 
     def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
         super().__init__("sublet-access")
@@ -51,15 +53,15 @@ class AccessRefreshThread(StoppableThread):
         self._lock = threading.Lock()
 
     def open(self) -> AccessCache:
-        """Return the present rules and tokens. Raise what prevents it, `Conflict` if there are too many."""
+        """Return the present rules and tokens. Raise the error that prevents it, `Conflict` if there are too many."""
         with self._reconnecting as connection:
             self._cache = AccessCache(read_access(connection), self._clock)
             self._read_over = connection
         return self._cache
 
     def read_anew(self) -> Future[bool] | None:
-        """Return a future: True when all that is committed by now has been read, False if that failed. None if too many
-        callers wait for that."""
+        """Return a future: True when all that is committed by now has been read, False if that failed. Return None if
+        too many callers wait."""
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 return None
@@ -87,15 +89,15 @@ class AccessRefreshThread(StoppableThread):
                 self.sleep(READ_INTERVAL_S)
             except (SubletError, psycopg.Error) as error:
                 log.debug("access rules not read, retrying: %s", error)
-                self.sleep(STOP_CHECK_INTERVAL_S)
+                self.sleep(MIN_READ_INTERVAL_S)
                 waiting += self._take_waiting()
             for future in waiting:
                 future.set_result(is_read)
 
     def _wait_for_change(self, connection: BoundedConnection) -> None:
-        """Wait for a notification or a caller, and until the last read is long enough ago. All notifications that are
-        there are taken: what is left is kept by psycopg without bound."""
-        deadline, due_at = time.monotonic() + READ_INTERVAL_S, self._read_at + STOP_CHECK_INTERVAL_S
+        """Wait for a notification or a caller, and until the last read is long enough ago. Take all notifications that
+        have arrived: psycopg would retain the rest without a bound."""
+        deadline, due_at = time.monotonic() + READ_INTERVAL_S, self._read_at + MIN_READ_INTERVAL_S
         is_notified = False
         while not self.is_stopping and (now := time.monotonic()) < deadline:
             if (is_notified or self._waiting) and now >= due_at:

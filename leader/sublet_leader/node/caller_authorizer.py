@@ -49,8 +49,8 @@ class CallerAuthorizer:
                 caller.check(Right.WATCH, subscription.filter, subscription.group)
 
     def check_agent(self, subscriber_id: str) -> None:
-        """Raise `PermissionDenied` if the subscriber's agent is another principal's. Binds nothing: who only polls has
-        registered nothing."""
+        """Raise `PermissionDenied` if the subscriber's agent is another principal's. Do not bind the agent to the
+        caller: one that only polls has not registered it."""
         caller, agent = self._gate.get_caller(), parse_agent_id(subscriber_id)
         if caller.principal is not None and self._principals.get(agent, caller.principal) != caller.principal:
             caller.note_refusal(f"agent {agent}")

@@ -25,7 +25,7 @@ class CallerTurns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def acquire(self, caller: str) -> None:
-        """Wait for the turn. Who is cancelled meanwhile has none."""
+        """Wait for the turn. A caller that is cancelled while it waits does not get it."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         if not self._is_taken:
@@ -38,7 +38,7 @@ class CallerTurns:
             raise
 
     def release(self, pause_s: float = 0.0) -> None:
-        """Give the turn to who waits for it, on the loop's next round or after a pause."""
+        """Give the turn to the next caller that waits, on the loop's next round or after a pause."""
         asyncio.get_running_loop().call_later(pause_s, self._pass_on)
 
     def _pass_on(self) -> None:

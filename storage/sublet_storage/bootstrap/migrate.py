@@ -314,7 +314,7 @@ def _refuse_foreign(version: str | None, schema: str) -> None:
 def _refuse_under_nodes(
     version: str | None, target: str | None, compatible_from: str | None, conn: psycopg.Connection[Any]
 ) -> None:
-    """Raise where nodes live and programs of the older version do not work with the schema of the newer."""
+    """Raise while nodes are registered, unless programs of the older version work with the schema of the newer."""
     if version is None or target is None or (compatible_from is not None and compatible_from <= min(version, target)):
         return
     if names := [entry.node.name for entry in list_nodes(conn) if entry.remaining_s > 0]:

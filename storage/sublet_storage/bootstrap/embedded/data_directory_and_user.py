@@ -54,11 +54,11 @@ class PostgresOsUser(Struct, frozen=True):
 
 
 def find_usable_data_dir() -> Path:
-    """Return SUBLET_DATA_DIR, else `.sublet` in the working directory; where the server's user cannot get there, one of
-    root's under /var/lib, announced.
+    """Return SUBLET_DATA_DIR, else `.sublet` in the working directory; where the server's user cannot access that, a
+    directory of root below /var/lib, with a warning in the log.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
-    never exchanged. Raise `EmbeddedDirectoryUnusable` where another user has put one, or a link, in everybody's way.
+    never exchanged. Raise `EmbeddedDirectoryUnusable` if another user has put the default directory, or a link, there.
     """
     if named := os.environ.get("SUBLET_DATA_DIR"):
         return Path(named).resolve()
@@ -76,7 +76,7 @@ def find_usable_data_dir() -> Path:
 
 
 def _check_not_planted(data_dir: Path) -> None:
-    """Raise unless it is ours, or lies where its owner alone could put it: nobody has named this directory."""
+    """Raise if another user has put the default directory into a folder that everybody may write to."""
     try:
         owner, parent = data_dir.lstat().st_uid, data_dir.parent.stat()
     except OSError:

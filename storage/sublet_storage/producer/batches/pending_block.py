@@ -191,15 +191,17 @@ def count_fitting(piece: PendingArrowBatch | PendingMessageBatch, messages: int,
 
 
 def count_packable(piece: PendingArrowBatch, count: int, room: int = MAX_PACKED_BYTES) -> int:
-    """Return how many of the first `count` messages have no more bytes than there is room for: less than half of them,
-    if not all. Their average says little where few are large."""
+    """Return `count`, halved until the first `count` messages fit into `room` bytes.
+
+    Their average size is no estimate where a few messages are much larger than the others.
+    """
     while count and piece.nbytes > room and piece.batch.slice(0, count).nbytes > room:
         count //= 2
     return count
 
 
 def split_into_blocks(piece: PendingArrowBatch, messages: int, size: int) -> Iterator[PendingArrowBatch]:
-    """Cut a piece into as many as it will take blocks."""
+    """Split a piece into parts of one block each."""
     while (count := max(1, count_packable(piece, count_fitting(piece, messages, size)))) < piece.count:
         first, piece = piece.split(count)
         yield first
