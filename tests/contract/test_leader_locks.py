@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import pytest
 from msgspec.structs import replace
 
-from sublet_leader.election import LivenessLockAcquired, LivenessLockLost, PeerLocksChecked
+from sublet_leader.election import LivenessLockLost, OwnLivenessLockAcquired, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
@@ -99,12 +99,12 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
-    events: SimpleQueue[LivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
+    events: SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
     times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
     keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:
-        assert events.get(timeout=WAIT_S) == LivenessLockAcquired(FIRST.key)
+        assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
         rivals.append(SECOND.key)
         keeper.wakeup()
         check = events.get(timeout=WAIT_S)

@@ -18,7 +18,7 @@ from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ReportConnectionLost
-from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
@@ -26,7 +26,7 @@ from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
-FAST = PubSubClientSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
+FAST = AgentConnectionSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
 async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
@@ -152,7 +152,7 @@ class Agent:
         self,
         address: str,
         name: str = "agent",
-        settings: PubSubClientSettings | None = None,
+        settings: AgentConnectionSettings | None = None,
         answer_within_s: float = 5.0,
         channels: ChannelCatalog = CHANNELS,
     ) -> None:
@@ -176,7 +176,10 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: PubSubClientSettings | None = None, channels: ChannelCatalog = CHANNELS
+    address: str,
+    name: str = "agent",
+    settings: AgentConnectionSettings | None = None,
+    channels: ChannelCatalog = CHANNELS,
 ) -> AsyncIterator[Agent]:
     agent = Agent(address, name, settings, channels=channels)
     try:

@@ -54,7 +54,7 @@ from sublet_storage.log import epoch_leases
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
@@ -267,11 +267,11 @@ def test_deleted_streams_fence_no_publisher(house: House) -> None:
     number is yet to be given."""
     create_space(house.conn, "eu", "eu/#", shards=1)
     create_space(house.conn, "us", "us/#", shards=1)
-    routes = RoutingTable.load(house.conn)
+    routes = PublisherRoutingTable.load(house.conn)
     for space in ("eu", "us", "default"):
         rollover(house.conn, space)
     house.keep()
-    newer = RoutingTable.load(house.conn)
+    newer = PublisherRoutingTable.load(house.conn)
     left = {stream_id for (stream_id,) in house.conn.execute("select stream_id from stream").fetchall()}
     assert left.isdisjoint(routes.find_stream(topic, None) for topic in ("eu/1", "us/1", "t"))
     routes.check_timeline(house.conn, "p")

@@ -29,7 +29,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_block import PendingBlock
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
@@ -477,7 +477,7 @@ def test_a_space_that_was_lost_fences_a_publisher(conn: Connection) -> None:
     """On the new timeline its number, and those of its streams, may be another's."""
     create_space(conn, "eu", "eu/#", shards=1)
     create_space(conn, "us", "us/#", shards=1)
-    routes = RoutingTable.load(conn)
+    routes = PublisherRoutingTable.load(conn)
     routes.check_timeline(conn, "p")
     swap_filters(conn)
     with pytest.raises(ProducerFenced, match="another timeline, where stream"):

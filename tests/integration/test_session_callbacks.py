@@ -18,7 +18,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     PollWithoutSubscriptions,
     ReportConnectionLost,
 )
-from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -182,7 +182,7 @@ def test_a_gap_is_reported_to_who_reads_its_channel() -> None:
 @pytest.mark.conforms("R9")
 def test_subscribing_from_a_callback_at_any_time() -> None:
     async def test() -> None:
-        async with a_node() as node, an_agent(node.address, settings=PubSubClientSettings(hold_s=0.2)) as agent:
+        async with a_node() as node, an_agent(node.address, settings=AgentConnectionSettings(hold_s=0.2)) as agent:
             reported = Subscriptions(agent)
             agent.node.subscribe(
                 Channel.GROUP, "first", on_message=lambda delivery: reported.add(Channel.GROUP, "second")

@@ -14,7 +14,7 @@ import pytest
 
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
-from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.server import make_node_side_machine
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -183,10 +183,10 @@ KILLED_AGENT = """
     import asyncio
     from sublet_protocol.messages.agent_secret import AgentSecret
     from sublet_protocol.pubsub.node_connection import NodeConnection
-    from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+    from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 
     async def main():
-        node = NodeConnection("{address}", AgentSecret("victim"), print, settings=PubSubClientSettings(hold_s=0.4))
+        node = NodeConnection("{address}", AgentSecret("victim"), print, settings=AgentConnectionSettings(hold_s=0.4))
         for number in range(100):
             node.subscribe("stream", str(number))
         await asyncio.sleep(600)
@@ -199,7 +199,7 @@ KILLED_AGENT = """
 def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
     async def test() -> None:
         hold_s = 0.4
-        quiet = PubSubClientSettings(hold_s=hold_s)
+        quiet = AgentConnectionSettings(hold_s=hold_s)
         async with a_node(hold_s=hold_s) as node, an_agent(node.address, "quiet", quiet) as agent:
             agent.node.subscribe(Channel.GROUP, "k")
             code = textwrap.dedent(KILLED_AGENT).format(address=node.address)

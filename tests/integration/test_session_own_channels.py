@@ -11,7 +11,7 @@ import pytest
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
-from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
@@ -64,7 +64,7 @@ def test_a_station_and_its_watchers() -> None:
         station.sessions.register(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        watcher = Agent(f"127.0.0.1:{port}", "watcher", PubSubClientSettings(hold_s=1.0), channels=WEATHER)
+        watcher = Agent(f"127.0.0.1:{port}", "watcher", AgentConnectionSettings(hold_s=1.0), channels=WEATHER)
         storms: list[SequencedMessage] = []
         watcher.node.subscribe("temperature", "oslo")
         watcher.node.subscribe("storm", on_message=storms.append)

@@ -13,7 +13,7 @@ from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.log.block_encoder import COMPRESSIONS, add_position_columns, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.pending_block import count_slice_bytes
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,
     Space,
@@ -94,7 +94,7 @@ SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=la
 def test_routing_by_columns_is_routing_one_by_one(
     spaces: list[Space], messages: list[dict[str, object]], start: int
 ) -> None:
-    routes, given_batch = RoutingTable(spaces, streams_of(spaces), None), batch(messages)
+    routes, given_batch = PublisherRoutingTable(spaces, streams_of(spaces), None), batch(messages)
     seen: dict[int, int] = {}
     for stream_id, part, rows in routes.partition_rows(given_batch, range(start, start + len(messages))):
         numbers = list(rows) if isinstance(rows, range) else rows.to_pylist()

@@ -28,7 +28,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     ReportConnectionLost,
     SendCommands,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings, AgentSideMachine
 from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollReply, UnknownSubscriber
@@ -48,7 +48,7 @@ class World:
         self.now = 0.0
         self.node_number = 0
         self.node = self.new_node()
-        settings = PubSubClientSettings(hold_s=5, retry_s=0.5, batch_commands=3)
+        settings = AgentConnectionSettings(hold_s=5, retry_s=0.5, batch_commands=3)
         self.agent = AgentSideMachine("agent", settings, channels=CHANNELS)
         self.calls: dict[str, SendCommands | CallPoll] = {}
         self.wake_at: float | None = None

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from sublet_borrower.machine.agent import AgentLockUnavailable
 from sublet_leader.node.events import AgentLongPollChanged
 from sublet_storage.db.liveness_lock import (
-    LivenessLockAcquired,
     LivenessLockLost,
     LivenessLockSettings,
     LockEvent,
+    OwnLivenessLockAcquired,
     PeerLocksChecked,
     compute_lock_key,
 )
@@ -178,7 +178,7 @@ class ProcessLock:
         self._used_at = self._process.now
         if not self._is_held and self._locks.acquire(session, self._key):
             self._is_held = True
-            self._say(LivenessLockAcquired(self._key))
+            self._say(OwnLivenessLockAcquired(self._key))
         keys = self._keys()
         if not (keys or before or self._always_checks):
             self._after(self._pause_s(frozenset()), lambda: self._use(frozenset()))

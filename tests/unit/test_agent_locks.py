@@ -27,7 +27,12 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
 )
-from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, PeerLocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import (
+    LivenessLockLost,
+    OwnLivenessLockAcquired,
+    PeerLocksChecked,
+    compute_lock_key,
+)
 from tests.unit.leader_bench import Bench
 from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
 
@@ -274,7 +279,7 @@ class LockPlay(Play):
 def holding() -> LockPlay:
     """Its lock was seen at 1.0; it has stream 5 under grant 50, and a ping answered then."""
     play = LockPlay()
-    play.do(LivenessLockAcquired(KEY), 0.5)
+    play.do(OwnLivenessLockAcquired(KEY), 0.5)
     play.do(JoinGroup(1, SUBSCRIPTION))
     play.connect(1, 1.0)
     play.grant(1, 5)
@@ -287,7 +292,7 @@ def test_the_first_subscription_waits_for_the_lock() -> None:
     play = LockPlay()
     play.do(JoinGroup(1, SUBSCRIPTION))
     assert (play.wanted(), play.last.needs_discovery) == ([], True)
-    play.do(LivenessLockAcquired(KEY))
+    play.do(OwnLivenessLockAcquired(KEY))
     assert [message.lock_valid_s for _, message in play.wanted()] == [BORROWER.lock_valid_s]
 
 
@@ -307,7 +312,7 @@ def test_a_subscription_that_waits_can_be_closed() -> None:
     play.do(JoinGroup(1, SUBSCRIPTION))
     play.do(CloseSubscription(1))
     assert play.last.updates == (SubscriptionClosed(1, BorrowerEndReason.DONE, "left before it began"),)
-    play.do(LivenessLockAcquired(KEY))
+    play.do(OwnLivenessLockAcquired(KEY))
     assert play.wanted() == []
 
 
@@ -329,7 +334,7 @@ def test_who_has_lost_its_lock_needs_a_leaders_answer() -> None:
     assert (undeclared.lock_valid_s, undeclared.predecessor, len(undeclared.reclaim)) == (0.0, "a/1", 1)
     assert play.may(1.69)
     assert not play.may(1.7)
-    play.do(LivenessLockAcquired(KEY), 1.75)
+    play.do(OwnLivenessLockAcquired(KEY), 1.75)
     [(_, declared)] = play.wanted()
     assert (declared.lock_valid_s, declared.predecessor) == (BORROWER.lock_valid_s, "a/2")
     play.see_lock(1.8)

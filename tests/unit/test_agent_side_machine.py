@@ -26,7 +26,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     ReportRejectedCommands,
     SendCommands,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings, AgentSideMachine
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
     ChannelKind,
@@ -42,7 +42,7 @@ from sublet_protocol.tick import Tick
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
 CHANNELS = {"logs": ChannelKind.LOG, "price": ChannelKind.STATE}
-SETTINGS = PubSubClientSettings(
+SETTINGS = AgentConnectionSettings(
     hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20
 )
 
@@ -330,7 +330,7 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_batch_is_bounded_by_bytes() -> None:
-    settings = PubSubClientSettings(batch_bytes=100)
+    settings = AgentConnectionSettings(batch_bytes=100)
     machine = AgentSideMachine("agent", settings, size_of=lambda command: (40, 1))
     machine.decide(MessageToNode(0), 0)
     for number in range(1, 6):
@@ -436,7 +436,7 @@ def test_jitter_spreads_the_way_back_to_a_lost_node() -> None:
 
 
 def test_an_agent_counts_what_happens() -> None:
-    agent = AgentSideMachine("agent", PubSubClientSettings(batch_commands=2), channels=CHANNELS)
+    agent = AgentSideMachine("agent", AgentConnectionSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("logs", str(number)), 0)

@@ -17,7 +17,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, PendingMessageBatch
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamCatalogRow, split_ring
@@ -38,7 +38,7 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> SendBuffer:
 def a_buffer(limits: BufferLimits) -> SendBuffer:
     ((low, high),) = split_ring(1)
     streams = [StreamCatalogRow(1, 1, 1, low, high, 0)]
-    return SendBuffer(RoutingTable([Space(1, "default", TopicFilter("#"), 1)], streams, None), limits)
+    return SendBuffer(PublisherRoutingTable([Space(1, "default", TopicFilter("#"), 1)], streams, None), limits)
 
 
 def publish_in(buffer: SendBuffer, *epochs: int) -> None:
@@ -195,7 +195,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)
     streams = [StreamCatalogRow(1, 1, 1, low, middle, 0), StreamCatalogRow(2, 1, 1, after, high, 0)]
-    routes = RoutingTable([Space(1, "default", TopicFilter("#"), 2)], streams, None)
+    routes = PublisherRoutingTable([Space(1, "default", TopicFilter("#"), 2)], streams, None)
     fits = room(SendBuffer(routes, ROOMY))
     for place in itertools.count(1):
         buffer = SendBuffer(routes, ROOMY)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, SharedDelivery
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, SharedPublishResult
 
 
 class Turn:
@@ -35,7 +35,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patched:
         turn = Turn(lambda: ticket.fail(2, ValueError("first")))
         patched.setattr(delivery, "threading", SimpleNamespace(Lock=lambda: turn))
-        ticket = SharedDelivery(5)
+        ticket = SharedPublishResult(5)
         ticket.abandon(ValueError("the rest"))
     assert ticket.is_done
     with pytest.raises(ValueError, match="first"):
@@ -43,7 +43,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_results_after_the_abandoning_change_nothing() -> None:
-    ticket = SharedDelivery(2)
+    ticket = SharedPublishResult(2)
     ticket.abandon(ValueError("abandoned"))
     ticket.complete_span(AppendedSpan(1, 0, range(2)))
     ticket.fail(2, ValueError("later"))

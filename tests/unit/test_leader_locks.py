@@ -13,8 +13,8 @@ from sublet_leader.election import (
     Event,
     LeadershipAcquired,
     LeadershipHeldElsewhere,
-    LivenessLockAcquired,
     LivenessLockLost,
+    OwnLivenessLockAcquired,
     PeerLocksChecked,
     RenewCompleted,
     StartCampaign,
@@ -149,7 +149,7 @@ def test_a_successor_has_a_lock_of_its_own() -> None:
 
 def test_a_node_declares_the_lock_that_it_holds() -> None:
     node = Play()
-    node.do(LivenessLockAcquired(MINE.key))
+    node.do(OwnLivenessLockAcquired(MINE.key))
     node.want()
     node.answer()
     assert node.waiting(ClaimLeadership) == [ClaimLeadership(1, 0.0, MINE.key)]
@@ -163,7 +163,7 @@ def test_a_leader_without_its_lock_is_silent() -> None:
     """If it has not got it back in time; it answers again once it has, or has renewed its leases without one."""
     for until in ("held", "renewed"):
         node = leading()
-        node.do(LivenessLockAcquired(MINE.key))
+        node.do(OwnLivenessLockAcquired(MINE.key))
         node.pass_time(SETTINGS.lease_renew_interval_s)
         node.requests.clear()
         node.do(LivenessLockLost(node.now))
@@ -171,7 +171,7 @@ def test_a_leader_without_its_lock_is_silent() -> None:
         assert answers(node, lost_at + 0.9)
         assert not answers(node, lost_at + 1.0)
         if until == "held":
-            node.do(LivenessLockAcquired(MINE.key))
+            node.do(OwnLivenessLockAcquired(MINE.key))
         else:
             node.do(Tick())
             node.settle()
@@ -217,7 +217,7 @@ def test_an_unanswered_renewal_may_have_declared() -> None:
     play(machine, (0.0, StartCampaign(1)), (0.1, ClaimCompleted(1, 0.0, Leadership(1, ME, 7, 10.0))))
     play(
         machine,
-        (1.0, LivenessLockAcquired(MINE.key)),
+        (1.0, OwnLivenessLockAcquired(MINE.key)),
         (3.0, Tick()),
         (3.1, LivenessLockLost(3.1)),
         (3.2, RenewCompleted(3.0, None)),

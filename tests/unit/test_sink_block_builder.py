@@ -11,7 +11,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.producer.batches import sink_block_builder
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.sink_block_builder import BLOCK_BYTES, BLOCK_MESSAGES, SinkBlockBuilder
 from sublet_storage.spaces.routing import Space, StreamCatalogRow, split_ring
 from tests.integration.log_kit import batch
@@ -19,11 +19,11 @@ from tests.integration.log_kit import batch
 COUNT = 20_000
 
 
-def routes(streams: int) -> RoutingTable:
+def routes(streams: int) -> PublisherRoutingTable:
     """One space with so many streams."""
     cut = enumerate(split_ring(streams), 1)
     open_ones = [StreamCatalogRow(number, 1, 1, low, high, 0) for number, (low, high) in cut]
-    return RoutingTable([Space(1, "default", TopicFilter("#"), streams)], open_ones, None)
+    return PublisherRoutingTable([Space(1, "default", TopicFilter("#"), streams)], open_ones, None)
 
 
 def messages(first: int, count: int, size: int = 8) -> pa.RecordBatch:

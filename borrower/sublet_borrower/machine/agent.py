@@ -40,7 +40,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
+from sublet_storage.db.liveness_lock import LivenessLockLost, LockEvent, OwnLivenessLockAcquired, PeerLocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -174,7 +174,7 @@ class Agent:
                 self._set_nodes(event.nodes, now)
             case SessionProgressReported():
                 self._pass(event.handle, event.progress, now)
-            case LivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked() | AgentLockUnavailable():
+            case OwnLivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked() | AgentLockUnavailable():
                 self._take_lock_event(event, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
@@ -214,7 +214,7 @@ class Agent:
 
     def _take_lock_event(self, event: LockEvent | AgentLockUnavailable, now: float) -> None:
         match event:
-            case LivenessLockAcquired():
+            case OwnLivenessLockAcquired():
                 self._holds_lock = True
                 self._replace_all("its agent has its lock now", now)
             case LivenessLockLost():
@@ -226,7 +226,7 @@ class Agent:
                 self._lock_seen_at = event.sent_at if self._holds_lock else self._lock_seen_at
             case AgentLockUnavailable():
                 pass
-        if isinstance(event, LivenessLockAcquired | AgentLockUnavailable) and self._waiting is not None:
+        if isinstance(event, OwnLivenessLockAcquired | AgentLockUnavailable) and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             for handle, request in waiting.items():
                 self._make(handle, request, None, now)

@@ -28,8 +28,8 @@ from sublet_protocol.messages.feed_messages import (
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
-from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -44,7 +44,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Reserved for what Arrow adds to the columns."""
 
 
-class SingleRouteTable(RoutingTable):
+class SingleRouteTable(PublisherRoutingTable):
     """A routing table with one route, in order: the node does the routing."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from sublet_leader.election.events import (
 )
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, ElectionAction, ElectionEventKind, ElectionStatus
-from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
+from sublet_storage.db.liveness_lock import LivenessLockLost, LockEvent, OwnLivenessLockAcquired, PeerLocksChecked
 
 __all__ = [
     "TRANSITIONS",
@@ -48,10 +48,10 @@ __all__ = [
     "LeadershipAcquired",
     "LeadershipHeldElsewhere",
     "LeadershipLost",
-    "LivenessLockAcquired",
     "LivenessLockLost",
     "LockEvent",
     "Notice",
+    "OwnLivenessLockAcquired",
     "PeerLocksChecked",
     "ReleaseCompleted",
     "RenewCompleted",

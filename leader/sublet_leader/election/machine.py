@@ -28,7 +28,7 @@ from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, E
 from sublet_leader.settings import MIN_CLOCK_RATE, LeaderSettings
 from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LivenessLockAcquired, LivenessLockLost, LockEvent, PeerLocksChecked
+from sublet_storage.db.liveness_lock import LivenessLockLost, LockEvent, OwnLivenessLockAcquired, PeerLocksChecked
 from sublet_storage.groups.model.records import LeaderLivenessLock
 
 
@@ -132,7 +132,7 @@ class Election:
                 self._on_renew_answered(event, now)
             case ReleaseCompleted():
                 self._on_release_answered(event, now)
-            case LivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked():
+            case OwnLivenessLockAcquired() | LivenessLockLost() | PeerLocksChecked():
                 self._take_lock_event(event, now)
             case Tick():
                 pass
@@ -141,7 +141,7 @@ class Election:
 
     def _take_lock_event(self, event: LockEvent, now: float) -> None:
         match event:
-            case LivenessLockAcquired(lock_key):
+            case OwnLivenessLockAcquired(lock_key):
                 self.lock_key, self._silent_from = lock_key, math.inf
             case LivenessLockLost(at):
                 self.lock_key, self._silent_from, self._gone_locks = None, at + self._settings.lock_grace_s, {}

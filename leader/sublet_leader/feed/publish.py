@@ -16,7 +16,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed_messages
 from sublet_storage.db.bounded_connection import get_timeline
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.multi_stream_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
@@ -31,7 +31,7 @@ class FeedBatchWriter:
     be closed. Thread-safe."""
 
     def __init__(self) -> None:
-        self._routes: tuple[str | None, RoutingTable] | None = None
+        self._routes: tuple[str | None, PublisherRoutingTable] | None = None
 
     def store(
         self, conn: psycopg.Connection[Any], request: feed_messages.FeedPublishRequest, caller: Caller
@@ -53,12 +53,12 @@ class FeedBatchWriter:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
-    def _refresh_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
+    def _refresh_routes(self, conn: psycopg.Connection[Any]) -> PublisherRoutingTable:
         """Return the routes, read anew after a change of timeline: old ones may lead to streams that are missing or
         reused."""
         timeline, cached = get_timeline(conn), self._routes
         if cached is None or cached[0] != timeline:
-            cached = self._routes = timeline, RoutingTable.load(conn)
+            cached = self._routes = timeline, PublisherRoutingTable.load(conn)
         return cached[1]
 
 

@@ -138,7 +138,7 @@ class Node:
 
     def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
-            case el.LivenessLockAcquired() | el.LivenessLockLost() | el.PeerLocksChecked():
+            case el.OwnLivenessLockAcquired() | el.LivenessLockLost() | el.PeerLocksChecked():
                 self._take_lock_event(event, now)
             case GroupFoundOrCreated():
                 self._on_group_opened(event, now)

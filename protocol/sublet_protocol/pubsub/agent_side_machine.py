@@ -63,7 +63,7 @@ HOLD_SPREAD = 0.2
 """The maximum fraction by which jitter shortens a hold."""
 
 
-class PubSubClientSettings(Struct, frozen=True):
+class AgentConnectionSettings(Struct, frozen=True):
     """Times in seconds, and bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
     `spread_s`: over this time the agents of a node that has restarted, or dropped them, come back.
@@ -109,14 +109,14 @@ class AgentSideMachine:
     def __init__(
         self,
         agent: str,
-        settings: PubSubClientSettings | None = None,
+        settings: AgentConnectionSettings | None = None,
         *,
         channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[Command], tuple[int, int]] = lambda command: (256, 1),
     ) -> None:
         self.status = ConnectionStatus.IDLE
         self._agent = agent
-        self._settings = settings or PubSubClientSettings()
+        self._settings = settings or AgentConnectionSettings()
         self._channels = channels
         self._size_of = size_of
         self._subscriptions: dict[Subject, None] = {}

@@ -42,7 +42,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     ReportRejectedCommands,
     SendCommands,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings, AgentSideMachine
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelCatalog, Command, MessageToNode, Subscribe, Unsubscribe
@@ -107,7 +107,7 @@ class NodeConnection:
         on_lost: OnLost = lambda lost: None,
         *,
         on_refused: OnRefused = lambda command, text: None,
-        settings: PubSubClientSettings | None = None,
+        settings: AgentConnectionSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
         token: Secret | None = None,
         channels: ChannelCatalog = CHANNELS,

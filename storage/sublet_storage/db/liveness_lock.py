@@ -41,7 +41,7 @@ select key from unnest(%s::integer[]) key where pg_try_advisory_xact_lock_shared
 _ACQUIRE_LOCK = f"select pg_try_advisory_lock({LOCK_CLASS}, %s::integer)"
 
 
-class LivenessLockAcquired(Struct, frozen=True):
+class OwnLivenessLockAcquired(Struct, frozen=True):
     """The process holds its lock in the database, under this key."""
 
     key: int
@@ -66,7 +66,7 @@ class PeerLocksChecked(Struct, frozen=True):
     timeline: int | None = None
 
 
-LockEvent = LivenessLockAcquired | LivenessLockLost | PeerLocksChecked
+LockEvent = OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked
 
 
 class LivenessLockSettings(Struct, frozen=True):
@@ -187,7 +187,7 @@ class LivenessLockKeeper(StoppableThread):
     def _acquire(self, connection: BoundedConnection) -> None:
         if acquire_lock(connection, self._key):
             self._is_held = True
-            self._on_event(LivenessLockAcquired(self._key))
+            self._on_event(OwnLivenessLockAcquired(self._key))
         else:
             self._on_absent()
 

@@ -68,7 +68,7 @@ class PublisherCloseRequested(Struct, frozen=True):
 Event = NotificationSendersOpened | ChangesQueued | PublisherCloseRequested | Tick
 
 
-class NotificationPublisherOutcome(Struct, frozen=True):
+class NotificationsToSend(Struct, frozen=True):
     """The messages for all senders, in this order, and when to call again at the latest (None: with the next event)."""
 
     sends: tuple[bytes, ...]
@@ -100,7 +100,7 @@ class NotificationPublisherMachine:
         """Return whether a change waits to be sent."""
         return bool(self._waiting)
 
-    def decide(self, event: Event, now: float) -> NotificationPublisherOutcome:
+    def decide(self, event: Event, now: float) -> NotificationsToSend:
         """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
         if self.status is not NotificationPublisherStatus.CLOSED:
@@ -110,7 +110,7 @@ class NotificationPublisherMachine:
             if self.status is NotificationPublisherStatus.OPEN and (due := self._list_due(now)):
                 sends += due
                 self._spoke_at = now
-        return NotificationPublisherOutcome(tuple(sends), self._wake_at())
+        return NotificationsToSend(tuple(sends), self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 

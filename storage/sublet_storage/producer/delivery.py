@@ -54,7 +54,7 @@ class AppendedSpan(Struct, frozen=True):
         return None if index < 0 else self.first_offset + index
 
 
-class SharedDelivery:
+class SharedPublishResult:
     """The common state of messages published together: settled when each of them is durable or has failed."""
 
     __slots__ = ("_callbacks", "_error", "_lock", "_pending_count", "_process", "_spans", "entered", "entered_at")
@@ -162,7 +162,7 @@ class _DeliveryBase:
 
     __slots__ = ("_ticket",)
 
-    def __init__(self, ticket: SharedDelivery) -> None:
+    def __init__(self, ticket: SharedPublishResult) -> None:
         self._ticket = ticket
 
     @property
@@ -187,7 +187,7 @@ class Delivery(_DeliveryBase):
 
     __slots__ = ("_row",)
 
-    def __init__(self, ticket: SharedDelivery, row: int) -> None:
+    def __init__(self, ticket: SharedPublishResult, row: int) -> None:
         super().__init__(ticket)
         self._row = row
 

@@ -20,7 +20,7 @@ from sublet_protocol.domain.limits import MAX_STEP
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.log.block_encoder import pack
-from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, RoutedRows
 from sublet_storage.producer.delivery import AppendedSpan
 from sublet_storage.spaces.routing import Space, StreamCatalogRow
 
@@ -82,7 +82,9 @@ class BatchStoreResult(Struct, frozen=True):
         return {span.stream: span.first_offset + len(span.rows) for span in self.spans or ()}
 
 
-def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> BatchStoreResult:
+def store_batch(
+    conn: psycopg.Connection[Any], routes: PublisherRoutingTable, batch: IdempotentBatch
+) -> BatchStoreResult:
     """Store the batch unless it is stored. Raise `StreamClosedError`, `ProducerFenced`, `BatchNumberConflict`,
     `UsageError`."""
     with conn.transaction():
@@ -117,7 +119,7 @@ def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
 
 
 def _append(
-    conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
+    conn: psycopg.Connection[Any], routes: PublisherRoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
 ) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
     blocks = [
@@ -150,13 +152,13 @@ def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[
     return tuple(AppendedSpan(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
 
 
-def _read_routes(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:
+def _read_routes(conn: psycopg.Connection[Any], stream_ids: list[int]) -> PublisherRoutingTable:
     """Return the part of the routes in force when these streams were open that led to them."""
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
         spaces[space_id] = Space(space_id, str(space_id), TopicFilter(filter), 1)
         streams.append(StreamCatalogRow(stream_id, space_id, generation_id, int(low), int(high), 0))
-    return RoutingTable(list(spaces.values()), streams, None)
+    return PublisherRoutingTable(list(spaces.values()), streams, None)
 
 
 def _to_parameters(batch: IdempotentBatch) -> dict[str, object]:

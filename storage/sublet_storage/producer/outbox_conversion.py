@@ -26,8 +26,8 @@ from sublet_storage.producer.batches.input_conversion import (
     to_record_batches,
 )
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
-from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import SharedDelivery
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.delivery import SharedPublishResult
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
 BLOCK_MESSAGES: Final = 1000
@@ -68,7 +68,9 @@ def publish_in_transaction(
     conn.execute(call, (topic, value, key, headers, timestamp))
 
 
-def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:
+def validate_rows(
+    rows: Sequence[OutboxRow], routes: PublisherRoutingTable
+) -> tuple[list[pa.RecordBatch], dict[int, str]]:
     """Return the messages in the order of their ids, and those that can never be published: {id: why}.
 
     They are checked one by one only if one of them is invalid.
@@ -84,7 +86,7 @@ def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list
     return _make_batches([row for row in rows if row.outbox_id not in refused], routes), refused
 
 
-def _make_batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
+def _make_batches(rows: Sequence[OutboxRow], routes: PublisherRoutingTable) -> list[pa.RecordBatch]:
     """Return the rows in Arrow. Raise `UsageError` if a publisher would refuse one of them."""
     if not rows:
         return []
@@ -117,10 +119,10 @@ def _parse_header(pair: Any) -> tuple[str, bytes | None]:
     return name, base64.b64decode(value["base64"], validate=True)
 
 
-def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[BlockAppend]:
+def build_appends(batch: pa.RecordBatch, routes: PublisherRoutingTable) -> Iterator[BlockAppend]:
     """Yield blocks for the streams that the messages belong to, in order within each."""
     for stream_id, part, numbers in routes.partition_rows(batch, range(batch.num_rows)):
         for piece in split_into_blocks(
-            PendingArrowBatch(part, numbers, SharedDelivery(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
+            PendingArrowBatch(part, numbers, SharedPublishResult(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
         ):
             yield BlockAppend(stream_id, pack(piece.batch, routes.get_compression(stream_id)))

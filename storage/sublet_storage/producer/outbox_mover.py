@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import AppendOutcome, BlockAppend, append
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.outbox_conversion import FETCHED_BYTES, OutboxRow, build_appends, validate_rows
 
 MOVED_ROWS: Final = 8192
@@ -126,7 +126,7 @@ class OutboxMover:
     def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:
         self._conn, self._guard = conn, guard
         conn.execute(_PLANS)
-        self._routes: RoutingTable | None = None
+        self._routes: PublisherRoutingTable | None = None
         self._scan_position: _ScanPosition | None = None
         self._routed_at = self._locked_at = self._scanned_at = float("-inf")
 
@@ -179,10 +179,10 @@ class OutboxMover:
         scan_position = None if passing_over else _parse_scan_position(outbox_rows)
         return [] if outbox_rows[0].ctid is None else outbox_rows, scan_position
 
-    def _refresh_routes(self) -> RoutingTable:
+    def _refresh_routes(self) -> PublisherRoutingTable:
         if self._routes is None or time.monotonic() > self._routed_at + ROUTING_MAX_AGE_S:
             self._routed_at = time.monotonic()
-            self._routes = RoutingTable.load(self._conn)
+            self._routes = PublisherRoutingTable.load(self._conn)
         return self._routes
 
     def _take(self, rows: Sequence[OutboxRow]) -> None:

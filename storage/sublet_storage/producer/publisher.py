@@ -41,7 +41,7 @@ from sublet_storage.producer.batches.input_conversion import (
     size_of,
     to_record_batches,
 )
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.epoch_lease import EpochCapability
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
@@ -329,7 +329,7 @@ class SingleEpochPublisher:
 
 def _open_log(
     url: str, space: str | None, producer: str | None
-) -> tuple[RoutingTable, ProducerIdentity, int | None, str | None]:
+) -> tuple[PublisherRoutingTable, ProducerIdentity, int | None, str | None]:
     """Return the routes, the producer's identity, the id of the one space if it is for one, and the database's
     timeline."""
     try:
@@ -340,7 +340,7 @@ def _open_log(
             receive_timeout_s=ATTEMPT_TIMEOUT_S,
         ) as conn:
             space_id = None if space is None else find_space(conn, space).space_id
-            routes = RoutingTable.load(conn, space)
+            routes = PublisherRoutingTable.load(conn, space)
             if producer is None:
                 return routes, ProducerIdentity(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
             return routes, ProducerIdentity(producer, register_producer(conn, producer)), space_id, conn.timeline

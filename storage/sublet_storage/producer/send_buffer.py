@@ -35,8 +35,8 @@ from sublet_storage.producer.batches.pending_block import (
     count_slice_bytes,
     split_into_blocks,
 )
-from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedDelivery
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedPublishResult
 
 COMMIT_BYTES = 4 * 1024 * 1024
 MAX_ROUTED_ROWS = 1 << 16
@@ -57,13 +57,13 @@ class BufferLimits(Struct, frozen=True):
 class SendBuffer:
     """Queues that callers fill and the sender empties, settles and re-routes; any thread may call any method."""
 
-    def __init__(self, routes: RoutingTable, limits: BufferLimits) -> None:
+    def __init__(self, routes: PublisherRoutingTable, limits: BufferLimits) -> None:
         self._routes, self._limits = routes, limits
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
-        self._unsettled: dict[SharedDelivery, bool] = {}  # in the order of their coming; True: it is flushed
-        self._advances: deque[tuple[SharedDelivery, Sequence[Epoch]]] = deque()
+        self._unsettled: dict[SharedPublishResult, bool] = {}  # in the order of their coming; True: it is flushed
+        self._advances: deque[tuple[SharedPublishResult, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
         self._bytes = self._queued = 0
         self._oldest_at = 0.0
@@ -99,7 +99,7 @@ class SendBuffer:
         """Queue batches, part by part as there is room."""
         batches = list(batches)
         total = sum(batch.num_rows for batch in batches)
-        ticket = SharedDelivery(total)
+        ticket = SharedPublishResult(total)
         start = 0
         try:
             for batch in batches:
@@ -116,14 +116,14 @@ class SendBuffer:
             raise
         return BatchDelivery(ticket)
 
-    def advance(self, epochs: Sequence[Epoch]) -> SharedDelivery:
+    def advance(self, epochs: Sequence[Epoch]) -> SharedPublishResult:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
         with self._lock:
             self._check_open()
             if self._error is not None:
                 raise self._take_error()
-            ticket = SharedDelivery(1)
+            ticket = SharedPublishResult(1)
             try:
                 self._unsettled[ticket] = False
                 self._advances.append((ticket, epochs))
@@ -171,7 +171,7 @@ class SendBuffer:
     # --- the sender -----------------------------------------------------------------------------------------------
 
     @property
-    def routes(self) -> RoutingTable:
+    def routes(self) -> PublisherRoutingTable:
         """Return the table in force."""
         return self._routes
 
@@ -243,7 +243,7 @@ class SendBuffer:
             callbacks = self._drain_callbacks()
         _call_each(callbacks)
 
-    def reroute(self, routes: RoutingTable, closed: list[PendingBlock]) -> None:
+    def reroute(self, routes: PublisherRoutingTable, closed: list[PendingBlock]) -> None:
         """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
         with self._lock:
             self._routes = routes
@@ -290,7 +290,9 @@ class SendBuffer:
             if room is not None:
                 room.acquire()
 
-    def _route_chunk(self, routes: RoutingTable, chunk: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
+    def _route_chunk(
+        self, routes: PublisherRoutingTable, chunk: PendingArrowBatch
+    ) -> list[tuple[int, PendingArrowBatch]]:
         limits = self._limits.block_messages, self._limits.block_bytes
         parts = [
             (stream_id, block)
@@ -351,7 +353,7 @@ class SendBuffer:
         messages, size = self._limits.block_messages, self._limits.block_bytes
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
-    def _count_added(self, ticket: SharedDelivery, count: int, size: int) -> None:
+    def _count_added(self, ticket: SharedPublishResult, count: int, size: int) -> None:
         self._unsettled.setdefault(ticket, False)
         if not self._queued:
             self._oldest_at = time.monotonic()
@@ -392,13 +394,13 @@ class SendBuffer:
         """Return how many advances have nothing before them but these loads."""
         if not self._advances:
             return 0
-        counts: Counter[SharedDelivery] = Counter()
+        counts: Counter[SharedPublishResult] = Counter()
         for load in loads:
             for piece in load.pieces:
                 counts[piece.ticket] += piece.count
         return self._count_done(lambda ticket: ticket.pending_count <= counts[ticket])
 
-    def _count_done(self, is_done: Callable[[SharedDelivery], bool]) -> int:
+    def _count_done(self, is_done: Callable[[SharedPublishResult], bool]) -> int:
         """Return how many advances have nothing before them but what is done."""
         count = 0
         for ticket in self._unsettled:
@@ -408,7 +410,7 @@ class SendBuffer:
                 break
         return count
 
-    def _fail_advances(self, error: Exception, failed: Collection[SharedDelivery]) -> None:
+    def _fail_advances(self, error: Exception, failed: Collection[SharedPublishResult]) -> None:
         """Fail the advances, except those with nothing left before them."""
         done_count = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
         while len(self._advances) > done_count:
@@ -471,7 +473,7 @@ class SendBuffer:
         return callbacks
 
 
-def _route_piece(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
+def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
     """Return the piece by stream."""
     routed = routes.partition_rows(piece.batch, piece.rows)
     if len(routed) == 1:

@@ -40,7 +40,7 @@ from sublet_storage.log.append import (
 )
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.delivery import DeliveryTimeout
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -170,7 +170,9 @@ class Sender(threading.Thread):
     def _reroute(self, closed: list[PendingBlock]) -> None:
         """Route what closed streams refused, and all that waits for closed streams, to their children."""
         try:
-            routes = self._call_with_retry(lambda conn: RoutingTable.load(conn, self._space), find_entered_at(closed))
+            routes = self._call_with_retry(
+                lambda conn: PublisherRoutingTable.load(conn, self._space), find_entered_at(closed)
+            )
         except SubletError as error:
             self._buffer.fail_batches(closed, error)
             if isinstance(error, ProducerFenced):

@@ -23,7 +23,7 @@ from msgspec import Struct
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.arrow_batch_decoder import decode_block
-from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.sink_block_builder import SinkBlockBuilder
 from sublet_storage.spaces.space_queries import find_space
 
@@ -54,7 +54,7 @@ class SinkBatchId(Struct, frozen=True):
     is_single: bool = False
 
 
-class StagedTask(Struct, frozen=True):
+class TaskStagingResult(Struct, frozen=True):
     """The result of staging an attempt at a task."""
 
     task: int
@@ -79,23 +79,23 @@ def stage(
     batches: Iterable[pa.RecordBatch],
     *,
     space: str | None = None,
-) -> StagedTask:
+) -> TaskStagingResult:
     """Stage a task's messages, batches of `BLOCK_SCHEMA`, over an autocommit connection; `space`: all are to be in it.
 
-    What it has staged when it fails is in no commit. Raise `UnknownSpace`, what `RoutingTable.partition_rows` raises,
-    and the database's own errors.
+    What it has staged when it fails is in no commit. Raise `UnknownSpace`, what
+    `PublisherRoutingTable.partition_rows` raises, and the database's own errors.
     """
     if space is not None:
         find_space(conn, space)
-    stager, gathering = _Stager(conn, write), SinkBlockBuilder(RoutingTable.load(conn, space))
+    stager, gathering = _Stager(conn, write), SinkBlockBuilder(PublisherRoutingTable.load(conn, space))
     for batch in batches:
         stager.put(gathering.add(batch))
     stager.put(gathering.flush())
     stager.flush()
-    return StagedTask(task, stager.attempt, stager.blocks, stager.messages)
+    return TaskStagingResult(task, stager.attempt, stager.blocks, stager.messages)
 
 
-def commit(conn: psycopg.Connection[Any], write: SinkBatchId, staged: Sequence[StagedTask]) -> SinkCommitResult:
+def commit(conn: psycopg.Connection[Any], write: SinkBatchId, staged: Sequence[TaskStagingResult]) -> SinkCommitResult:
     """Store the batch unless it is stored, in one transaction over an autocommit connection; may be repeated.
 
     Raise `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a

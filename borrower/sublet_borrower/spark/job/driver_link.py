@@ -19,7 +19,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.agent_secret import AgentSecret
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
-from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 
@@ -69,7 +69,7 @@ class SparkDriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, AgentSecret(), self._on_delivery, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
+            self._address, AgentSecret(), self._on_delivery, settings=AgentConnectionSettings(hold_s=2 * REPORT_S)
         )
         received_at, has_drained = time.monotonic(), False
         while not self._over:

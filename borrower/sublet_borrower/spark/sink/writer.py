@@ -30,7 +30,14 @@ from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.sink.sink_connection import SinkDatabaseAddress
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.producer.sink_staging import SinkBatchId, SinkCommitResult, StagedTask, commit, discard, stage
+from sublet_storage.producer.sink_staging import (
+    SinkBatchId,
+    SinkCommitResult,
+    TaskStagingResult,
+    commit,
+    discard,
+    stage,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +54,7 @@ class StagedTaskMessage(WriterCommitMessage):
     """A task's message to the driver."""
 
     write: SinkBatchId
-    staged: StagedTask
+    staged: TaskStagingResult
 
 
 def batch_writer(raw_options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:

@@ -13,7 +13,7 @@ from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
-from sublet_storage.producer.delivery import AppendedSpan, Rows, SharedDelivery
+from sublet_storage.producer.delivery import AppendedSpan, Rows, SharedPublishResult
 
 MAX_ESTIMATED_BYTES: Final = 1 << 20
 """Up to this size in bytes messages in Arrow are estimated from above."""
@@ -32,7 +32,9 @@ class PendingArrowBatch:
 
     __slots__ = ("_batch", "nbytes", "packed", "rows", "size", "ticket")
 
-    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: SharedDelivery, nbytes: int | None = None) -> None:
+    def __init__(
+        self, batch: pa.RecordBatch, rows: Rows, ticket: SharedPublishResult, nbytes: int | None = None
+    ) -> None:
         self._batch, self.rows, self.ticket = batch, rows, ticket
         self.packed: PackedBlock | None = None
         self.nbytes: int = batch.nbytes if nbytes is None else nbytes
@@ -70,7 +72,7 @@ class PendingTupleBatch(PendingArrowBatch):
 
     __slots__ = ("_messages",)
 
-    def __init__(self, messages: Sequence[Message], rows: range, ticket: SharedDelivery, size: int) -> None:
+    def __init__(self, messages: Sequence[Message], rows: range, ticket: SharedPublishResult, size: int) -> None:
         self._messages, self.rows, self.ticket, self.size = messages, rows, ticket, size
         self._batch, self.packed = None, None
         self.nbytes = _MAX_UTF8_BYTES * size + _MAX_OVERHEAD_BYTES * len(messages)
@@ -98,7 +100,7 @@ class PendingMessageBatch:
     __slots__ = ("_messages", "count", "size", "ticket")
 
     def __init__(self) -> None:
-        self.ticket = SharedDelivery(0)
+        self.ticket = SharedPublishResult(0)
         self.count = self.size = 0
         self._messages: list[Message] = []
 

@@ -26,7 +26,7 @@ RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 """The messages of a batch that go to one stream: (stream id, messages, their numbers in their ticket)."""
 
 
-class RoutingTable:
+class PublisherRoutingTable:
     """A table that finds the stream of a message, or of many. `only`: the name of the one space that may be published
     to."""
 
@@ -38,7 +38,7 @@ class RoutingTable:
         self._only = only
 
     @classmethod
-    def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> RoutingTable:
+    def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> PublisherRoutingTable:
         """Read the table as it is now."""
         spaces, streams = read_routing_table(conn)
         if not spaces:
@@ -67,10 +67,10 @@ class RoutingTable:
                     "new publisher, and look before you publish it again."
                 )
 
-    def without_space_limit(self) -> RoutingTable:
+    def without_space_limit(self) -> PublisherRoutingTable:
         """Return the same table for messages accepted before: they go where their topic belongs now."""
         streams = [stream for ring in self._rings.values() for stream in ring.streams]
-        return RoutingTable(list(self._spaces.values()), streams, None)
+        return PublisherRoutingTable(list(self._spaces.values()), streams, None)
 
     def is_open(self, stream_id: int) -> bool:
         """Return whether the stream accepted messages when the table was read."""

@@ -10,8 +10,8 @@ import pyarrow as pa
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, split_into_blocks
-from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import SharedDelivery
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.delivery import SharedPublishResult
 
 BLOCK_MESSAGES: Final = 1000
 BLOCK_BYTES: Final = 256 * 1024
@@ -25,15 +25,15 @@ class SinkBlockBuilder:
     """A builder that takes batches of `BLOCK_SCHEMA` and returns blocks; those of a stream have its messages in their
     order."""
 
-    def __init__(self, routes: RoutingTable) -> None:
+    def __init__(self, routes: PublisherRoutingTable) -> None:
         self._routes = routes
         self._waiting: dict[int, list[PendingArrowBatch]] = {}
         self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
-        """Yield the blocks that are full with it. Raise what `RoutingTable.partition_rows` raises."""
+        """Yield the blocks that are full with it. Raise what `PublisherRoutingTable.partition_rows` raises."""
         for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
-            piece = PendingArrowBatch(part, numbers, SharedDelivery(len(numbers)))
+            piece = PendingArrowBatch(part, numbers, SharedPublishResult(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
             messages, size = self._counts.get(stream_id, (0, 0))
             self._counts[stream_id] = messages + piece.count, size + piece.size
@@ -51,7 +51,7 @@ class SinkBlockBuilder:
         """Yield all that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
         load = PendingBlock(stream_id, self._waiting.pop(stream_id))
         del self._counts[stream_id]
-        entire = PendingArrowBatch(load.to_batch(), range(load.count), SharedDelivery(load.count))
+        entire = PendingArrowBatch(load.to_batch(), range(load.count), SharedPublishResult(load.count))
         pieces = list(split_into_blocks(entire, BLOCK_MESSAGES, BLOCK_BYTES))
         if keep and len(pieces) > 1:
             last = pieces.pop()
