@@ -12,7 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import make_roles, migrate
-from sublet_storage.db.roles import Role
+from sublet_storage.db.roles import DatabaseRole
 from tests.kit import database_of, server_directory
 
 OWNER = "keeper"
@@ -31,7 +31,7 @@ class RoleWorld:
 
     def of(self, user: str) -> str:
         """Return the URL of a user, or of the user who is a member of that role only."""
-        return make_conninfo(self.admin, user=f"user_of_{user}" if user in list(Role) else user)
+        return make_conninfo(self.admin, user=f"user_of_{user}" if user in list(DatabaseRole) else user)
 
     def execute(self, statement: str) -> None:
         """Execute a statement as the superuser."""
@@ -52,7 +52,7 @@ def a_role_world(*, migrated: bool = True) -> Iterator[RoleWorld]:
             if migrated:
                 migrate(world.owner)
                 make_roles(world.admin)
-                for role in Role:
+                for role in DatabaseRole:
                     world.execute(f"create role user_of_{role} login; grant {role} to user_of_{role}")
             yield world
     finally:

@@ -15,8 +15,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import InsufficientPrivilege
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.fetch.node_reader import NodeReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
+from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_leader.feed import member_fetch
@@ -59,7 +59,7 @@ class World:
 
     def reader(self, max_batch_bytes: int = BATCH_BYTES, timeout_s: float = TIMEOUT_S) -> GrantedStreamReader:
         """Another reader."""
-        return DatabaseReader(self.proxy.url, max_batch_bytes, timeout_s)
+        return DatabaseMessageReader(self.proxy.url, max_batch_bytes, timeout_s)
 
     def go_away(self) -> None:
         """Make all nodes stop answering."""
@@ -83,7 +83,7 @@ class NodeWorld(World):
         self.address = self._server.address
 
     def reader(self, max_batch_bytes: int = BATCH_BYTES, timeout_s: float = TIMEOUT_S) -> GrantedStreamReader:
-        return NodeReader([self.address], max_batch_bytes, timeout_s)
+        return NodeMessageReader([self.address], max_batch_bytes, timeout_s)
 
     def go_away(self) -> None:
         self._server.stop()
@@ -181,7 +181,7 @@ def test_what_was_waited_for_is_read(world: World, reader: GrantedStreamReader, 
             assert values(found) == matching
             assert (found[0].start, found[-1].position, found[-1].head) == (start, head, head)
             assert values(pages(small, one_by_one)) == matching
-            if filter == "#" and isinstance(small, DatabaseReader):
+            if filter == "#" and isinstance(small, DatabaseMessageReader):
                 page = small.fetch(replace(granted, next_read_offset=start, outstanding={}), always)
                 assert page is not None
                 assert page.position == start + 1
@@ -200,7 +200,7 @@ def last_statement(conn: Connection) -> str:
 def test_little_that_was_waited_for_is_asked_for_alone(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"0")
-    with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
+    with contextlib.closing(DatabaseMessageReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
         granted = granted_of(conn, stream)
         assert values(pages(reader, granted)) == [b"0"]
         assert "from stream" in last_statement(conn)
@@ -216,7 +216,7 @@ def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connectio
     """Its last statement names the newest partition, as the second read of a generation does."""
     stream = stream_of(conn, "default")
     put(conn, stream, b"never read")
-    with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
+    with contextlib.closing(DatabaseMessageReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
         reader.warm_up()
         assert f"from {format_partition_name(generation_of(conn, stream))}" in last_statement(conn)
 
@@ -226,7 +226,7 @@ def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connecti
     conn.execute("create role unread login; grant usage on schema sublet to unread")
     try:
         stranger = make_conninfo(database, user="unread")
-        with contextlib.closing(DatabaseReader(stranger, BATCH_BYTES, WAIT_S)) as reader:
+        with contextlib.closing(DatabaseMessageReader(stranger, BATCH_BYTES, WAIT_S)) as reader:
             reader.warm_up()
             with pytest.raises(InsufficientPrivilege):
                 reader.fetch(granted_of(conn, stream), always)
@@ -428,7 +428,7 @@ def test_of_two_nodes_the_other_goes_on_at_once(
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     other = NodeWorld(database, nodes.proxy)
-    reader = NodeReader([nodes.address, other.address], 1, TIMEOUT_S)
+    reader = NodeMessageReader([nodes.address, other.address], 1, TIMEOUT_S)
     granted = granted_of(conn, stream)
     assert values(pages(reader, granted)) == [b"1"]
     put(conn, stream, b"2")
@@ -444,7 +444,7 @@ def test_of_two_nodes_the_other_goes_on_at_once(
 
 @pytest.mark.conforms("E30")
 def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: str) -> None:
-    reader = NodeReader([nodes.address], 1, TIMEOUT_S)
+    reader = NodeMessageReader([nodes.address], 1, TIMEOUT_S)
     with connect(database) as connection:
         name = (Subscription.parse("$share/g/#"), "etl")
         drawn = [draw(*name) for draw in (reader.next_session_epoch, partial(next_session_epoch, connection)) * 2]

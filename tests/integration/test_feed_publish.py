@@ -13,7 +13,7 @@ import pytest
 
 from sublet_borrower.node_client import node_publish_sender
 from sublet_borrower.node_client.feed_client import Feed
-from sublet_leader.feed.publish import FeedBatchWriter
+from sublet_leader.feed.publish import FeedPublishWriter
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import (
     BatchNumberConflict,
@@ -112,7 +112,7 @@ def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: p
 @pytest.mark.conforms("P10")
 def test_routes_of_another_timeline_are_read_anew(database: str) -> None:
     """There a space that was made last may be missing, and another have its number and its streams'."""
-    publisher, anybody = FeedBatchWriter(), AccessGate().get_caller()
+    publisher, anybody = FeedPublishWriter(), AccessGate().get_caller()
     with connect(database) as before, connect(database) as after:
         create_space(before, "eu", "eu/#", shards=1)
         create_space(before, "us", "us/#", shards=1)

@@ -12,7 +12,7 @@ import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.machine.events import ProgressReported
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
@@ -468,14 +468,14 @@ def test_what_is_written_last_is_not_planned_again(
     dies(older, "read")
     values += publish(url, 30, 10)
     newer = guarded(Checkpoint(), "newer")
-    plan, report = PlanLedger.plan, AgentLoop.report_progress
+    plan, report = MicroBatchPlanLedger.plan, AgentLoop.report_progress
     over: list[bool] = []
     held_back: list[tuple[AgentLoop, int, ProgressReported]] = []
 
     def report_later(self: AgentLoop, handle: int, progress: ProgressReported) -> None:
         report(self, handle, progress) if over else held_back.append((self, handle, progress))
 
-    def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:
+    def plan_first(self: MicroBatchPlanLedger, ends: Mapping[int, int]) -> None:
         plan(self, ends)
         if ends and not over:
             older.sink(*checkpoint.runs[-1])
@@ -484,7 +484,7 @@ def test_what_is_written_last_is_not_planned_again(
                 report(*one)
 
     monkeypatch.setattr(AgentLoop, "report_progress", report_later)
-    monkeypatch.setattr(PlanLedger, "plan", plan_first)
+    monkeypatch.setattr(MicroBatchPlanLedger, "plan", plan_first)
     go_on(conn, 40, newer)
     assert over
     assert sunk(conn) == values

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.fetch.node_reader import NodeReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
+from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.spark.source import range_reader
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
@@ -76,7 +76,7 @@ def test_a_reader_waits_for_a_place_that_is_away(
     database: str, conn: Connection, world: LocalWorld, stream: int
 ) -> None:
     """It names the place, and goes on when it is back."""
-    reader, granted = DatabaseReader(database, 1, 5.0), granted_of(conn, stream)
+    reader, granted = DatabaseMessageReader(database, 1, 5.0), granted_of(conn, stream)
     assert reader.fetch(granted, lambda _: True) is not None
     world.go_away()
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_reader_waits_for_a_place_that_is_away(
     reader.close()
 
 
-def page_of(reader: DatabaseReader | NodeReader, granted: GrantedStream) -> Any:
+def page_of(reader: DatabaseMessageReader | NodeMessageReader, granted: GrantedStream) -> Any:
     """Return the page, or None while the location is away."""
     try:
         return reader.fetch(granted, lambda _: True)
@@ -108,7 +108,7 @@ def test_an_unreadable_object_is_named(
             raise OSError(5, "Input/output error")
         return act(self, name, most)
 
-    reader, granted = DatabaseReader(database, 4 << 20, 5.0), granted_of(conn, stream)
+    reader, granted = DatabaseMessageReader(database, 4 << 20, 5.0), granted_of(conn, stream)
     with monkeypatch.context() as bad:
         bad.setattr(LocalBackend, "read", read_of_disk)
         page = reader.fetch(granted, lambda _: True)
@@ -131,7 +131,11 @@ def test_through_a_node_others_go_on(
     well = stream_of(conn, "us")
     fill(conn, well, 5)
     with serving(database) as server:
-        reader, granted, other = NodeReader([server.address], 1, 5.0), granted_of(conn, stream), granted_of(conn, well)
+        reader, granted, other = (
+            NodeMessageReader([server.address], 1, 5.0),
+            granted_of(conn, stream),
+            granted_of(conn, well),
+        )
         world.go_away()
         for _ in range(5):
             with pytest.raises(PayloadUnavailable, match="the payload location"):
@@ -167,7 +171,7 @@ def test_a_feed_shows_the_rest_and_what_it_waits_for(
                 assert server.feed.pages_written - before < 15, "the pauses grow"
                 assert reader.bookmark.offsets[well] == 10
         world.come_back()
-        eventually(lambda: page_of(DatabaseReader(database, 1, 5.0), granted_of(conn, stream)), WAIT_S)
+        eventually(lambda: page_of(DatabaseMessageReader(database, 1, 5.0), granted_of(conn, stream)), WAIT_S)
         with feed.history("#", "earliest") as reader:
             assert len(read_values(reader, 2 * BLOCKS + 10)) == 2 * BLOCKS + 10
 

@@ -9,10 +9,10 @@ from contextlib import closing, contextmanager
 import psycopg
 import pytest
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.machine.events import StreamGranted
 from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US
@@ -49,7 +49,7 @@ def publish(url: str, space: str, topic: str, epoch: int, *values: bytes) -> Non
         publisher.advance(epoch + 1)
 
 
-def ledger_of(run: Run) -> PlanLedger:
+def ledger_of(run: Run) -> MicroBatchPlanLedger:
     return run.reader._open_planner()._ledger
 
 
@@ -162,13 +162,13 @@ def test_a_grant_of_another_timeline_is_not_planned(
         put(conn, stream, b"a", b"b")
     go_over_to_another_timeline(conn)
     ((number,),) = conn.execute("select timeline_number()")
-    ledger = PlanLedger(lambda _: None, 60.0)
+    ledger = MicroBatchPlanLedger(lambda _: None, 60.0)
     ledger.restore((), [] if in_doubt is None else [PlannedRange.from_in_doubt(former, in_doubt)])
     for stream, grant_id, doubt in ((former, 2, in_doubt), (here, number * TIMELINE_US, None)):
         generation, begin = generation_of(conn, stream), ConsumedFrontier(0)
         grant = Grant("b", 1, stream, grant_id, 0, generation, 0, 1, "#", None, begin, doubt, grant_key=GRANT_KEY)
         ledger.apply_update(StreamGranted(grant))
-    with closing(DatabaseReader(database, 1 << 20, 10.0)) as reader:
+    with closing(DatabaseMessageReader(database, 1 << 20, 10.0)) as reader:
         planner = EpochPlanner(ledger, reader, str(GROUP))
         planner.restore_steps()
         assert ledger.take_saved_plans() == []
@@ -177,11 +177,11 @@ def test_a_grant_of_another_timeline_is_not_planned(
 
 
 def test_no_step_is_restored_without_a_database() -> None:
-    ledger, planned = PlanLedger(lambda _: None, 60.0), InDoubtRange(1, 0, 2, 60.0, ConsumedFrontier(2))
+    ledger, planned = MicroBatchPlanLedger(lambda _: None, 60.0), InDoubtRange(1, 0, 2, 60.0, ConsumedFrontier(2))
     ledger.restore((), [PlannedRange.from_in_doubt(1, planned)])
     grant = Grant("b", 1, 1, 2, 0, 1, 0, 1, "#", None, ConsumedFrontier(0), planned, grant_key=GRANT_KEY)
     ledger.apply_update(StreamGranted(grant))
     assert list(ledger.steps_to_restore()), "there is one to restore"
-    with closing(DatabaseReader("postgresql://u@127.0.0.1:1/nothing", 1 << 20, 10.0)) as reader:
+    with closing(DatabaseMessageReader("postgresql://u@127.0.0.1:1/nothing", 1 << 20, 10.0)) as reader:
         EpochPlanner(ledger, reader, str(GROUP)).restore_steps()
     assert ledger.take_saved_plans() == []

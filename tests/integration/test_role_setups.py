@@ -10,7 +10,7 @@ import pytest
 
 from sublet import Publisher, Session
 from sublet_storage.db.connect import connect
-from sublet_storage.db.roles import Role
+from sublet_storage.db.roles import DatabaseRole
 from sublet_storage.producer.sink_staging import SinkBatchId, commit, stage
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, a_shell, done
@@ -33,7 +33,7 @@ def world() -> Iterator[RoleWorld]:
 @pytest.fixture(scope="module")
 def fleet(world: RoleWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A node that runs as a member of `sublet_node`."""
-    fleet = Fleet(world.of(Role.NODE), tmp_path_factory.mktemp("fleet"))
+    fleet = Fleet(world.of(DatabaseRole.NODE), tmp_path_factory.mktemp("fleet"))
     try:
         fleet.serve("n1")
         yield fleet
@@ -46,7 +46,7 @@ def fleet(world: RoleWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def operator(world: RoleWorld) -> Iterator[Shell]:
-    with a_shell(SUBLET_DATABASE_URL=world.of(Role.OPERATE)) as shell:
+    with a_shell(SUBLET_DATABASE_URL=world.of(DatabaseRole.OPERATE)) as shell:
         yield shell
 
 
@@ -60,7 +60,7 @@ def received(session: Session, count: int) -> list[bytes]:
 
 
 def stored(world: RoleWorld) -> int:
-    with connect(world.of(Role.CONSUME)) as conn:
+    with connect(world.of(DatabaseRole.CONSUME)) as conn:
         ((count,),) = conn.execute("select coalesce(sum(head), 0) from stream").fetchall()
         return int(count)
 
@@ -68,7 +68,7 @@ def stored(world: RoleWorld) -> int:
 def test_messages_are_published_by_sql(world: RoleWorld, fleet: Fleet) -> None:
     """And moved into the log by the node."""
     before = stored(world)
-    with psycopg.connect(world.of(Role.PUBLISH), autocommit=True) as conn:
+    with psycopg.connect(world.of(DatabaseRole.PUBLISH), autocommit=True) as conn:
         conn.execute("select sublet.publish('orders/eu', 'text', key => 'k', headers => '{\"a\": 1}')")
         conn.execute("select sublet.publish('orders/eu', '\\x00'::bytea)")
         for refused in ("select * from sublet.outbox", "select sublet.is_fenced('p', 1)", "create table sublet.x ()"):
@@ -78,7 +78,7 @@ def test_messages_are_published_by_sql(world: RoleWorld, fleet: Fleet) -> None:
 
 
 def test_a_publisher_appends_and_advances(world: RoleWorld) -> None:
-    url, before = world.of(Role.APPEND), stored(world)
+    url, before = world.of(DatabaseRole.APPEND), stored(world)
     for _ in range(2):
         with Publisher(url, producer="etl") as publisher:
             publisher.publish("orders/eu", b"1", key=b"k").result(WAIT_S)
@@ -101,7 +101,7 @@ def test_a_publisher_appends_and_advances(world: RoleWorld) -> None:
 def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
     """Also what was staged for streams that were closed meanwhile."""
     before, write = stored(world), SinkBatchId("nightly", 1)
-    with connect(world.of(Role.APPEND)) as conn, connect(world.of(Role.OPERATE)) as operator:
+    with connect(world.of(DatabaseRole.APPEND)) as conn, connect(world.of(DatabaseRole.OPERATE)) as operator:
         staged = [stage(conn, write, 0, [batch([b"a", b"b"])]), stage(conn, write, 1, [batch([b"c"])])]
         rollover(operator, "default")
         assert commit(conn, write, staged).messages == 3
@@ -115,7 +115,7 @@ def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
 def test_a_sink_commits_no_block_that_cannot_be(world: RoleWorld) -> None:
     """Whoever may stage may write any bytes."""
     before, write = stored(world), SinkBatchId("hostile", 1)
-    with connect(world.of(Role.APPEND)) as conn:
+    with connect(world.of(DatabaseRole.APPEND)) as conn:
         staged = [stage(conn, write, 0, [batch([b"a"])])]
         with connect(world.owner) as owner:
             owner.execute("update staged_block set payload = repeat('x', 64)::bytea where sink = 'hostile'")
@@ -125,7 +125,7 @@ def test_a_sink_commits_no_block_that_cannot_be(world: RoleWorld) -> None:
 
 
 def test_a_consumer_reads_no_key_of_a_node(world: RoleWorld) -> None:
-    with connect(world.of(Role.CONSUME)) as conn:
+    with connect(world.of(DatabaseRole.CONSUME)) as conn:
         conn.execute("select name, notify_driver from node")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             conn.execute("select notify_endpoint from node")
@@ -133,9 +133,9 @@ def test_a_consumer_reads_no_key_of_a_node(world: RoleWorld) -> None:
 
 def test_a_session_consumes_and_commits(world: RoleWorld, fleet: Fleet) -> None:
     """Exactly once too: output and progress in one transaction of the consumer's own."""
-    world.execute(f"create schema if not exists reports authorization user_of_{Role.CONSUME}")
-    subscription, url = "$share/reports/reports/#", world.of(Role.CONSUME)
-    with Publisher(world.of(Role.APPEND)) as publisher:
+    world.execute(f"create schema if not exists reports authorization user_of_{DatabaseRole.CONSUME}")
+    subscription, url = "$share/reports/reports/#", world.of(DatabaseRole.CONSUME)
+    with Publisher(world.of(DatabaseRole.APPEND)) as publisher:
         for number in range(20):
             publisher.publish("reports/eu", b"%d" % number, key=b"%d" % number)
     with Session(subscription, url, starting_position="earliest", name="daily") as session:
@@ -156,9 +156,9 @@ def test_a_session_consumes_and_commits(world: RoleWorld, fleet: Fleet) -> None:
 
 
 def test_the_command_line_publishes_and_consumes(world: RoleWorld, fleet: Fleet) -> None:
-    with a_shell(SUBLET_DATABASE_URL=world.of(Role.APPEND)) as shell:
+    with a_shell(SUBLET_DATABASE_URL=world.of(DatabaseRole.APPEND)) as shell:
         assert shell.run("publish", "cli/eu", stdin="one\ntwo\n").code == 0
-    with a_shell(SUBLET_DATABASE_URL=world.of(Role.CONSUME)) as shell:
+    with a_shell(SUBLET_DATABASE_URL=world.of(DatabaseRole.CONSUME)) as shell:
         tailed = shell.run("tail", "cli/#", "--from", "earliest", "--max-messages", "2", "--json")
         assert (tailed.code, len(tailed.lines)) == (0, 2), tailed.err
         arguments = ("--from", "earliest", "--max-messages", "2", "--json")
@@ -175,12 +175,12 @@ def succeed(shell: Shell, *commands: str) -> None:
 
 @pytest.mark.long
 def test_an_operator_changes_groups(world: RoleWorld, fleet: Fleet, operator: Shell, tmp_path: Path) -> None:
-    with Publisher(world.of(Role.APPEND)) as publisher:
+    with Publisher(world.of(DatabaseRole.APPEND)) as publisher:
         for number in range(10):
             publisher.publish("orders/us", b"%d" % number, key=b"%d" % number)
     changed = ("pause {} --reason test", "resume {}", "weight {} nightly 2", "describe {}", "why {}", "list")
     succeed(operator, *(f"groups {each.format(GROUP)}" for each in ("create {} --from earliest", *changed)))
-    with Session(GROUP, world.of(Role.CONSUME)) as session:
+    with Session(GROUP, world.of(DatabaseRole.CONSUME)) as session:
         received(session, 10)
         succeed(operator, f"groups reset {GROUP} --to-earliest --yes")
     for target in ("--to-latest", "--to-time 2026-01-01T00:00:00Z", "--to-epoch 10"):
@@ -213,8 +213,8 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
     with connect(world.owner) as owner:
         owner.execute("insert into session_epoch values ($$$share/g/#$$, 'nightly', 1, now(), 'user:etl')")
     succeed(operator, "access release-session $share/g/# nightly")
-    with connect(world.of(Role.OPERATE)) as conn:
-        user = f"database user user_of_{Role.OPERATE}"
+    with connect(world.of(DatabaseRole.OPERATE)) as conn:
+        user = f"database user user_of_{DatabaseRole.OPERATE}"
         events = conn.execute("select event from access_history where by = %s order by number", (user,)).fetchall()
         assert [event for (event,) in events] == ["allow", "token", "revoke-token", "revoke", "release-session"]
         for refused in (
@@ -237,7 +237,7 @@ def test_a_node_drops_what_retention_has_taken(world: RoleWorld, fleet: Fleet, o
     with connect(world.owner) as owner:
         generations = "select generation_id from generation join space using (space_id) where name = 'short'"
         ((first,),) = owner.execute(generations).fetchall()
-        with Publisher(world.of(Role.APPEND)) as publisher:
+        with Publisher(world.of(DatabaseRole.APPEND)) as publisher:
             publisher.publish("short/eu", b"1").result(WAIT_S)
         dropped = f"select to_regclass('block_{first}') is null"
         eventually(lambda: owner.execute(dropped).fetchone() == (True,), WAIT_S, fleet.nodes["n1"].output)

@@ -15,7 +15,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import (
     RIGHTS,
     DatabasePrivilege,
-    Role,
+    DatabaseRole,
     _find_objects,
     build_role_statements,
     compute_expected_rights,
@@ -63,8 +63,8 @@ def unlisted(conn: psycopg.Connection[Any]) -> list[str]:
 def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabasePrivilege]]:
     """Return {role: rights beyond the table}; fail if a right of the table is missing."""
     found = {}
-    for who in (*Role, PUBLIC):
-        expected = compute_expected_rights(conn, "sublet", () if who == PUBLIC else (Role(who),))
+    for who in (*DatabaseRole, PUBLIC):
+        expected = compute_expected_rights(conn, "sublet", () if who == PUBLIC else (DatabaseRole(who),))
         has = read_rights(conn, "sublet", who)
         assert find_missing_rights(expected, has) == frozenset(), who
         if has != expected:
@@ -76,7 +76,7 @@ def test_each_role_may_do_what_the_table_says(world: RoleWorld, admin: psycopg.C
     """After migrations up and down, and of partitions that are made later."""
     assert unlisted(admin) == []
     assert too_much(admin) == {}
-    with connect(world.of(Role.OPERATE)) as operator:
+    with connect(world.of(DatabaseRole.OPERATE)) as operator:
         create_space(operator, "more", "more/#")
     assert admin.execute("select count(*) from pg_inherits where inhparent = 'block'::regclass").fetchone() == (3,)
     assert too_much(admin) == {}
@@ -104,7 +104,7 @@ def test_what_has_no_row_is_found(world: RoleWorld, admin: psycopg.Connection[An
         owner.execute("create table more (x integer)")
         owner.execute("grant select on more to sublet_consume")
         assert unlisted(admin) == ["extra()", "more"]
-        assert set(too_much(admin)) == {PUBLIC, *Role}, "a function is everybody's when it is made"
+        assert set(too_much(admin)) == {PUBLIC, *DatabaseRole}, "a function is everybody's when it is made"
         make_roles(world.admin)
         assert too_much(admin) == {}
         owner.execute("drop function extra; drop table more")
@@ -113,12 +113,12 @@ def test_what_has_no_row_is_found(world: RoleWorld, admin: psycopg.Connection[An
 @pytest.mark.parametrize(
     ("given", "to", "found"),
     [
-        ("select on space", Role.PUBLISH, DatabasePrivilege("select", "space")),
-        ("update (head) on stream", Role.APPEND, DatabasePrivilege("update", "stream", "head")),
-        ("select on token", Role.OPERATE, DatabasePrivilege("select", "token")),
+        ("select on space", DatabaseRole.PUBLISH, DatabasePrivilege("select", "space")),
+        ("update (head) on stream", DatabaseRole.APPEND, DatabasePrivilege("update", "stream", "head")),
+        ("select on token", DatabaseRole.OPERATE, DatabasePrivilege("select", "token")),
         ("execute on function is_fenced", PUBLIC, DatabasePrivilege("execute", "is_fenced(text, bigint)")),
         ("usage on sequence space_space_id_seq", PUBLIC, DatabasePrivilege("usage", "space_space_id_seq")),
-        ("create on schema sublet", Role.NODE, DatabasePrivilege("create", "schema")),
+        ("create on schema sublet", DatabaseRole.NODE, DatabasePrivilege("create", "schema")),
     ],
 )
 def test_a_right_too_much_is_found(
@@ -132,8 +132,10 @@ def test_a_right_too_much_is_found(
 
 def test_who_looks_is_not_among_the_members(world: RoleWorld) -> None:
     """Postgres makes who makes a role without being a superuser its member."""
-    with connect(world.of(Role.NODE)) as conn:
-        assert dict(list_members(conn)) == {role: [] if role is Role.NODE else [f"user_of_{role}"] for role in Role}
+    with connect(world.of(DatabaseRole.NODE)) as conn:
+        assert dict(list_members(conn)) == {
+            role: [] if role is DatabaseRole.NODE else [f"user_of_{role}"] for role in DatabaseRole
+        }
 
 
 def test_a_migration_grants_again(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
@@ -171,10 +173,10 @@ def test_what_is_printed_makes_the_roles() -> None:
             printed = shell.run("roles", "--sql").out
             for _ in range(2):
                 admin.execute(printed)
-                assert read_existing_roles(admin) == list(Role)
+                assert read_existing_roles(admin) == list(DatabaseRole)
                 assert too_much(admin) == {}
             admin.execute("create role reports login; grant sublet_consume to reports")
-            assert dict(list_members(admin))[Role.CONSUME] == ["reports"]
+            assert dict(list_members(admin))[DatabaseRole.CONSUME] == ["reports"]
             assert "reports" in shell.run("roles").out
             assert build_role_statements(admin, "sublet") == printed.replace(";\n", ";\0").split("\0")[:-1]
             inherits = "select pg_has_role('sublet_node', %s, 'usage'), pg_has_role('sublet_node', %s, 'member')"
@@ -192,7 +194,7 @@ def test_no_role_becomes_a_superuser(database: str) -> None:
 
 def test_roles_cannot_be_made_by_just_anybody(world: RoleWorld) -> None:
     with pytest.raises(Conflict, match=r"permission denied.*`sublet roles --sql`"):
-        make_roles(world.of(Role.NODE))
+        make_roles(world.of(DatabaseRole.NODE))
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -203,8 +205,8 @@ def rights(url: str) -> DoctorCheckResult:
         return next(found for found in run_checks(conn, 0, 1) if found.check == "rights")
 
 
-@pytest.mark.parametrize("role", Role)
-def test_doctor_is_content_with_each_role(world: RoleWorld, role: Role) -> None:
+@pytest.mark.parametrize("role", DatabaseRole)
+def test_doctor_is_content_with_each_role(world: RoleWorld, role: DatabaseRole) -> None:
     found = rights(world.of(role))
     assert (found.state, found.hint) == (Severity.OK, None), found
     assert f"user_of_{role} is a member of {role}, and may do no more" in found.detail
@@ -214,26 +216,26 @@ def test_doctor_names_what_a_role_lacks(world: RoleWorld, admin: psycopg.Connect
     admin.execute("revoke select on block, block_1, stream, node from sublet_consume")
     admin.execute("grant select (name) on node to sublet_consume")
     admin.execute("revoke execute on function advance from sublet_consume")
-    found = rights(world.of(Role.CONSUME))
+    found = rights(world.of(DatabaseRole.CONSUME))
     assert found.state is Severity.ERROR
     assert "lacks execute on advance(" in found.detail
     assert "select on block, node (address, draining," in found.detail
     assert found.hint is not None
     assert "sublet migrate --roles" in found.hint
     make_roles(world.admin)
-    assert rights(world.of(Role.CONSUME)).state is Severity.OK, "the remedy is one"
+    assert rights(world.of(DatabaseRole.CONSUME)).state is Severity.OK, "the remedy is one"
 
 
 def test_doctor_names_what_is_too_much(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
-    user = f"user_of_{Role.APPEND}"
+    user = f"user_of_{DatabaseRole.APPEND}"
     admin.execute(f"grant update (position) on lending to {user}; grant insert on block, block_1 to {user}")
-    found = rights(world.of(Role.APPEND))
+    found = rights(world.of(DatabaseRole.APPEND))
     assert found.state is Severity.WARNING
     assert found.detail.endswith("beyond that, insert on block, partitions of block; update on lending (position)")
     admin.execute(f"grant sublet_publish to {user}")
-    assert "sublet_publish, sublet_append" in rights(world.of(Role.APPEND)).detail
+    assert "sublet_publish, sublet_append" in rights(world.of(DatabaseRole.APPEND)).detail
     admin.execute(f"revoke sublet_publish from {user}; revoke all on lending, block, block_1 from {user}")
-    assert rights(world.of(Role.APPEND)).state is Severity.OK
+    assert rights(world.of(DatabaseRole.APPEND)).state is Severity.OK
 
 
 def test_doctor_of_a_user_without_a_role(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
@@ -262,10 +264,10 @@ def test_doctor_of_a_user_without_a_role(world: RoleWorld, admin: psycopg.Connec
 
 def test_doctor_of_a_node_that_cannot_drop(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     admin.execute(f"revoke {OWNER} from sublet_node")
-    found = rights(world.of(Role.NODE))
+    found = rights(world.of(DatabaseRole.NODE))
     assert (found.state, found.hint) == (Severity.WARNING, f"A superuser says: grant {OWNER} to sublet_node")
     admin.execute(f"grant {OWNER} to sublet_node")
-    assert rights(world.of(Role.NODE)).state is Severity.OK
+    assert rights(world.of(DatabaseRole.NODE)).state is Severity.OK
 
 
 @pytest.mark.conforms("X4")
@@ -276,7 +278,7 @@ def test_an_operator_writes_so_many_weights(world: RoleWorld, admin: psycopg.Con
         "update consumer_group set desired_state = jsonb_build_object('paused', 'p', 'weights',"
         " (select jsonb_object_agg('s' || i, 1) from generate_series(1, %s) i))"
     )
-    with connect(world.of(Role.OPERATE)) as operator:
+    with connect(world.of(DatabaseRole.OPERATE)) as operator:
         operator.execute(write, (MAX_WEIGHTS,))
         with pytest.raises(psycopg.errors.CheckViolation):
             operator.execute(write, (MAX_WEIGHTS + 1,))
@@ -284,9 +286,9 @@ def test_an_operator_writes_so_many_weights(world: RoleWorld, admin: psycopg.Con
 
 
 def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
-    with connect(world.of(Role.OPERATE)) as operator:
+    with connect(world.of(DatabaseRole.OPERATE)) as operator:
         space = create_space(operator, "epochs", "epochs/#").space_id
-        with connect(world.of(Role.APPEND)) as publisher:
+        with connect(world.of(DatabaseRole.APPEND)) as publisher:
             assert hold(publisher, space, ProducerIdentity("p", 1), [(1, 2)]).least == ((1, 2),)
         drop_space(operator, "epochs")
     assert admin.execute("select lower_frontier from space where space_id = %s", (space,)).fetchone() == ([[1, 2]],)
@@ -304,5 +306,5 @@ def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.
 )
 def test_an_operator_makes_no_group_that_is_none(world: RoleWorld, statement: LiteralString) -> None:
     """One such row ended every node's reading of groups, and the lists of groups and spaces."""
-    with connect(world.of(Role.OPERATE)) as operator, pytest.raises(psycopg.errors.CheckViolation):
+    with connect(world.of(DatabaseRole.OPERATE)) as operator, pytest.raises(psycopg.errors.CheckViolation):
         operator.execute(statement)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
 from sublet_borrower.planner import complete_epoch_planner
 from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, RunnablePlannedRange
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
@@ -35,7 +35,7 @@ def in_logs() -> Iterator[None]:
         yield
 
 
-class TwoLogs(DatabaseReader):
+class TwoLogs(DatabaseMessageReader):
     """Reads two logs."""
 
     def __init__(self, logs: tuple[Log, Log]) -> None:
@@ -62,7 +62,7 @@ class Query:
 
     def begin_anew(self) -> None:
         """The process dies between two batches, and the next is granted both streams."""
-        self.planning = PlanLedger(self._report, 60.0)
+        self.planning = MicroBatchPlanLedger(self._report, 60.0)
         self.planning.restore((), ())
         self.epochs = EpochPlanner(self.planning, TwoLogs(self.logs), "$share/g/#")
         for stream, (position, consumed) in self.rows.items():

@@ -22,7 +22,7 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlannedRange,
     PlannedRangeStatus,
@@ -72,7 +72,7 @@ class Query(Session):
     def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
         super().__init__(agent, handle)
         self._checkpoint = checkpoint
-        self._planning = PlanLedger(self._said, checkpoint.hold_s)
+        self._planning = MicroBatchPlanLedger(self._said, checkpoint.hold_s)
         self._streams: dict[int, Work] = {}
         self._group_id = 0
         self._over = False

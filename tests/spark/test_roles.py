@@ -11,7 +11,7 @@ from sublet.spark import Guard
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.consumption import consume
 from sublet_storage.db.connect import connect
-from sublet_storage.db.roles import Role
+from sublet_storage.db.roles import DatabaseRole
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.role_kit import a_role_world
@@ -28,9 +28,15 @@ def messages(records: Path) -> int:
 
 def test_spark_does_with_the_least_role(spark: Any, tmp_path: Path) -> None:
     with a_role_world() as world:
-        fleet, append, url = Fleet(world.of(Role.NODE), tmp_path, SPEED), world.of(Role.APPEND), world.of(Role.CONSUME)
-        world.execute(f"create schema sunk authorization user_of_{Role.CONSUME}; create table sunk.rows (value bigint)")
-        world.execute(f"grant all on sunk.rows to user_of_{Role.CONSUME}")
+        fleet, append, url = (
+            Fleet(world.of(DatabaseRole.NODE), tmp_path, SPEED),
+            world.of(DatabaseRole.APPEND),
+            world.of(DatabaseRole.CONSUME),
+        )
+        world.execute(
+            f"create schema sunk authorization user_of_{DatabaseRole.CONSUME}; create table sunk.rows (value bigint)"
+        )
+        world.execute(f"grant all on sunk.rows to user_of_{DatabaseRole.CONSUME}")
         try:
             fleet.serve("n1")
             write(numbers(spark, 0, 300), append, topic="t/eu")

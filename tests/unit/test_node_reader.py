@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.fetch import node_reader as module
-from sublet_borrower.fetch.node_reader import NodeReader
+from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
@@ -38,10 +38,10 @@ class Calls:
         self.script: dict[str, list[Any]] = {}
         self.closed = self.turned = 0
 
-    def reader(self, **script: Sequence[Any]) -> NodeReader:
+    def reader(self, **script: Sequence[Any]) -> NodeMessageReader:
         """One that asks these nodes, which answer so."""
         self.nodes, self.script = list(script), {node: list(answers) for node, answers in script.items()}
-        return NodeReader(self.nodes, 100, 30.0)
+        return NodeMessageReader(self.nodes, 100, 30.0)
 
     @property
     def address(self) -> str:

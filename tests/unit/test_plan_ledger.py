@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_borrower.planner.micro_batch_planner import split_evenly
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
@@ -26,7 +26,7 @@ class Desk:
 
     def __init__(self, *, recalled: bool = True) -> None:
         self.said: list[ProgressReported] = []
-        self.planning = PlanLedger(self.said.append, HOLD_S)
+        self.planning = MicroBatchPlanLedger(self.said.append, HOLD_S)
         if recalled:
             self.planning.restore((), ())
 

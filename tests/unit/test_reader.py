@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet_borrower.fetch import database_reader as module
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
@@ -98,7 +98,7 @@ def test_of_any_pages_only_successors_are_taken(arriving: list[tuple[int, int]],
 @pytest.mark.conforms("P2")
 @pytest.mark.parametrize("answer", [page(3, 7), page(6, 9), page(5, 4), page(5, 101)])
 def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Connection], answer: LogPage) -> None:
-    reader, stream = DatabaseReader("url", 100, 30.0), granted(5)
+    reader, stream = DatabaseMessageReader("url", 100, 30.0), granted(5)
     log.script = [answer, page(5, 8), page(8, 10)]
     assert reader.fetch(stream, always) is None
     assert (stream.next_read_offset, stream.head, stream.acknowledged_offset, stream.outstanding) == (5, None, 5, {})
@@ -131,7 +131,7 @@ def test_a_page_of_an_old_grant_is_discarded() -> None:
 def test_a_page_is_asked_for_by_what_was_granted(log: Log, connections: list[Connection]) -> None:
     log.script = [page(5, 5, head=5)]
     stream = granted(5)
-    assert DatabaseReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
+    assert DatabaseMessageReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": TopicFilter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
 
@@ -149,7 +149,7 @@ def test_a_database_away_is_tried_with_pauses(
     caplog.set_level("INFO")
     now = 0.0
     monkeypatch.setattr("sublet_storage.util.retry.time.monotonic", lambda: now)
-    reader, stream = DatabaseReader("url", 1, 30.0), granted(5)
+    reader, stream = DatabaseMessageReader("url", 1, 30.0), granted(5)
     log.script = [error, error, error, page(5, 6), error]
     for _ in range(3):
         assert [reader.fetch(stream, always) for _ in range(100)] == [None] * 100
@@ -170,4 +170,4 @@ def test_a_database_away_is_tried_with_pauses(
 def test_other_errors_pass_through(log: Log, connections: list[Connection], error: Exception) -> None:
     log.script = [error]
     with pytest.raises(type(error)):
-        DatabaseReader("url", 1, 30.0).fetch(granted(5), always)
+        DatabaseMessageReader("url", 1, 30.0).fetch(granted(5), always)

@@ -108,7 +108,7 @@ def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> It
         database_or_node_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url=""))
     )
     monkeypatch.setattr(group_membership, "AgentLoop", lambda *_: agent)
-    monkeypatch.setattr(database_or_node_access, "DatabaseReader", lambda *_: reader)
+    monkeypatch.setattr(database_or_node_access, "DatabaseMessageReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pytest
 
-from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext
+from sublet.cli.base.command import NODE_TIMEOUT_S, CliCommandContext
 from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
     FindLeaderResponse,
@@ -167,7 +167,7 @@ class Script(GroupEventWatcher):
 
     def show(self, *, as_json: bool = False) -> int:
         """Run the command."""
-        return int(watch.watch(CommandContext(None, None, json=as_json, debug=False), GROUP, ["n1:1"]))
+        return int(watch.watch(CliCommandContext(None, None, json=as_json, debug=False), GROUP, ["n1:1"]))
 
 
 def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.postgres_head_listener import OnHeads, OnListening, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
@@ -45,7 +45,7 @@ def database_transport(
     is opened here. `listens`: the member takes part in the process's direct listener.
     """
     database = opened.enter_context(open_database(url, data_dir))
-    reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
+    reader = DatabaseMessageReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
     return DatabaseOrNodeAccess(
@@ -63,9 +63,11 @@ def node_transport(
     """Return a transport with everything from these nodes, and from those whose addresses they send. `opened` closes
     what is opened here.
     """
-    from sublet_borrower.fetch.node_reader import NodeReader  # a member with a database needs no remote transport
+    from sublet_borrower.fetch.node_reader import (
+        NodeMessageReader,  # a member with a database needs no remote transport
+    )
 
-    reader = NodeReader(nodes, max_batch_bytes, timeout_s)
+    reader = NodeMessageReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
     return DatabaseOrNodeAccess(reader, lambda: nodes, reader.next_session_epoch)

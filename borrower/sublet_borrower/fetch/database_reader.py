@@ -32,7 +32,7 @@ _NEXT_BYTES: Final = message_log.NEXT_BLOCKS * message_log.NEXT_BLOCK_BYTES
 _T = TypeVar("_T")
 
 
-class DatabaseReader:
+class DatabaseMessageReader:
     """A reader over one connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
     A server that is silent for `timeout_s` in the middle of a read counts as away.

@@ -52,12 +52,11 @@ REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError)
 _T = TypeVar("_T")
 
 
-class NodeReader:
-    """The counterpart of `DatabaseReader` that reads through nodes, one at a time with the others as fallback. Not
-    thread-safe.
+class NodeMessageReader:
+    """The counterpart of `DatabaseMessageReader` that reads through nodes, one at a time with the others as fallback.
+    Not thread-safe.
 
-    A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
-    """
+    A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it."""
 
     def __init__(self, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float) -> None:
         self._owner = SessionForkGuard()

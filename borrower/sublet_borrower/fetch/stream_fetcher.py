@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 class GrantedStreamReader(Protocol):
-    """A reader of granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
+    """A reader of granted streams: `DatabaseMessageReader` or `NodeMessageReader`. Both are tested by
+    `tests/contract/test_readers.py`."""
 
     def warm_up(self) -> None: ...
 

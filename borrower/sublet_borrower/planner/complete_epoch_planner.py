@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannerStream
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import NotFound, PositionBeyondHead, PositionGone, TimelineChanged
@@ -31,11 +31,10 @@ SpaceKey: TypeAlias = tuple[int, int]
 
 
 class EpochPlanner:
-    """Plans steps of whole epochs for the streams of a `PlanLedger`, which it looks at through a reader. What keeps it
-    from reading a stream is the stream's: all others are planned.
-    """
+    """Plans steps of whole epochs for the streams of a `MicroBatchPlanLedger`, which it looks at through a reader. What
+    keeps it from reading a stream is the stream's: all others are planned."""
 
-    def __init__(self, planning: PlanLedger, reader: DatabaseReader, subscription: str) -> None:
+    def __init__(self, planning: MicroBatchPlanLedger, reader: DatabaseMessageReader, subscription: str) -> None:
         self._planning, self._reader, self._subscription = planning, reader, subscription
         self._poll_at = float("-inf")
         self._polled: set[PlannerStream] = set()

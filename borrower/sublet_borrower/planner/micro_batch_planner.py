@@ -13,10 +13,10 @@ from pathlib import Path
 
 from sublet_borrower.consumer.database_or_node_access import database_transport
 from sublet_borrower.consumer.group_membership import GroupMembership
-from sublet_borrower.fetch.database_reader import DatabaseReader
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
 from sublet_borrower.planner.grant_key_files import GrantKeyHandoffFile
-from sublet_borrower.planner.plan_ledger import PlanLedger
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlanLimits,
     PlannedRange,
@@ -80,14 +80,14 @@ class MicroBatchPlanner:
         self._lags_at = float("-inf")
         self._member = GroupMembership(
             subscription,
-            lambda report: PlanLedger(report, hold_s, self._hand_key),
+            lambda report: MicroBatchPlanLedger(report, hold_s, self._hand_key),
             lambda opened: database_transport(opened, url, data_dir, nodes, 1, timeout_s, listens=False),
             settings,
             name=name,
             weight=weight,
             starting_position=starting_position,
         )
-        assert isinstance(self._member.reader, DatabaseReader)
+        assert isinstance(self._member.reader, DatabaseMessageReader)
         assert self._member.url is not None
         self._reader, self.url = self._member.reader, self._member.url
         self.subscription, self._ledger = self._member.subscription, self._member.assignment
@@ -104,7 +104,7 @@ class MicroBatchPlanner:
     # --- after a restart --------------------------------------------------------------------------------------------
 
     def restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
-        """Take over what is known of earlier processes of this session, first of all: see `PlanLedger.restore`."""
+        """Take over what is known of earlier processes of this session, first of all, by the ledger's `restore`."""
         self._ledger.restore(done, begun)
 
     def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:

@@ -35,7 +35,7 @@ from sublet_storage.log.fetch import beyond_head_error
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
-class PlanLedger:
+class MicroBatchPlanLedger:
     """The ledger of one session's streams. `apply_update` is for the agent's thread, the rest for the session's;
     `report` for both.
 

@@ -26,7 +26,7 @@ PRODUCER = "feed/"
 """Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 
-class FeedBatchWriter:
+class FeedPublishWriter:
     """Caches the routes of all batches, with the database timeline on which they were read, until a stream turns out to
     be closed. Thread-safe."""
 

@@ -23,7 +23,7 @@ from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
 from sublet_leader.feed.member_fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
-from sublet_leader.feed.publish import FeedBatchWriter, to_publish_result
+from sublet_leader.feed.publish import FeedPublishWriter, to_publish_result
 from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (
@@ -104,7 +104,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
         self._gate = gate or AccessGate()
-        self._writer = FeedBatchWriter()
+        self._writer = FeedPublishWriter()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)

@@ -28,7 +28,7 @@ from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, SchemaMismatch, Unavailable
 from sublet_storage.db.connect import check_released, connect, is_compatible, read_schema_version, resolve_schema_name
-from sublet_storage.db.roles import Role, create_statements, grant_statements, read_existing_roles
+from sublet_storage.db.roles import DatabaseRole, create_statements, grant_statements, read_existing_roles
 from sublet_storage.node_directory import list_nodes
 from sublet_storage.spaces.space_changes import ensure_default
 
@@ -115,7 +115,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
         _run_alembic(url, schema, command.downgrade, target or "base", check)
 
 
-def make_roles(url: str, schema: str | None = None) -> list[Role]:
+def make_roles(url: str, schema: str | None = None) -> list[DatabaseRole]:
     """Create the roles of database users that are missing, and give all of them their rights; return the new ones.
 
     Raise `Conflict` where this user may not create roles.
@@ -125,7 +125,7 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
         connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
-        missing = [role for role in Role if role not in read_existing_roles(conn)]
+        missing = [role for role in DatabaseRole if role not in read_existing_roles(conn)]
         try:
             with conn.transaction():
                 for created in create_statements(conn, schema, missing):

@@ -16,7 +16,7 @@ from msgspec import Struct
 Connection = psycopg.Connection[Any]
 
 
-class Role(StrEnum):
+class DatabaseRole(StrEnum):
     """A role of which database users are members."""
 
     PUBLISH = "sublet_publish"  # publishes by SQL
@@ -207,16 +207,18 @@ class _SchemaObject(Struct, frozen=True):
     columns: tuple[str, ...]
 
 
-def _parse() -> dict[str, dict[Role, str]]:
+def _parse() -> dict[str, dict[DatabaseRole, str]]:
     rows = [line.split() for line in _TABLE.splitlines() if line][1:]
-    return {name: dict(zip(Role, letters, strict=True)) for name, *letters in rows}
+    return {name: dict(zip(DatabaseRole, letters, strict=True)) for name, *letters in rows}
 
 
-RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
+RIGHTS: Final[Mapping[str, Mapping[DatabaseRole, str]]] = _parse()
 """The table above as {object: {role: letters}}."""
 
 
-def compute_expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
+def compute_expected_rights(
+    conn: Connection, schema: str, roles: Iterable[DatabaseRole]
+) -> frozenset[DatabasePrivilege]:
     """Return what members of these roles may do with the schema as it is."""
     requested_roles = list(roles)
     rights = {
@@ -243,18 +245,18 @@ def find_missing_rights(
     return frozenset(right for right in expected - actual if DatabasePrivilege(right.privilege, right.on) not in actual)
 
 
-def read_existing_roles(conn: Connection) -> list[Role]:
-    """Return the roles that exist on the server, in the order of `Role`."""
-    rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(Role),)).fetchall()
-    return sorted((Role(name) for (name,) in rows), key=list(Role).index)
+def read_existing_roles(conn: Connection) -> list[DatabaseRole]:
+    """Return the roles that exist on the server, in the order of `DatabaseRole`."""
+    rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(DatabaseRole),)).fetchall()
+    return sorted((DatabaseRole(name) for (name,) in rows), key=list(DatabaseRole).index)
 
 
-def create_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:
+def create_statements(conn: Connection, schema: str, roles: Iterable[DatabaseRole]) -> Iterator[str]:
     """Yield what makes these roles. A node drops partitions as the owner, which it is a member of without having its
     rights otherwise; never of a superuser."""
     for role in roles:
-        yield f"create role {role} nologin{' noinherit' if role is Role.NODE else ''}"
-        if role is Role.NODE and (owner := find_dropping_role(conn, schema)) is not None:
+        yield f"create role {role} nologin{' noinherit' if role is DatabaseRole.NODE else ''}"
+        if role is DatabaseRole.NODE and (owner := find_dropping_role(conn, schema)) is not None:
             yield f"grant {owner} to {role}"
 
 
@@ -269,19 +271,19 @@ def build_role_statements(conn: Connection, schema: str) -> list[str]:
     """Return statements that make the roles that are missing and give all of them their rights. They may be run
     again."""
     statements = []
-    for role in Role:
+    for role in DatabaseRole:
         created, *granted = create_statements(conn, schema, [role])
         statements += [f"do $$ begin {created}; exception when duplicate_object then null; end $$", *granted]
-    return [f"{each};" for each in (*statements, "begin", *grant_statements(conn, schema, Role), "commit")]
+    return [f"{each};" for each in (*statements, "begin", *grant_statements(conn, schema, DatabaseRole), "commit")]
 
 
-def list_members(conn: Connection) -> list[tuple[Role, list[str] | None]]:
+def list_members(conn: Connection) -> list[tuple[DatabaseRole, list[str] | None]]:
     """Return the roles, each with its direct members; None where there is no such role."""
-    members_by_role = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
-    return [(role, members_by_role.get(role)) for role in Role]
+    members_by_role = dict(conn.execute(_MEMBERS, (list(DatabaseRole),)).fetchall())
+    return [(role, members_by_role.get(role)) for role in DatabaseRole]
 
 
-def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:
+def grant_statements(conn: Connection, schema: str, roles: Iterable[DatabaseRole]) -> Iterator[str]:
     """Yield what gives these roles their rights on the schema as it is, and takes away all others."""
     requested_roles = list(roles)
     if not requested_roles:
@@ -313,19 +315,19 @@ def _find_objects(conn: Connection, schema: str) -> list[_SchemaObject]:
     return schema_objects
 
 
-def _list_privileges(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
+def _list_privileges(schema_object: _SchemaObject, role: DatabaseRole) -> Iterator[DatabasePrivilege]:
     for privilege, columns in _list_columns(schema_object, role):
         for column in columns or (None,):
             yield DatabasePrivilege(privilege, schema_object.name, column)
 
 
-def _format_privileges(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
+def _format_privileges(schema_object: _SchemaObject, role: DatabaseRole) -> Iterator[str]:
     """Yield the privileges as GRANT has them."""
     for privilege, columns in _list_columns(schema_object, role):
         yield f"{privilege} ({', '.join(columns)})" if columns else privilege
 
 
-def _list_columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_columns(schema_object: _SchemaObject, role: DatabaseRole) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each privilege, and on which columns it is; on none: on all."""
     for letter in RIGHTS.get(schema_object.listed, {}).get(role, "-").strip("-"):
         hidden = _HIDDEN[schema_object.listed] if letter == "s" else frozenset()

@@ -13,7 +13,7 @@ from msgspec import Struct
 from sublet_protocol.domain.address import is_loopback_host, is_tls, split_node_address
 from sublet_protocol.domain.errors import format_error
 from sublet_storage.db.connect import ISOLATION
-from sublet_storage.db.roles import Role
+from sublet_storage.db.roles import DatabaseRole
 from sublet_storage.doctor.privileges import compare_rights
 from sublet_storage.groups.admin.access_rules import read_rules
 from sublet_storage.groups.coordinator import leadership
@@ -112,7 +112,7 @@ def check_failed(check: str, error: psycopg.Error) -> DoctorCheckResult:
     """Return the finding for a check that could not be executed; the other checks still run."""
     detail = f"it cannot be looked at: {format_error(error)}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        hint = f"Where it matters, run this as a member of {Role.OPERATE}."
+        hint = f"Where it matters, run this as a member of {DatabaseRole.OPERATE}."
         return DoctorCheckResult(check, Severity.WARNING, detail, hint)
     return DoctorCheckResult(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 

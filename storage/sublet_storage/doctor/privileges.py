@@ -11,7 +11,13 @@ import psycopg
 from msgspec import Struct, field
 
 from sublet_storage.db.connect import resolve_schema_name
-from sublet_storage.db.roles import DatabasePrivilege, Role, compute_expected_rights, find_missing_rights, read_rights
+from sublet_storage.db.roles import (
+    DatabasePrivilege,
+    DatabaseRole,
+    compute_expected_rights,
+    find_missing_rights,
+    read_rights,
+)
 
 _USER = """
 select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_role(c.relowner, 'member'),
@@ -30,10 +36,10 @@ class UserPrivileges(Struct, frozen=True):
     user: str
     is_owner: bool = False
     is_member: bool = False
-    roles: tuple[Role, ...] = ()
+    roles: tuple[DatabaseRole, ...] = ()
     missing: tuple[str, ...] = ()
     excess: tuple[str, ...] = ()
-    lacking: dict[Role, tuple[str, ...]] = field(default_factory=dict)
+    lacking: dict[DatabaseRole, tuple[str, ...]] = field(default_factory=dict)
     drop_hint: str | None = None
     """Of a node that cannot drop what retention has taken: what helps."""
 
@@ -41,23 +47,25 @@ class UserPrivileges(Struct, frozen=True):
 def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
     """Compare the rights of the present user with those of its roles; of none, with each role's."""
     schema = resolve_schema_name()
-    rows = conn.execute(_USER, (list(Role), schema)).fetchall()
+    rows = conn.execute(_USER, (list(DatabaseRole), schema)).fetchall()
     user, is_super, is_owner, may_drop, owner, is_owner_super, member_of = rows[0]
     if is_super or is_owner:
         return UserPrivileges(user, is_owner=True)
     actual = read_rights(conn, schema, user)
     if not member_of:
-        lacking = {role: find_missing_rights(compute_expected_rights(conn, schema, [role]), actual) for role in Role}
+        lacking = {
+            role: find_missing_rights(compute_expected_rights(conn, schema, [role]), actual) for role in DatabaseRole
+        }
         fitting = tuple(role for role, missing in lacking.items() if not missing)
         if not fitting:
             return UserPrivileges(user, lacking={role: describe(missing) for role, missing in lacking.items()})
         return UserPrivileges(
             user, roles=fitting, excess=describe(actual - compute_expected_rights(conn, schema, fitting))
         )
-    roles = tuple(role for role in Role if role in member_of)
+    roles = tuple(role for role in DatabaseRole if role in member_of)
     expected, hint = compute_expected_rights(conn, schema, roles), None
-    if Role.NODE in roles and not may_drop:
-        hint = f"A superuser says: grant {owner} to {Role.NODE}"
+    if DatabaseRole.NODE in roles and not may_drop:
+        hint = f"A superuser says: grant {owner} to {DatabaseRole.NODE}"
         if is_owner_super:
             hint = (
                 "Have the tables owned by a role that is no superuser, and is granted to sublet_node (docs/roles.md)."

@@ -8,7 +8,7 @@ import typer
 from msgspec.structs import asdict
 
 from sublet.cli.access import tokens
-from sublet.cli.base.command import CommandContext, command, command_group
+from sublet.cli.base.command import CliCommandContext, command, command_group
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right, check_principal, parse_right
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -33,7 +33,7 @@ Group = Annotated[
 ]
 
 
-def allow(cli: CommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> None:
+def allow(cli: CliCommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> None:
     """Allow a principal a right. Nodes follow within seconds.
 
     What no rule allows is refused, by every node that asks who calls (--auth required). publish and read are for
@@ -59,7 +59,7 @@ def allow(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
 
 
 def list_(
-    cli: CommandContext,
+    cli: CliCommandContext,
     principal: Annotated[
         str | None, typer.Argument(metavar="PRINCIPAL", help="Only what counts for this one. Default: all.")
     ] = None,
@@ -108,7 +108,7 @@ def list_(
         cli.print_info("There are no rules: nodes that ask who calls refuse all. Give one: sublet access allow --help")
 
 
-def revoke(cli: CommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> None:
+def revoke(cli: CliCommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> None:
     """Take a rule away, written as it was given. Nodes follow within seconds; who is connected loses it too.
 
     Example:
@@ -136,7 +136,7 @@ def revoke(cli: CommandContext, principal: Who, right: May, filter: On, group: G
         )
 
 
-def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> int:
+def check(cli: CliCommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> int:
     """Say whether a principal may do something.
 
     And which rule says so; the exit code is 0 for yes, 1 for no. FILTER is a topic, or a filter all of which is meant;

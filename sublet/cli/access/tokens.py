@@ -8,7 +8,7 @@ import typer
 from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet_protocol.domain.access.rights import check_principal
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -18,7 +18,7 @@ MAX_NOTE_CHARACTERS = 200
 
 
 def token(
-    cli: CommandContext,
+    cli: CliCommandContext,
     principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Whose token it is: user:NAME.")],
     expires: Annotated[str, typer.Option(metavar="DURATION", help="How long it is valid.")] = "90d",
     note: Annotated[str, typer.Option(help="For whom or what, shown by tokens.")] = "",
@@ -57,7 +57,7 @@ def token(
         cli.write_lines([shown])
 
 
-def tokens(cli: CommandContext) -> None:
+def tokens(cli: CliCommandContext) -> None:
     """List the access tokens.
 
     Whose each is, until when it is valid, and the day when a node last saw it. Those that are over are listed for
@@ -95,7 +95,7 @@ def tokens(cli: CommandContext) -> None:
 
 
 def revoke_token(
-    cli: CommandContext,
+    cli: CliCommandContext,
     token_id: Annotated[str, typer.Argument(metavar="ID", help="As tokens shows it: the 8 characters behind sub_.")],
 ) -> None:
     """Let a token count no more. Nodes follow within seconds; who is connected with it loses its connection.
@@ -116,7 +116,7 @@ def revoke_token(
 
 
 def release_session(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group. Quote it.")],
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name.")],
 ) -> None:

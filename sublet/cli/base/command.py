@@ -1,6 +1,6 @@
 """The options that all commands share, and their exit codes.
 
-A command is a function whose first parameter is a `CommandContext`; `command` adds the options that every command
+A command is a function whose first parameter is a `CliCommandContext`; `command` adds the options that every command
 takes, and turns each way to end into an exit code: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
 128 + number for a signal.
 """
@@ -134,7 +134,7 @@ class SignalReceived(KeyboardInterrupt):
         self.number = number
 
 
-class CommandContext(CliOutput):
+class CliCommandContext(CliOutput):
     """The context of a command: its database, and its output."""
 
     def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
@@ -196,7 +196,7 @@ def _add_common_options(function: Callable[..., int | None]) -> Callable[..., No
     ]
 
     def command(**arguments: Any) -> None:
-        cli = CommandContext(**{option: arguments.pop(option) for option in COMMON})
+        cli = CliCommandContext(**{option: arguments.pop(option) for option in COMMON})
         raise typer.Exit(run_command(cli, lambda: function(cli, **arguments)))
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
@@ -206,7 +206,7 @@ def _add_common_options(function: Callable[..., int | None]) -> Callable[..., No
     return command
 
 
-def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
+def run_command(cli: CliCommandContext, command: Callable[[], int | None]) -> int:
     """Run a command and return its exit code; every error is one sentence on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingLogFormatter("%(asctime)s %(levelname)s %(message)s"))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_storage.groups.model.desired_state import (
@@ -20,7 +20,7 @@ from sublet_storage.groups.model.desired_state import (
 
 
 def pause(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     reason: Annotated[str, typer.Option(help="Why: shown by describe and history.")] = "",
 ) -> None:
@@ -37,7 +37,7 @@ def pause(
     _send_command(cli, subscription, PauseGroup(reason))
 
 
-def resume(cli: CommandContext, subscription: GroupName) -> None:
+def resume(cli: CliCommandContext, subscription: GroupName) -> None:
     """Grant the streams of a paused group again, from where they are.
 
     Example:
@@ -49,7 +49,7 @@ def resume(cli: CommandContext, subscription: GroupName) -> None:
 
 
 def weight(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     session: Annotated[str, typer.Argument(help="The name of a session: --name of consume, sessionName in Spark.")],
     weight: Annotated[str, typer.Argument(metavar="NUMBER|own", help="Its share; own: the one that it asks for.")],
@@ -78,7 +78,7 @@ def weight(
         cli.print_info(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
-def _send_command(cli: CommandContext, subscription: str, command: GroupCommand) -> None:
+def _send_command(cli: CliCommandContext, subscription: str, command: GroupCommand) -> None:
     from sublet_storage.groups.admin.admin import send_command
 
     resolved_subscription = resolve_subscription(cli, subscription)

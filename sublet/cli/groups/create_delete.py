@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_frontier_from_json
@@ -16,7 +16,7 @@ from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPois
 
 
 def create(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     start: Annotated[
         str,
@@ -112,7 +112,7 @@ def create(
 
 
 def delete(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from sublet.cli.base.command import CommandContext, command, command_group
+from sublet.cli.base.command import CliCommandContext, command, command_group
 from sublet.cli.base.text_conversion import GroupName, format_ranges, format_seconds, format_utc
 from sublet.cli.groups import control, create_delete, history, progress_transfer, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
@@ -22,7 +22,7 @@ LEADER_S: Final = 2.0
 """Time limit for the answer of a group's leader."""
 
 
-def list_(cli: CommandContext) -> None:
+def list_(cli: CliCommandContext) -> None:
     """List the groups: their leaders, streams and lag.
 
     Example:
@@ -47,7 +47,7 @@ def list_(cli: CommandContext) -> None:
 
 
 def describe(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     all_: Annotated[bool, typer.Option("--all", help="Finished streams as well; --json always has them.")] = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.subscriptions import Subscription
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def history(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
     limit: Annotated[str, typer.Option(metavar="N", help="At most this many lines, the newest.")] = "50",
@@ -99,7 +99,7 @@ def _check_there(connection: psycopg.Connection[Any], subscription: Subscription
         raise stream_not_found_error(subscription, stream_id)
 
 
-def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: HistoricalGroupState) -> None:
+def _show_then(cli: CliCommandContext, group: Group, at_us: int, snapshot: HistoricalGroupState) -> None:
     """Print each stream's owner at that time, with its history record, and the leader."""
     from sublet_storage.groups.coordinator.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json

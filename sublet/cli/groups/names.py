@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -17,7 +17,7 @@ def candidate_subscriptions(text: str) -> list[Subscription]:
     return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
-def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False) -> Subscription:
+def resolve_subscription(cli: CliCommandContext, text: str, *, or_new: bool = False) -> Subscription:
     """Return the subscription that the text means: the literal one if that group exists, else the unescaped one; with
     `or_new` the literal one if neither exists. Raise as `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import group_lifecycle

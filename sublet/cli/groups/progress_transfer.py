@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import Conflict, SubletError, UsageError
@@ -30,7 +30,7 @@ Target = Annotated[str, typer.Argument(metavar="TARGET", help="The new group, wi
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be done, and do nothing.")]
 
 
-def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
+def clone(cli: CliCommandContext, subscription: GroupName, target: Target, dry_run: DryRun = False) -> None:
     """Make a group that begins where another is.
 
     It has its options, and its progress of this moment. The other goes on undisturbed. What its members have in
@@ -60,7 +60,7 @@ def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run:
 
 
 def import_(
-    cli: CommandContext,
+    cli: CliCommandContext,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `sublet groups export` wrote.")],
     dry_run: DryRun = False,
 ) -> None:
@@ -97,7 +97,7 @@ def import_(
 
 @contextlib.contextmanager
 def _open_transaction(
-    cli: CommandContext, subscription: Subscription, dry_run: bool
+    cli: CliCommandContext, subscription: Subscription, dry_run: bool
 ) -> Iterator[psycopg.Connection[Any]]:
     """Open a transaction, which is rolled back after a dry run; notify nodes of the new group."""
     from sublet_storage.db.connect import connect
@@ -154,7 +154,7 @@ def _check_same(group: Group, group_progress: ExportedProgress, file_progress: E
     )
 
 
-def _answer(cli: CommandContext, group: Group, progress: ExportedProgress, dry_run: bool, *, made_now: bool) -> None:
+def _answer(cli: CliCommandContext, group: Group, progress: ExportedProgress, dry_run: bool, *, made_now: bool) -> None:
     from sublet_storage.groups.admin.progress_transfer import progress_to_json
     from sublet_storage.groups.status.json_views import options_to_json
 
@@ -172,7 +172,7 @@ def _answer(cli: CommandContext, group: Group, progress: ExportedProgress, dry_r
         cli.print_info(f"The group {subscription} {begins} at the positions of {len(progress.positions)} streams.")
 
 
-def export(cli: CommandContext, subscription: GroupName) -> None:
+def export(cli: CliCommandContext, subscription: GroupName) -> None:
     """Write the options of a group and its position in each stream, as JSON.
 
     `sublet groups reset --from-file FILE` goes back to it, and `sublet groups import FILE` makes the group anew where

@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def reset(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="All that retention has left.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="The ends of all streams.")] = False,
@@ -217,7 +217,7 @@ def _parse_stream_position(stored: dict[str, Any]) -> tuple[int, int]:
     return position
 
 
-def _show(cli: CommandContext, moves: tuple[PositionChange, ...]) -> None:
+def _show(cli: CliCommandContext, moves: tuple[PositionChange, ...]) -> None:
     cli.print_table(
         ("STREAM>", "STATUS", "FROM>", "TO>", "HEAD>", "AGAIN>", "SKIPPED>"),
         [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext, Nodes, defer_signals
+from sublet.cli.base.command import NODE_TIMEOUT_S, CliCommandContext, Nodes, defer_signals
 from sublet.cli.base.output import escape_control_characters
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import candidate_subscriptions, resolve_subscription
@@ -27,7 +27,7 @@ POLL_INTERVAL_S = 2.0
 """Between two reads of the node list, and between two leader queries."""
 
 
-def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> int:
+def watch(cli: CliCommandContext, subscription: GroupName, nodes: Nodes = None) -> int:
     """Show what happens in a group from now on, whichever node leads it.
 
     A line, or with --json an object, for each consumer that joins, leaves or is evicted, each stream that is granted,
@@ -53,7 +53,7 @@ def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> 
     return 0
 
 
-def _watch_any(cli: CommandContext, subscriptions: Sequence[Subscription], nodes: list[str]) -> None:
+def _watch_any(cli: CliCommandContext, subscriptions: Sequence[Subscription], nodes: list[str]) -> None:
     """Watch the first of the groups that exists, through the nodes."""
     *others, last = subscriptions
     for each in others:
@@ -64,7 +64,7 @@ def _watch_any(cli: CommandContext, subscriptions: Sequence[Subscription], nodes
     return _watch(cli, last, nodes)
 
 
-def _watch(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> None:
+def _watch(cli: CliCommandContext, subscription: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher
 
     with _open_node_finder(cli, subscription, nodes) as find, GroupEventWatcher(str(subscription)) as watching:
@@ -80,7 +80,7 @@ class _EventPrinter:
 
     def __init__(
         self,
-        cli: CommandContext,
+        cli: CliCommandContext,
         subscription: Subscription,
         watching: GroupEventWatcher,
         find: Callable[[], Sequence[str]],
@@ -156,7 +156,7 @@ class _EventPrinter:
 
 @contextmanager
 def _open_node_finder(
-    cli: CommandContext, subscription: Subscription, nodes: list[str] | None
+    cli: CliCommandContext, subscription: Subscription, nodes: list[str] | None
 ) -> Iterator[Callable[[], Sequence[str]]]:
     """Provide a function that returns the nodes: the named ones, or those of the database. Raise at once what can
     never work."""
@@ -177,7 +177,7 @@ def _open_node_finder(
 class _NodeLister:
     """Returns the live nodes of the database, or the last known ones if it does not answer."""
 
-    def __init__(self, cli: CommandContext, url: str) -> None:
+    def __init__(self, cli: CliCommandContext, url: str) -> None:
         self._cli, self._url = cli, url
         self._last: Sequence[str] = ()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.base.text_conversion import GroupName
 from sublet.cli.groups.names import resolve_subscription
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def why(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: GroupName,
     stream: Annotated[str | None, typer.Option(metavar="N", help="Of this stream only.")] = None,
 ) -> None:

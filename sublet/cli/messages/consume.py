@@ -12,7 +12,7 @@ import typer
 from msgspec import Struct
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
+from sublet.cli.base.command import CliCommandContext, Nodes, command, handle_signals
 from sublet.cli.groups.names import parse_typed, resolve_subscription
 from sublet.cli.messages.message_printer import MessagePrinter
 from sublet_protocol.domain.errors import ProtocolMismatch, Unavailable
@@ -31,7 +31,7 @@ LEADER_TIMEOUT_S = 3.0
 
 
 def consume(
-    cli: CommandContext,
+    cli: CliCommandContext,
     subscription: Annotated[
         str, typer.Argument(metavar="SUBSCRIPTION", help="$share/GROUP/FILTER or $queue/GROUP/FILTER. Quote it.")
     ],
@@ -106,7 +106,7 @@ def _find_next_offset(batch: Batch, written: int) -> int:
 
 
 def _poll_batches(
-    cli: CommandContext, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
+    cli: CliCommandContext, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
 ) -> Iterator[Batch]:
     """Yield batches until the session is drained, the printer is full, or none has come for `idle_timeout`."""
     began = received = time.monotonic()
@@ -140,7 +140,9 @@ class _Transport(Struct, frozen=True):
 
 
 @contextmanager
-def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
+def _open_transport(
+    cli: CliCommandContext, subscription: Subscription, nodes: list[str] | None
+) -> Iterator[_Transport]:
     """Provide the transport: nodes or the database. Raise at once what can never work."""
     if nodes:
         cli.check_single_source()
@@ -174,9 +176,9 @@ def _explain_waiting(url: str, subscription: Subscription) -> str | None:
 
 def _explain_silence(nodes: list[str]) -> str | None:
     """Return why no node can grant; None if one of the nodes answers."""
-    from sublet_borrower.fetch.node_reader import NodeReader
+    from sublet_borrower.fetch.node_reader import NodeMessageReader
 
-    reader = NodeReader(nodes, 1, LEADER_TIMEOUT_S)
+    reader = NodeMessageReader(nodes, 1, LEADER_TIMEOUT_S)
     try:
         reader.warm_up()
     except Unavailable as error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 from msgspec import Struct, field
 
-from sublet.cli.base.command import CommandContext, Nodes, command, handle_signals
+from sublet.cli.base.command import CliCommandContext, Nodes, command, handle_signals
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import check_topic
 
@@ -43,7 +43,7 @@ class InputInterrupted(Exception):
 
 
 def publish(
-    cli: CommandContext,
+    cli: CliCommandContext,
     topic: Annotated[
         str | None,
         typer.Argument(metavar="TOPIC", help="Where to, such as orders/eu. NDJSON records may name their own."),
@@ -123,7 +123,7 @@ class PublishProgress(Struct):
                 delivery.result(0)
                 self.durable += count
 
-    def print_report(self, cli: CommandContext, interrupted_by: int | None) -> None:
+    def print_report(self, cli: CliCommandContext, interrupted_by: int | None) -> None:
         """Print the result."""
         elapsed = time.monotonic() - self.began
         if cli.json:
@@ -170,7 +170,7 @@ class InputSignalHandler:
 
 
 @contextmanager
-def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
+def _open_publisher(cli: CliCommandContext, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
     """Provide a factory of publishers: with access to the database, or through nodes."""
     from sublet_storage.producer import Publisher
 
@@ -198,7 +198,7 @@ def _read_size(file: Path | None) -> int | None:
 
 
 def _pump(
-    cli: CommandContext,
+    cli: CliCommandContext,
     columns: Iterator[dict[str, Any]],
     publisher: Publisher | Feed,
     tally: PublishProgress,
@@ -236,7 +236,7 @@ def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | 
 
 
 @contextmanager
-def _show_progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
+def _show_progress(cli: CliCommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
     """Provide a function that shows progress: a bar on a terminal that does not show the input itself, else nothing."""
     if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
         yield lambda tally, read_bytes: None
@@ -247,7 +247,7 @@ def _show_progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[
         yield lambda tally, read_bytes: bar.update(task, advance=read_bytes, durable=tally.durable)
 
 
-def _make_bar(cli: CommandContext) -> Progress:
+def _make_bar(cli: CliCommandContext) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     durable_column = TextColumn("{task.fields[durable]:,} durable")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext, Nodes, command, defer_signals
+from sublet.cli.base.command import CliCommandContext, Nodes, command, defer_signals
 from sublet.cli.messages.message_printer import EpochPrinter, MessagePrinter
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 from sublet_protocol.domain.topics import TopicFilter
@@ -31,7 +31,7 @@ STREAM_WAIT_S = 1.0
 
 
 def tail(
-    cli: CommandContext,
+    cli: CliCommandContext,
     filter: Annotated[
         str, typer.Argument(metavar="FILTER", help="Which topics: + is one level, # the rest. Quote it.")
     ],
@@ -88,7 +88,7 @@ def tail(
 
 
 def _print_from_nodes(
-    cli: CommandContext,
+    cli: CliCommandContext,
     nodes: list[str],
     topic_filter: TopicFilter,
     begin: FeedStart,
@@ -103,7 +103,11 @@ def _print_from_nodes(
 
 
 def _print_from_database(
-    cli: CommandContext, topic_filter: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
+    cli: CliCommandContext,
+    topic_filter: TopicFilter,
+    begin: str | int | datetime,
+    follow: bool,
+    printer: MessagePrinter,
 ) -> None:
     from sublet_storage.readers.tail import Tail
 
@@ -126,7 +130,7 @@ def _print_from_database(
 
 
 def _print_complete_epochs(
-    cli: CommandContext,
+    cli: CliCommandContext,
     nodes: list[str] | None,
     topic_filter: TopicFilter,
     start: str,
@@ -162,7 +166,7 @@ def _print_complete_epochs(
 class _PollWaiter:
     """Waits between two polls for messages, longer while there are none."""
 
-    def __init__(self, cli: CommandContext) -> None:
+    def __init__(self, cli: CliCommandContext) -> None:
         self._cli, self._wait_s, self._is_reported = cli, 0.0, False
 
     @contextmanager

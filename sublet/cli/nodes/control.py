@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import NotFound, Unavailable
 
@@ -28,7 +28,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also where no other node i
 
 
 def drain(
-    cli: CommandContext,
+    cli: CliCommandContext,
     node: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Let it lead again.")] = False,
     wait: Wait = "60s",
@@ -73,7 +73,7 @@ def drain(
 
 
 def step_down(
-    cli: CommandContext,
+    cli: CliCommandContext,
     node: NodeName,
     group: Annotated[
         list[str] | None,
@@ -155,7 +155,11 @@ def _format_moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) ->
 
 
 def _print_result(
-    cli: CommandContext, summary: dict[str, Any], led: list[LedGroupRef], new_leaders: dict[str, str | None], text: str
+    cli: CliCommandContext,
+    summary: dict[str, Any],
+    led: list[LedGroupRef],
+    new_leaders: dict[str, str | None],
+    text: str,
 ) -> None:
     if cli.json:
         groups = [{"subscription": each.subscription, "led_by": new_leaders[each.subscription]} for each in led]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sublet.cli.base.command import CommandContext, command, command_group
+from sublet.cli.base.command import CliCommandContext, command, command_group
 from sublet.cli.nodes import control
 
 if TYPE_CHECKING:
     from sublet_storage.node_directory import NodeEntry
 
 
-def list_(cli: CommandContext) -> None:
+def list_(cli: CliCommandContext) -> None:
     """List the leader nodes: their addresses, their leases, and how many groups each leads.
 
     A node whose lease has run out is gone, or does not reach the database; its name is free for the next.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base.command import CommandContext, Debug, Json, run_command, standalone_command
+from sublet.cli.base.command import CliCommandContext, Debug, Json, run_command, standalone_command
 from sublet_protocol.domain.errors import Unavailable
 
 
@@ -32,7 +32,7 @@ def demo(
       sublet demo
       sublet demo --json --keep ./records
     """
-    raise typer.Exit(run_command(CommandContext(None, None, json, debug), lambda: _run(json, keep)))
+    raise typer.Exit(run_command(CliCommandContext(None, None, json, debug), lambda: _run(json, keep)))
 
 
 def _run(json: bool, keep: Path | None) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict, replace
 
-from sublet.cli.base.command import CommandContext, command
+from sublet.cli.base.command import CliCommandContext, command
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sublet_storage.doctor.checks import DoctorCheckResult
 
 
-def doctor(cli: CommandContext) -> int:
+def doctor(cli: CliCommandContext) -> int:
     """Check the database, the nodes and the groups, and show what is wrong and what to do.
 
     Nothing is changed; where payloads lie outside of the database an object is written and deleted, to see that it can

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sublet.cli.base.command import CommandContext, command
+from sublet.cli.base.command import CliCommandContext, command
 from sublet.cli.base.json_logging import LogFormat, configure_json_logging
 from sublet.cli.server.migrate import bring_up_to_date
 from sublet_protocol.domain.errors import InvalidSetting
@@ -32,7 +32,7 @@ class AuthMode(StrEnum):
 
 
 def leader(
-    cli: CommandContext,
+    cli: CliCommandContext,
     name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="This node's name; no other running node may have it. Default: the host's."),
@@ -189,7 +189,7 @@ def is_auth_required(
     return has_tls if auth is None else auth is AuthMode.REQUIRED
 
 
-def _make_announcer(cli: CommandContext, name: str) -> Callable[[str], None]:
+def _make_announcer(cli: CliCommandContext, name: str) -> Callable[[str], None]:
     def announce(text: str) -> None:
         if cli.json:
             cli.print_json({"node": name, "message": text})

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base.command import CommandContext, command
+from sublet.cli.base.command import CliCommandContext, command
 from sublet_protocol.domain.errors import UsageError
 
 
 def migrate(
-    cli: CommandContext,
+    cli: CliCommandContext,
     to: Annotated[
         str | None, typer.Option("--to", metavar="VERSION", help="To this version of the schema. Default: the newest.")
     ] = None,
@@ -50,7 +50,7 @@ def migrate(
 
 
 def bring_up_to_date(
-    cli: CommandContext, to: str | None = None, back: bool = False, roles: bool = False
+    cli: CliCommandContext, to: str | None = None, back: bool = False, roles: bool = False
 ) -> tuple[str | None, str | None, str]:
     """Return (version before, version now, schema). A given database is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade, make_roles

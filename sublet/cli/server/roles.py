@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from sublet.cli.base.command import CommandContext, command
+from sublet.cli.base.command import CliCommandContext, command
 
 
 def roles(
-    cli: CommandContext,
+    cli: CliCommandContext,
     sql: Annotated[
         bool, typer.Option("--sql", help="Print the statements that make them and grant their rights.")
     ] = False,

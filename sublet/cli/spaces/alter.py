@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.spaces import payload_location_options as location_options
 from sublet.cli.spaces.apply_change import (
     Name,
@@ -36,7 +36,7 @@ NONE = "none"
 
 
 def alter(
-    cli: CommandContext,
+    cli: CliCommandContext,
     name: Name,
     retention: Annotated[
         str | None, typer.Option(metavar="DURATION|none", help="Keep messages for so long; none: for ever.")
@@ -101,7 +101,7 @@ def alter(
     )
 
 
-def rollover(cli: CommandContext, name: Name) -> None:
+def rollover(cli: CliCommandContext, name: Name) -> None:
     """Begin new streams in a space, now.
 
     The old ones are closed. Publishers and consumers follow by themselves, and the order of each key is kept. With

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 
 if TYPE_CHECKING:
     import psycopg
@@ -27,7 +27,7 @@ class StoredCompression(StrEnum):
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, such as orders.")]
 
 
-def apply_change(cli: CommandContext, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
+def apply_change(cli: CliCommandContext, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
     """Apply the change, and notify the leader nodes; those that miss the notification poll."""
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import catch_up_reads
@@ -39,7 +39,7 @@ def apply_change(cli: CommandContext, change: Callable[[psycopg.Connection[Any]]
     return space
 
 
-def print_space(cli: CommandContext, space: Space, text: str, **more: Any) -> None:
+def print_space(cli: CliCommandContext, space: Space, text: str, **more: Any) -> None:
     """Print the space, with the fields of `more`."""
     if cli.json:
         cli.print_json({**space_to_json(space), **more})

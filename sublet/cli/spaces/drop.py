@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet.cli.spaces.apply_change import Name
 from sublet_protocol.domain.errors import Conflict, UsageError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def drop(
-    cli: CommandContext,
+    cli: CliCommandContext,
     name: Name,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show what would be lost, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -93,7 +93,7 @@ def _check_keep(space: Space, force: bool) -> None:
 
 
 def _answer(
-    cli: CommandContext,
+    cli: CliCommandContext,
     space: Space,
     usage: SpaceDropImpact,
     fallback_spaces: list[Space],

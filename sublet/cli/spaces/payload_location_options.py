@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext
+from sublet.cli.base.command import CliCommandContext
 from sublet_protocol.domain.errors import PayloadUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def payload_changes(
     return changes
 
 
-def warn_missing_directory(cli: CommandContext, space: Space, requested_location: str | None) -> str | None:
+def warn_missing_directory(cli: CliCommandContext, space: Space, requested_location: str | None) -> str | None:
     """Warn if the directory that was just given is not on this machine, and return the warning; None if it is. It may
     be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
@@ -97,7 +97,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, requested_location
     return text
 
 
-def restore_all(cli: CommandContext, space_id: int) -> None:
+def restore_all(cli: CliCommandContext, space_id: int) -> None:
     """Restore all remote payloads of the space."""
     from sublet_storage.spaces.payload_restore import restore_payloads
 

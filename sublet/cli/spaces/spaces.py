@@ -10,7 +10,7 @@ import typer
 from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
-from sublet.cli.base.command import CommandContext, command, command_group
+from sublet.cli.base.command import CliCommandContext, command, command_group
 from sublet.cli.spaces import alter, drop
 from sublet.cli.spaces.apply_change import (
     Name,
@@ -44,7 +44,7 @@ Rollover = Annotated[
 
 
 def create(
-    cli: CommandContext,
+    cli: CliCommandContext,
     name: Name,
     filter: Filter,
     shards: Shards = "16",
@@ -82,7 +82,7 @@ def create(
     print_space(cli, space, text, warning=warn_missing_directory(cli, space, payload_location))
 
 
-def list_(cli: CommandContext) -> None:
+def list_(cli: CliCommandContext) -> None:
     """List the spaces and what they are set to.
 
     Behind them, those that were dropped and hold messages still: what is left, and until when.
@@ -151,7 +151,7 @@ def _format_time(at: datetime) -> str:
 
 
 def reshard(
-    cli: CommandContext,
+    cli: CliCommandContext,
     name: Name,
     shards: Annotated[str, typer.Argument(metavar="SHARDS", help="The new number of streams.")],
 ) -> None:
