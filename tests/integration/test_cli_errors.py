@@ -50,7 +50,11 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (UNAVAILABLE, ["consume", GROUP, "--idle-timeout", "0.2s"], "start one with `sublet leader`"),
     (USAGE, ["groups", "create", "$share/g/a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
     (USAGE, ["groups", "create", GROUP, "--from", "2026-11-21T10:00:00"], "Add the time zone"),
-    (USAGE, ["groups", "create", GROUP, "--from", "offset:-1"], "--from 'offset:-1': a group starts at"),
+    (
+        USAGE,
+        ["groups", "create", GROUP, "--from", "offset:-1"],
+        "'offset:-1': an offset is a whole number",
+    ),
     (USAGE, ["groups", "create", GROUP, "--strategy", "best"], "strategy 'best' is not known"),
     (USAGE, ["groups", "create", GROUP, "--session-expiry", "soon"], "duration 'soon'"),
     (USAGE, ["groups", "create", GROUP, "--session-expiry", "1000w"], "session expiry 604800000.0"),

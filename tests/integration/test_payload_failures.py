@@ -30,7 +30,14 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
-from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend, ObjectStore
+from sublet_storage.objects.object_stores import (
+    MARKER,
+    WRITABLE,
+    LocalBackend,
+    ObjectStore,
+    PayloadObjectNotFound,
+    get_store,
+)
 from sublet_storage.objects.parallel_calls import run_parallel
 from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
@@ -95,6 +102,34 @@ def test_a_directory_that_is_not_there_is_not_made(conn: Connection, world: Loca
     assert (named(conn), rows(conn)) == (set(), 0)
     world.root.mkdir()
     assert eventually(lambda: again(conn, space), WAIT_S) == BLOCKS
+
+
+def test_a_place_that_comes_back_meanwhile_misses_nothing(
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away when an object is looked for, and back when its marker is: twice, as who reads looks twice."""
+    move(conn, space)
+    before, reading, flaps = read(conn, stream), LocalBackend.read, 2
+
+    def flapping(self: LocalBackend, name: str, limit: int) -> Any:
+        nonlocal flaps
+        if name == MARKER or not flaps:
+            return reading(self, name, limit)
+        flaps -= 1
+        world.go_away()
+        try:
+            return reading(self, name, limit)
+        finally:
+            world.come_back()
+
+    monkeypatch.setattr(LocalBackend, "read", flapping)
+    name = min(world.names())
+    store = get_store(parse_location(world.uri))
+    with pytest.raises(PayloadObjectNotFound):  # both looks of this call
+        store.get(name, 1 << 30)
+    flaps = 1
+    assert store.get(name, 1 << 30)
+    assert read(conn, stream) == before
 
 
 def test_a_place_not_mounted_is_away_to_all_spaces(

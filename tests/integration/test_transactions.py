@@ -179,6 +179,30 @@ def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.conforms("E25")
+def test_a_batch_and_what_came_in_its_place_are_one(place: Place) -> None:
+    """A transaction with both would store their messages twice."""
+    with Publisher(place.url) as publisher:
+        for number in range(4):
+            publisher.publish("t", str(number), key="k")
+    with place.session() as session:
+        former = first(session)
+        with contextlib.suppress(ZeroDivisionError), session.transaction(former):
+            raise ZeroDivisionError
+        again = first(session)
+        assert again.is_same_as(former)
+        for both in ((former, again), (former.slice(0, 2), again.slice(0, 3)), (again.slice(1, 1), former.slice(0, 2))):
+            with pytest.raises(UsageError, match="done already, or by another part"), session.transaction(*both):
+                raise AssertionError("the block does not run")
+        parts = former.slice(0, 2), again.slice(2, 2)
+        with session.transaction(*parts) as connection:
+            for part in parts:
+                write(connection, part)
+        assert (place.output(), place.progress()) == (expected(4), 4)
+        with pytest.raises(UsageError, match="already"), again.transaction():
+            pass
+
+
 @pytest.mark.conforms("E11", "E25", "E30")
 def test_of_two_of_one_name_the_newer_writes(place: Place) -> None:
     """The older's transaction fails, as the stream went to the newer; its session is over for good."""

@@ -200,6 +200,7 @@ class Batch:
         calls = self._acknowledge, self._progressed, self._transact
         rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, self.ticket, self.step_end)
         rest._delegate_ack, rest.attempts = self._delegate_ack, self.attempts
+        rest._source, rest._row = self._source, self._row + rows_done
         return rest
 
     def is_same_as(self, batch: Batch) -> bool:
@@ -248,7 +249,8 @@ class Batch:
                     last = offsets[rows_done - 1].as_py()
                     detail = f"messages up to offset {last} are done already, or by another part of this transaction"
                 raise UsageError(
-                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.slice({rows_done}, ...)."
+                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.slice({rows_done}, ...) "
+                    "of the batch as it came first."
                 )
             if part._row > rows_done:
                 self._refuse_gap(part, offsets[rows_done].as_py())

@@ -254,7 +254,9 @@ class ObjectStore:
         matched = _ID.search(content.decode("ascii", "replace"))
         return matched[1] if matched else ""
 
-    def _call_backend(self, name: str, work: Callable[[ObjectBackend], _T], *, may_miss: bool = False) -> _T:
+    def _call_backend(
+        self, name: str, work: Callable[[ObjectBackend], _T], *, may_miss: bool = False, is_repeated: bool = False
+    ) -> _T:
         self._pause()
         try:
             answer = work(self._get_backend())
@@ -262,7 +264,10 @@ class ObjectStore:
             if self.location.marker:
                 self.check_marker()
             if may_miss and isinstance(error, FileNotFoundError):
-                raise PayloadObjectNotFound from error
+                if is_repeated:
+                    raise PayloadObjectNotFound from error
+                # The location may have been away when the object was looked for, and be back by now.
+                return self._call_backend(name, work, may_miss=True, is_repeated=True)
             if not self.location.marker:
                 raise self._unavailable_error(
                     f"does not answer as it should: {format_error(error)[:MAX_ERROR_CHARS]}"
