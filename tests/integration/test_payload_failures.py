@@ -104,7 +104,7 @@ def test_a_directory_that_is_not_there_is_not_made(conn: Connection, world: Loca
     assert eventually(lambda: again(conn, space), WAIT_S) == BLOCKS
 
 
-def test_a_place_that_comes_back_meanwhile_misses_nothing(
+def test_a_place_back_meanwhile_misses_nothing(
     conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is away when an object is looked for, and back when its marker is: twice, as who reads looks twice."""
