@@ -38,7 +38,12 @@ def test_a_free_lock_ends_a_lease(world: World) -> None:
     first = world.store.claim(1, ONE, LEASE_S, FIRST.key)
     world.clock.advance(4)
     second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
-    assert (second.node, second.lock, second.remaining_s, second.deposed_s) == (TWO, SECOND, LEASE_S, LEASE_S - 4)
+    assert (second.node, second.lock, second.remaining_s, second.previous_leader_s) == (
+        TWO,
+        SECOND,
+        LEASE_S,
+        LEASE_S - 4,
+    )
     assert second.term > first.term
     assert world.store.renew(ONE, {1: first.term}, LEASE_S, FIRST.key) == frozenset()
     assert world.store.release(ONE, {1: first.term}) == frozenset()
@@ -71,9 +76,9 @@ def test_a_deposed_lease_counts_for_later_leaders(world: World) -> None:
     world.store.release(TWO, {1: second.term})
     world.clock.advance(1)
     third = world.store.claim(1, THREE, LEASE_S)
-    assert (third.node, third.deposed_s) == (THREE, LEASE_S - 3)
+    assert (third.node, third.previous_leader_s) == (THREE, LEASE_S - 3)
     world.clock.advance(LEASE_S)
-    assert world.store.claim(1, ONE, LEASE_S).deposed_s == 0
+    assert world.store.claim(1, ONE, LEASE_S).previous_leader_s == 0
 
 
 def test_a_lock_is_free_when_its_connection_ends(postgres: PostgresWorld) -> None:

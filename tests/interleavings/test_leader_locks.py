@@ -60,8 +60,8 @@ def test_a_renewal_before_a_claim_by_lock_counts(orders: Interleavings, stage: S
         assert not run.errors
         claimed, is_renewed = run.answers["two"], run.answers["renew"] == {1}
         assert claimed.node == TWO
-        assert (claimed.deposed_s > LEASE_S / 2) == is_renewed
-        assert claimed.deposed_s > LEASE_S / 4
+        assert (claimed.previous_leader_s > LEASE_S / 2) == is_renewed
+        assert claimed.previous_leader_s > LEASE_S / 4
 
     works: dict[str, Work] = {"two": partial(stage.claim, TWO), "renew": stage.renew}
     assert orders.explore(works, judge) > 1

@@ -133,8 +133,8 @@ class WatchedGroups(MemoryGroupStore):
         """Return whether it was elected on another timeline."""
         return self._timelines.get(leadership_id, 0) != self.timeline
 
-    def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
-        return self.is_older(leadership_id) or super()._deposed(leadership_id, term, now)
+    def _has_stale_term(self, leadership_id: int, term: int, now: int) -> bool:
+        return self.is_older(leadership_id) or super()._has_stale_term(leadership_id, term, now)
 
     def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         return [i for i in super()._own(node, terms) if not self.is_older(i)]

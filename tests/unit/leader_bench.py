@@ -69,7 +69,7 @@ class Bench:
         self.ref = NodeIncarnation("n", "n#0", "n:1")
         self.lead()
 
-    def lead(self, deposed_until: float = float("-inf")) -> None:
+    def lead(self, previous_leader_until: float = float("-inf")) -> None:
         """A leader under a new term; what the one before it had not written is lost."""
         if self._lives:
             self.store.release(self.ref, {self.group.group_id: self.term})
@@ -77,7 +77,7 @@ class Bench:
         self.ref = NodeIncarnation("n", f"n#{self._lives}", "n:1")
         self.term = self.store.claim(self.group.group_id, self.ref, 1e6).term
         rows = self.store.load(self.group.group_id, self.term)
-        self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now, deposed_until)
+        self.leader = GroupLeader(self.group, self.term, rows, self.settings, self.now, previous_leader_until)
         self.entries: list[LendingChange] = []
         self.renew = False
         self.sent: list[tuple[str, ToBorrower]] = []

@@ -201,7 +201,7 @@ def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = T
     bench.confirm()
     assert bench.holders() == {1: "a/1"}
     bench.store.locks.clear()
-    bench.lead(deposed_until=bench.now + 5.0)
+    bench.lead(previous_leader_until=bench.now + 5.0)
     bench.join("b/1")
     return bench
 

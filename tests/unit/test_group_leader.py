@@ -524,7 +524,7 @@ def test_a_deposed_leader_stops() -> None:
     bench.progress(5)
     bench.store.release(bench.ref, {1: bench.term})
     bench.commit()
-    assert bench.stopped == "deposed"
+    assert bench.stopped == "stale_term"
 
 
 # --- leader changes ---------------------------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_a_holder_comes_back_in_the_grace_of_both() -> None:
     """It may not know for as long that its leader was deposed."""
     bench = granted()
     held = bench.held()
-    bench.lead(deposed_until=bench.now + 6.0)
+    bench.lead(previous_leader_until=bench.now + 6.0)
     bench.pass_time(SETTINGS.reclaim_grace_s + 2.0)
     bench.join("a/2", reclaim=(held,))
     bench.pass_time(6.0, "a/2")
@@ -242,7 +242,7 @@ def test_a_holder_comes_back_in_the_grace_of_both() -> None:
 def test_grace_begins_when_the_deposed_lease_ends() -> None:
     """The leader before may be alive and answer pings until then."""
     bench = granted()
-    bench.lead(deposed_until=bench.now + 6.0)
+    bench.lead(previous_leader_until=bench.now + 6.0)
     bench.pass_time(5.9 + SETTINGS.reclaim_grace_s)
     assert bench.row().status is LendingStatus.HELD
     bench.pass_time(1.0)

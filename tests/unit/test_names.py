@@ -19,7 +19,7 @@ PRIVATE = re.compile(
 """A word of a name."""
 VAGUE = re.compile(
     r"pen|obeyed|orders|patience|why|(un)?said|things?|places?|way|mine|curves?|wish|story|stories|troubles?|remedy"
-    r"|seize|seizure|unled|hungry|goodbye|happened|(un)?promise[sd]?|bell|ringer|rung|struck|strike|apart"
+    r"|seize|seizure|unled|hungry|goodbye|happened|(un)?promise[sd]?|bell|ringer|rung|struck|strike|apart|deposed"
 )
 """Of names in the product, which have a noun of the glossary; tests may say it as they like."""
 OPTIONS = {"whole_epochs", "wholeEpochs"}

@@ -60,12 +60,12 @@ Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | R
 
 
 class LeadershipAcquired(Struct, frozen=True):
-    """This node leads under `term`: load the rows and begin. Until `deposed_until` the previous leader may still act as
-    the leader."""
+    """This node leads under `term`: load the rows and begin. Until `previous_leader_until` the previous leader may
+    still act as the leader."""
 
     leadership_id: int
     term: int
-    deposed_until: float = float("-inf")
+    previous_leader_until: float = float("-inf")
 
 
 class LeadershipHeldElsewhere(Struct, frozen=True):

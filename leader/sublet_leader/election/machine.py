@@ -280,9 +280,9 @@ class Election:
         self._renew_no_later_than(start + self._settings.lease_renew_interval_s)
         assert answer is not None
         assert answer.leadership is not None
-        deposed_s = answer.leadership.deposed_s
-        deposed_until = now + deposed_s / MIN_CLOCK_RATE if deposed_s else -math.inf
-        self._notices.append(LeadershipAcquired(record.leadership_id, record.term, deposed_until))
+        previous_leader_s = answer.leadership.previous_leader_s
+        previous_leader_until = now + previous_leader_s / MIN_CLOCK_RATE if previous_leader_s else -math.inf
+        self._notices.append(LeadershipAcquired(record.leadership_id, record.term, previous_leader_until))
 
     def _wait(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         assert answer is not None

@@ -70,7 +70,7 @@ class GroupOutcome(Struct, frozen=True):
     """The result of one event. `changes` and `needs_stream_sync` are to be committed under the term; `sends` are
     (agent, message) and may go at once.
 
-    `stop_reason`: why this leader is over ("idle", "deposed"); the node drops it, and releases the claim if it still
+    `stop_reason`: why this leader is over ("idle", "stale_term"); the node drops it, and releases the claim if it still
     has it. `invariant_violations`: for operators. `history`: events for watchers that are in no commit: members that
     join or leave.
     """

@@ -14,13 +14,13 @@ class GroupTimers:
     """Due times, each taken once. Joins and leaves are debounced: the rebalance runs when they have been quiet for the
     debounce time, or at its cap; a stream that became free is granted at once unless that is pending."""
 
-    def __init__(self, settings: LeaderSettings, now: float, deposed_until: float = -_NEVER) -> None:
+    def __init__(self, settings: LeaderSettings, now: float, previous_leader_until: float = -_NEVER) -> None:
         self._settings = settings
         self._allocate_at = _NEVER
         self._changing_since: float | None = None
         self._renew_at = now
         self._renewed_at = _NEVER
-        self._grace_end = max(now, deposed_until) + settings.reclaim_grace_s
+        self._grace_end = max(now, previous_leader_until) + settings.reclaim_grace_s
         self._sweep_at = now + settings.resend_interval_s / 2
         self._reallocate_at = now + settings.rebalance_interval_s
         self._idle_since: float | None = now

@@ -81,7 +81,7 @@ class GroupLeader:
     """Leads one group under one term, from the rows loaded after the claim was committed.
 
     Held streams are reserved for their borrowers to reclaim until the grace period ends; the others are free.
-    `deposed_until`: until then the previous leader may still answer their pings.
+    `previous_leader_until`: until then the previous leader may still answer their pings.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class GroupLeader:
         rows: Iterable[Lending],
         settings: LeaderSettings,
         now: float,
-        deposed_until: float = float("-inf"),
+        previous_leader_until: float = float("-inf"),
     ) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.streams = StreamTable(rows, term, now, settings, deposed_until)
-        self.timers = GroupTimers(settings, now, deposed_until)
+        self.streams = StreamTable(rows, term, now, settings, previous_leader_until)
+        self.timers = GroupTimers(settings, now, previous_leader_until)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)
@@ -318,7 +318,7 @@ class GroupLeader:
 
     def _apply_result(self, result: GroupWriteResult, now: float) -> None:
         if result.has_stale_term:
-            self._out.stop = "deposed"
+            self._out.stop = "stale_term"
             return
         for answer in result.results:
             entry = self.streams.complete(answer, now)

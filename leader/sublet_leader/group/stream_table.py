@@ -123,12 +123,12 @@ class StreamTable:
         term: int,
         now: float,
         settings: LeaderSettings,
-        deposed_until: float = float("-inf"),
+        previous_leader_until: float = float("-inf"),
     ) -> None:
         self._streams: dict[int, StreamEntry] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
-        self._term, self._settings, self._deposed_until = term, settings, deposed_until
+        self._term, self._settings, self._previous_leader_until = term, settings, previous_leader_until
         for row in rows:
             self.update_row(row, now)
 
@@ -294,7 +294,7 @@ class StreamTable:
         if is_of_former_timeline(row.grant_id, self._term):  # that timeline's leader may have granted it, unknown here
             return now + lease_s + grant_validity_s
         if row.status is LendingStatus.HELD:  # the previous leader may have answered its ping till now, or may yet
-            return max(now, self._deposed_until) + grant_validity_s
+            return max(now, self._previous_leader_until) + grant_validity_s
         if row.session is None and row.reserved_s:  # or till its lease was over, though who took it had ended that
             since = now + min(row.reserved_s, 0.0)  # above 0 where the database's clock was set back
             return since + lease_s + grant_validity_s

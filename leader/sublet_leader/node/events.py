@@ -65,11 +65,12 @@ class ReleaseLeaderships(Struct, frozen=True):
 
 
 class LoadGroup(Struct, frozen=True):
-    """The rows of a group just claimed. `deposed_until`: until then the previous leader may still act as the leader."""
+    """The rows of a group just claimed. `previous_leader_until`: until then the previous leader may still act
+    as the leader."""
 
     group: Group
     term: int
-    deposed_until: float = float("-inf")
+    previous_leader_until: float = float("-inf")
 
 
 class CommitWrites(Struct, frozen=True):

@@ -346,7 +346,7 @@ class Node:
         match notice:
             case el.LeadershipAcquired():
                 if group is not None:
-                    self._out.requests.append(LoadGroup(group, notice.term, notice.deposed_until))
+                    self._out.requests.append(LoadGroup(group, notice.term, notice.previous_leader_until))
             case el.LeadershipHeldElsewhere():
                 if group is not None:
                     self._send_elsewhere(group.subscription, notice.leadership_id, notice.address)
@@ -383,7 +383,9 @@ class Node:
                 problem = f"group {group.group_id} is deleted, or a failover has lost it"
                 self._refuse(self.registry.remove_group(group), group.group_id, BorrowerEndReason.DELETED, problem, now)
             return
-        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, request.deposed_until)
+        leader = GroupLeader(
+            answer.group or group, term, answer.rows, self.settings, now, request.previous_leader_until
+        )
         self.leaders[group.group_id] = leader
         takeover = transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")
         self._add_watch_events(group.group_id, [takeover])

@@ -84,7 +84,7 @@ class _Leadership:
     term: int
     expires_us: int
     lock_key: int | None = None
-    deposed_until_us: int = 0
+    previous_leader_until_us: int = 0
 
 
 @dataclass(slots=True)
@@ -217,11 +217,11 @@ class MemoryGroupStore:
         held = self._leaderships.get(leadership_id)
         if held is None or held.expires_us <= now or self._is_gone(held, rival):
             term = compute_next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
-            deposed = held.deposed_until_us if held else 0
+            until = held.previous_leader_until_us if held else 0
             if held is not None and held.expires_us > now:
-                deposed = max(deposed, held.expires_us)
+                until = max(until, held.expires_us)
             expires = now + round(lease_s * MICROSECONDS)
-            self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, deposed)
+            self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, until)
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
                 self._history.append(
                     _takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
@@ -252,7 +252,7 @@ class MemoryGroupStore:
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         now = self._clock()
-        if self._deposed(group_id, term, now):
+        if self._has_stale_term(group_id, term, now):
             raise stale_term_error(group_id, term)
         life = self._lives.get(group_id)
         rows = sorted(life.rows.values(), key=lambda row: row.stream_id) if life else []
@@ -279,7 +279,7 @@ class MemoryGroupStore:
         return structs.replace(result, results=tuple(answers))
 
     def _write(self, writes: GroupWrites, now: int) -> GroupWriteResult:
-        if self._deposed(writes.group_id, writes.term, now):
+        if self._has_stale_term(writes.group_id, writes.term, now):
             return GroupWriteResult(writes.group_id, has_stale_term=True)
         life = self._lives.get(writes.group_id)
         before, reported = dict(life.rows) if life else {}, len(self._history)
@@ -514,16 +514,21 @@ class MemoryGroupStore:
 
     def _claim(self, leadership_id: int, now: int) -> Leadership:
         held = self._leaderships[leadership_id]
-        deposed_s = max(held.deposed_until_us - now, 0) / MICROSECONDS
+        previous_leader_s = max(held.previous_leader_until_us - now, 0) / MICROSECONDS
         return Leadership(
-            leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS, held.lock_key, deposed_s
+            leadership_id,
+            held.node,
+            held.term,
+            (held.expires_us - now) / MICROSECONDS,
+            held.lock_key,
+            previous_leader_s,
         )
 
     def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
         return [i for i, row in rows.items() if row.node.incarnation == node.incarnation and row.term == terms[i]]
 
-    def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
+    def _has_stale_term(self, leadership_id: int, term: int, now: int) -> bool:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
 

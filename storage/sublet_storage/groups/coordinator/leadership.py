@@ -209,6 +209,8 @@ def _is_own(row: LockedLeadership, node: NodeIncarnation, term: int) -> bool:
 
 
 def _to_leadership(row: Sequence[Any]) -> Leadership:
-    leadership_id, name, incarnation, address, term, remaining_us, lock_key, deposed_us = row
+    leadership_id, name, incarnation, address, term, remaining_us, lock_key, previous_leader_us = row
     node = NodeIncarnation(name, incarnation, address)
-    return Leadership(leadership_id, node, term, remaining_us / MICROSECONDS, lock_key, deposed_us / MICROSECONDS)
+    return Leadership(
+        leadership_id, node, term, remaining_us / MICROSECONDS, lock_key, previous_leader_us / MICROSECONDS
+    )

@@ -81,7 +81,7 @@ class GroupStore(Protocol):
         microseconds).
 
         It is also taken over if the leader is the `rival`, has declared its lock, and that is free at this moment: then
-        `deposed_s` of the row lasts to the end of its lease. `lock_key`: what this node declares.
+        `previous_leader_s` of the row lasts to the end of its lease. `lock_key`: what this node declares.
 
         Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
         that this very incarnation holds unexpired changes nothing and returns it. The first claim of a group, and one

@@ -95,8 +95,8 @@ class LeaderLivenessLock(Struct, frozen=True):
 class Leadership(Struct, frozen=True):
     """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out.
 
-    `lock_key`: of the lock that its leader has declared; None: its lease alone decides. `deposed_s`: for how long a
-    leader from which it was claimed by its free lock may still act as the leader.
+    `lock_key`: of the lock that its leader has declared; None: its lease alone decides. `previous_leader_s`: for how
+    long a leader from which it was claimed by its free lock may still act as the leader.
     """
 
     leadership_id: int
@@ -104,7 +104,7 @@ class Leadership(Struct, frozen=True):
     term: int
     remaining_s: float
     lock_key: int | None = None
-    deposed_s: float = 0.0
+    previous_leader_s: float = 0.0
 
     @property
     def lock(self) -> LeaderLivenessLock | None:
