@@ -103,24 +103,24 @@ class MicroBatchPlanner:
 
     # --- after a restart --------------------------------------------------------------------------------------------
 
-    def restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
+    def restore(self, done: Iterable[PlannedRange], started: Iterable[PlannedRange] = ()) -> None:
         """Take over what is known of earlier processes of this session, first of all, by the ledger's `restore`."""
-        self._ledger.restore(done, begun)
+        self._ledger.restore(done, started)
 
-    def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
+    def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
         have, or may get. All others were done, and that is durable.
 
-        It waits for a leader that cannot be reached: what was begun stays reserved meanwhile. Raise
+        It waits for a leader that cannot be reached: what was started stays reserved meanwhile. Raise
         `SubscriptionEnded`.
         """
-        open, startable, lost = set(begun), [], []
+        open, runnable, lost = set(started), [], []
         while open:
             self._member.receive()
             self._epochs.restore_steps()
             for planned in tuple(open):
                 if (restarted := self._ledger.restart(planned)) is not None:
-                    startable.append(restarted)
+                    runnable.append(restarted)
                     open.discard(planned)
             done, gone = self._split_by_outcome(open)
             for planned in (*done, *gone):
@@ -129,10 +129,10 @@ class MicroBatchPlanner:
             lost += gone
             if open:
                 self._wait()
-        return startable, lost
+        return runnable, lost
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
-        """Skip begun ranges with a block that cannot be decoded. When this returns the rows have that."""
+        """Skip started ranges with a block that cannot be decoded. When this returns the rows have that."""
         self._ledger.put_off(poison)
         while PlannedRangeStatus.OPEN in self._read_outcomes(poison).values():
             self._wait()
@@ -142,9 +142,9 @@ class MicroBatchPlanner:
         with self._ledger.changed:
             self._ledger.changed.wait(POLL_INTERVAL_S)
 
-    def _split_by_outcome(self, begun: Iterable[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
+    def _split_by_outcome(self, started: Iterable[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
         """Return those that will not come back by the rows: which are done, or put off, and which are lost."""
-        outcomes = self._read_outcomes(begun)
+        outcomes = self._read_outcomes(started)
         done = [
             planned
             for planned, outcome in outcomes.items()
@@ -152,18 +152,18 @@ class MicroBatchPlanner:
         ]
         return done, [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
 
-    def _read_outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
+    def _read_outcomes(self, started: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return the status of each; `OPEN` where the rows cannot be read."""
-        group_id, begun = self._member.group_id, list(begun)
-        if group_id is None or not begun:
-            return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
-        streams = [planned.stream_id for planned in begun]
+        group_id, started = self._member.group_id, list(started)
+        if group_id is None or not started:
+            return dict.fromkeys(started, PlannedRangeStatus.OPEN)
+        streams = [planned.stream_id for planned in started]
         plans = self._reader.query(
             lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, self._session, streams)
         )
         if plans is None:
-            return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
-        outcomes = {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in begun}
+            return dict.fromkeys(started, PlannedRangeStatus.OPEN)
+        outcomes = {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in started}
         lost = [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
         return outcomes | self._read_outcomes_from_history(group_id, lost)
 
@@ -261,7 +261,7 @@ class MicroBatchPlanner:
             )
 
     def _wait_until_saved(self, deadline: float) -> None:
-        """Wait until what is planned is saved or no longer this session's, at most until that time: it may be begun
+        """Wait until what is planned is saved or no longer this session's, at most until that time: it may be started
         later.
         """
         while self._ledger.has_unsaved_plan() and time.monotonic() < deadline:

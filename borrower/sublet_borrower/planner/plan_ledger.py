@@ -3,7 +3,7 @@
 Plain bookkeeping, no I/O. The work is done elsewhere and its end is known late, as a Spark query does with
 its micro-batches. So a range is planned, made durable as in doubt, and only then started; when it is done it is
 acknowledged, and the next may be planned. A stream has one range at a time. What was in doubt when an earlier grant
-ended, of this process or of an earlier one of the same session, comes with the next grant: what was begun is done
+ended, of this process or of an earlier one of the same session, comes with the next grant: what was started is done
 again, and nothing else is planned of that stream before.
 
 What the agent reports is handled on the agent's thread, at once.
@@ -52,7 +52,7 @@ class MicroBatchPlanLedger:
         self._report, self._hold_s, self._on_grant = report, hold_s, on_grant
         self._granted: dict[int, PlannerStream] = {}
         self._done: dict[int, PlannedRange] = {}
-        self._begun: dict[int, PlannedRange] = {}
+        self._started: dict[int, PlannedRange] = {}
         self._unreported: dict[int, PlannerStream] = {}
         self._recalled = self._leaving = False
         self._turn = 0
@@ -175,36 +175,36 @@ class MicroBatchPlanLedger:
 
     # --- what is left of before -------------------------------------------------------------------------------------
 
-    def restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange]) -> None:
+    def restore(self, done: Iterable[PlannedRange], started: Iterable[PlannedRange]) -> None:
         """Restore the checkpoint's ranges of this session's earlier processes: those that are `done`, which progress
-        may not have passed, and those `begun`, which are to be done again. Other planned ranges were never begun.
+        may not have passed, and those `started`, which are to be done again. Other planned ranges were never started.
         """
         with self.changed:
             self._done = {planned.stream_id: planned for planned in done}
-            self._begun = {planned.stream_id: planned for planned in begun}
+            self._started = {planned.stream_id: planned for planned in started}
             self._recalled = True
             for granted in self._granted.values():
                 self._settle(granted)
 
     def restart(self, planned: PlannedRange) -> RunnablePlannedRange | None:
-        """Return the begun range, as it is to be done again; None if its stream is no longer held."""
+        """Return the started range, as it is to be done again; None if its stream is no longer held."""
         with self.changed:
             granted = self._granted.get(planned.stream_id)
-            begun = None if granted is None else granted.to_started
-            return begun if begun is not None and begun.planned == planned else None
+            runnable = None if granted is None else granted.to_runnable
+            return runnable if runnable is not None and runnable.planned == planned else None
 
     def drop_started(self, planned: PlannedRange) -> None:
-        """Drop a begun range that is no longer this session's."""
+        """Drop a started range that is no longer this session's."""
         with self.changed:
-            self._begun.pop(planned.stream_id, None)
+            self._started.pop(planned.stream_id, None)
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
-        """Take back begun ranges with a block that cannot be decoded. What lies before that block may be planned anew,
-        once the rows have that.
+        """Take back started ranges with a block that cannot be decoded. What lies before that block may be planned
+        anew, once the rows have that.
         """
         with self.changed:
             for planned, problem in poison.items():
-                self._begun.pop(planned.stream_id, None)
+                self._started.pop(planned.stream_id, None)
                 granted = self._granted.get(planned.stream_id)
                 if granted is not None and granted.in_doubt is not None and planned.matches(granted.in_doubt):
                     granted.in_doubt, granted.step, granted.is_plan_saved, granted.poison = None, None, False, problem
@@ -222,7 +222,7 @@ class MicroBatchPlanLedger:
                     self._end(granted)
 
     def end_unreadable(self, granted: PlannerStream, problem: PositionBeyondHead) -> None:
-        """Give up a stream that ends before what was planned or looked at of it, and of which nothing is begun."""
+        """Give up a stream that ends before what was planned or looked at of it, and of which nothing is started."""
         with self.changed:
             if self.is_held(granted):
                 granted.beyond_head, granted.in_doubt, granted.is_plan_saved = problem, None, False
@@ -233,20 +233,20 @@ class MicroBatchPlanLedger:
         self._report_progress(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
-        """Settle the range in doubt that came with the grant: it is begun again, or done, or nothing of it is in
+        """Settle the range in doubt that came with the grant: it is started again, or done, or nothing of it is in
         doubt.
         """
         left, stream_id = granted.released_in_doubt, granted.grant.stream_id
         if not self._recalled:
             return
-        done, begun = self._done.get(stream_id), self._begun.get(stream_id)
+        done, started = self._done.get(stream_id), self._started.get(stream_id)
         if done is not None and (left is None or not done.matches(left)):
             done = None
             del self._done[stream_id]
         if left is None:
             return
         granted.released_in_doubt = None
-        if begun is not None and begun.matches(left):
+        if started is not None and started.matches(left):
             granted.in_doubt, granted.is_plan_saved = left, True
             return
         if done is not None:
@@ -324,7 +324,7 @@ class MicroBatchPlanLedger:
             return all(granted.is_caught_up(targets.get(stream_id, 0)) for stream_id, granted in self._granted.items())
 
     def plan(self, ends: Mapping[int, int]) -> None:
-        """Plan up to these offsets, each behind its stream's position; a plan may be begun when it is saved."""
+        """Plan up to these offsets, each behind its stream's position; a plan may be started when it is saved."""
         with self.changed:
             self._turn += 1
             for stream_id, end in ends.items():
@@ -361,12 +361,12 @@ class MicroBatchPlanLedger:
             return any(granted.in_doubt is not None and not granted.is_plan_saved for granted in self._granted.values())
 
     def take_saved_plans(self) -> list[RunnablePlannedRange]:
-        """Return what is planned and saved, by stream, and mark it as begun."""
+        """Return what is planned and saved, by stream, and mark it as started."""
         with self.changed:
             ready = [
-                granted.to_started for _, granted in sorted(self._granted.items()) if granted.to_started is not None
+                granted.to_runnable for _, granted in sorted(self._granted.items()) if granted.to_runnable is not None
             ]
-            self._begun.update({begun.planned.stream_id: begun.planned for begun in ready})
+            self._started.update({runnable.planned.stream_id: runnable.planned for runnable in ready})
             return ready
 
     def acknowledge(self, done: Iterable[PlannedRange]) -> None:
@@ -375,9 +375,9 @@ class MicroBatchPlanLedger:
         """
         with self.changed:
             for planned in done:
-                if self._begun.get(planned.stream_id) != planned:
+                if self._started.get(planned.stream_id) != planned:
                     continue
-                del self._begun[planned.stream_id]
+                del self._started[planned.stream_id]
                 self._done[planned.stream_id] = planned
                 granted = self._granted.get(planned.stream_id)
                 if granted is not None and granted.in_doubt is not None and planned.matches(granted.in_doubt):

@@ -60,7 +60,7 @@ class PlannedRange(Struct, frozen=True):
 
 
 class PlannedRangeStatus(Enum):
-    """The status of a range that was begun, from the group's rows. Only an open one can come back with a grant."""
+    """The status of a range that was started, from the group's rows. Only an open one can come back with a grant."""
 
     OPEN = "open"  # reserved for its session, or held by it: it comes back, or is reported as done
     DONE = "done"  # progress has passed it
@@ -69,7 +69,7 @@ class PlannedRangeStatus(Enum):
 
 
 def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> PlannedRangeStatus:
-    """Return the status of a begun range; `last`: what was planned last of the stream, if that was the session's."""
+    """Return the status of a started range; `last`: what was planned last of the stream, if that was the session's."""
     if last is not None and planned.is_put_off(last.in_doubt):
         return PlannedRangeStatus.PUT_OFF
     if last is None or not planned.matches(last.in_doubt) or (last.is_pending and not last.is_ours):
@@ -78,7 +78,7 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
 
 
 class RunnablePlannedRange(Struct, frozen=True):
-    """Messages that may be begun: those planned from `position` on that match the filter; in an atomic group those of
+    """Messages that may be started: those planned from `position` on that match the filter; in an atomic group those of
     the step. `grant_id`: under which the stream is held now.
     """
 
@@ -149,7 +149,7 @@ class PlannerStream(Struct, eq=False):
         return self.is_stopping or self.is_at_end
 
     @property
-    def to_started(self) -> RunnablePlannedRange | None:
+    def to_runnable(self) -> RunnablePlannedRange | None:
         """Return what is planned and saved; None if nothing is."""
         if self.in_doubt is None or not self.is_plan_saved or (self.step_planner is not None and self.step is None):
             return None

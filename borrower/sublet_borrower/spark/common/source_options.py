@@ -66,7 +66,7 @@ class StreamingQueryOptions:
     or with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
     written them to its sink they are there twice."""
     on_range_lost: str = "drop"
-    """What happens to a micro-batch that was begun, when this query comes back later than that: `drop` does it again
+    """What happens to a micro-batch that was started, when this query comes back later than that: `drop` does it again
     without the messages that others have got by now, `fail` fails the query."""
     fail_on_data_loss: bool = True
     """Whether the query fails when a task finds that retention has taken messages of its micro-batch; else they are

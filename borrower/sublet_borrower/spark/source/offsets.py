@@ -20,7 +20,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 Offset = dict[str, Any]
 
 EMPTY_OFFSET: Offset = {}
-"""The offset of a query that has begun nothing."""
+"""The offset of a query that has started nothing."""
 
 
 def encode_offset(

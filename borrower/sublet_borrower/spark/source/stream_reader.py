@@ -66,7 +66,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamingQueryOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._planner: MicroBatchPlanner | None = None
-        self._begun: dict[PlannedRange, RunnablePlannedRange] = {}
+        self._started: dict[PlannedRange, RunnablePlannedRange] = {}
         self._is_restored = False
         self._resumed: Offset | None = None
         self._finite = False
@@ -96,12 +96,12 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner.acknowledge(previous_ranges)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
-        begun = planner.plan(PlanLimits(max_messages, max_bytes), IDLE_S, finite=self._finite)
-        self._begun = {startable.planned: startable for startable in begun}
-        if not begun:
+        started = planner.plan(PlanLimits(max_messages, max_bytes), IDLE_S, finite=self._finite)
+        self._started = {each.planned: each for each in started}
+        if not started:
             return start
         whose = {"session": planner.name, "subscription": planner.subscription}
-        return encode_offset(self._begun, planner.unsaved_ranges(), group_id=planner.group_id, **whose)
+        return encode_offset(self._started, planner.unsaved_ranges(), group_id=planner.group_id, **whose)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
         """Return, for the query's progress display, the heads of its streams and its lag."""
@@ -114,10 +114,10 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of the micro-batch from one offset to the next."""
         ranges = self._decode_own_ranges(end)
-        if end != self._resumed and any(planned not in self._begun for planned in ranges):
+        if end != self._resumed and any(planned not in self._started for planned in ranges):
             self._resume([*self._decode_own_ranges(start), *decode_done_ranges(end)], ranges)
             self._resumed = end
-        tasks = list(self._make_partitions([self._begun[planned] for planned in ranges if planned in self._begun]))
+        tasks = list(self._make_partitions([self._started[planned] for planned in ranges if planned in self._started]))
         return plan_tasks(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
@@ -166,55 +166,55 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_owner(offset, self._options.session_name, self._open_planner().subscription)
         return ranges
 
-    def _restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
+    def _restore(self, done: Iterable[PlannedRange], started: Iterable[PlannedRange] = ()) -> None:
         self._is_restored = True
-        self._open_planner().restore(done, begun)
+        self._open_planner().restore(done, started)
 
-    def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
+    def _resume(self, done: Sequence[PlannedRange], started: Sequence[PlannedRange]) -> None:
         """Find out what is to be done again of a batch that an earlier process planned."""
-        self._restore(done, begun)
-        startable_ranges, lost = self._open_planner().resolve_started(begun)
-        self._begun = {startable.planned: startable for startable in startable_ranges}
-        self._put_off(startable_ranges)
+        self._restore(done, started)
+        runnable, lost = self._open_planner().resolve_started(started)
+        self._started = {each.planned: each for each in runnable}
+        self._put_off(runnable)
         if lost:
             problem = InDoubtRangeReassigned(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
 
-    def _put_off(self, startable_ranges: Sequence[RunnablePlannedRange]) -> None:
+    def _put_off(self, runnable: Sequence[RunnablePlannedRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
-        poison_blocks = poison_in(list(self._make_partitions(startable_ranges)))
+        poison_blocks = poison_in(list(self._make_partitions(runnable)))
         poison = {
-            startable.planned: poison_blocks[startable.planned.stream_id]
-            for startable in startable_ranges
-            if startable.planned.stream_id in poison_blocks
+            each.planned: poison_blocks[each.planned.stream_id]
+            for each in runnable
+            if each.planned.stream_id in poison_blocks
         }
         self._open_planner().put_off(poison)
         for planned, problem in poison.items():
-            del self._begun[planned]
+            del self._started[planned]
             text = "block unreadable, batch repeated without its stream: subscription=%s stream_id=%d: %s"
             log.warning(text, self._options.subscription, planned.stream_id, problem)
 
-    def _make_partitions(self, begun: Sequence[RunnablePlannedRange]) -> Iterator[RangePartition]:
+    def _make_partitions(self, started: Sequence[RunnablePlannedRange]) -> Iterator[RangePartition]:
         planner, o = self._open_planner(), self._options
-        spaces = planner.spaces((startable.planned.stream_id, startable.grant_id) for startable in begun)
-        for startable in begun:
+        spaces = planner.spaces((each.planned.stream_id, each.grant_id) for each in started)
+        for each in started:
             yield RangePartition(
-                stream_id=startable.planned.stream_id,
-                generation_id=startable.generation_id,
-                start=startable.position,
-                end=startable.planned.end,
-                filter=startable.filter,
-                space=spaces.get(startable.planned.stream_id, ""),  # none: it is gone, and the read will raise that
+                stream_id=each.planned.stream_id,
+                generation_id=each.generation_id,
+                start=each.position,
+                end=each.planned.end,
+                filter=each.filter,
+                space=spaces.get(each.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
-                step=startable.step,
-                timeline_number=timeline_number(startable.grant_id),
+                step=each.step,
+                timeline_number=timeline_number(each.grant_id),
             )
 
 
