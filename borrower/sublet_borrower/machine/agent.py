@@ -1,7 +1,8 @@
 """The machine of a process's borrowers: routes messages, makes successors, chooses nodes.
 
 Borrowers are not identified by their subscription: after a quick unsubscribe and subscribe one may be leaving while
-another connects, to the same leader, for the same group. The caller's `handle` names one subscription's whole life.
+another connects, to the same leader, for the same group. The caller's `handle` names one subscription
+from its beginning to its end.
 
 An agent with a database of its own holds a lock there. Its borrowers declare that, and it begins their user calls only
 for a moment after it last saw that lock held: leaders grant their streams to others soon after the lock is free. When
@@ -137,8 +138,8 @@ class _OutcomeBuilder(Struct):
 
 
 class Agent:
-    """The pure machine of an agent; `agent_id` is unique for this life of the process and prefixes every borrower's
-    id. `awaits_lock`: the first subscriptions wait until its lock is acquired, or `AgentLockUnavailable`.
+    """The pure machine of an agent; `agent_id` is unique for this incarnation of the process and prefixes every
+    borrower's id. `awaits_lock`: the first subscriptions wait until its lock is acquired, or `AgentLockUnavailable`.
     """
 
     def __init__(self, agent_id: str, settings: BorrowerSettings, *, awaits_lock: bool = False) -> None:

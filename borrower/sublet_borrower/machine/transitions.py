@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class BorrowerStatus(Enum):
-    """A borrower's life; it only ever moves down this list."""
+    """The status of a borrower, which only ever moves down this list."""
 
     NEW = "new"  # made, nothing sent
     CONNECTING = "connecting"  # looks for its group's leader
@@ -21,7 +21,7 @@ class BorrowerStatus(Enum):
 
 
 class BorrowedStreamStatus(Enum):
-    """A stream's life at a borrower: absent -> granted -> revoking -> absent."""
+    """The status of a stream at a borrower: absent -> granted -> revoking -> absent."""
 
     GRANTED = "granted"  # granted to us, the session consumes it
     REVOKING = "revoking"  # the leader wants it back, the session finishes its running batch

@@ -19,7 +19,7 @@ ID_CHARACTERS = 26
 
 
 class AgentSecret(SecretBytes):
-    """The key of one agent, for one life of its process. `label` is for people: where the agent runs.
+    """The key of one agent, for one incarnation of its process. `label` is for people: where the agent runs.
 
     It is drawn and never stored: a process that is forked or started again makes another, and is another agent.
     """
@@ -41,7 +41,7 @@ def derive_agent_id(key: bytes) -> str:
 
 
 def parse_agent_id(subscriber_id: str) -> str:
-    """Return the id of the agent that has this subscriber id, which is one per life of its connection to a node."""
+    """Return the id of the agent that has this subscriber id, of one incarnation of its connection to a node."""
     return subscriber_id.rpartition(".")[0]
 
 

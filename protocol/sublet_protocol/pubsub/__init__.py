@@ -12,9 +12,10 @@ There are two kinds of channels. On a **log** channel every message matters: eac
 before it on this channel to this subscriber. On a **state** channel only the newest value per key matters: it bears a
 version, a subscribe is answered with the current value, and a value that still waits is replaced by a newer one.
 
-Each life of a node has an **incarnation**, and each life of a subscriber a **subscriber id**. A node that does not know
-a subscriber id reports that, and never answers with an empty success. Doubt on either side ends the life: the agent is
-notified of one lost connection, and the machine begins again under a new subscriber id and subscribes again.
+Each process of a node is an **incarnation**, and each incarnation of a subscriber has a **subscriber id**. A node that
+does not know a subscriber id reports that, and never answers with an empty success. Doubt on either side ends the
+incarnation of the subscriber: the agent is notified of one lost connection, and the machine begins again under a new
+subscriber id and subscribes again.
 
 `model` has the values; `node_side_machine` (with `subscriber_mailbox`, `channel_subscribers`, `node_side_replies`) and
 `agent_side_machine` (with `agent_side_events`) are the pure machines; `server` and `node_connection` (with

@@ -14,8 +14,8 @@ class ConnectionStatus(Enum):
     """The statuses of the connection between an agent and a node."""
 
     IDLE = "idle"  # nothing is subscribed and nothing waits: no subscriber id is in use
-    CONNECTING = "connecting"  # a life has begun, and the node has not answered it yet
-    CONNECTED = "connected"  # the node has answered in this life
+    CONNECTING = "connecting"  # an incarnation has begun, and the node has not answered it yet
+    CONNECTED = "connected"  # the node has answered this incarnation
     DISCONNECTED = "disconnected"  # the connection was reported lost; no call has succeeded since
     REJECTED = "rejected"  # the node will never serve this agent: nothing is tried any more
 
@@ -119,7 +119,7 @@ class CallPoll(Struct, frozen=True):
 
 
 class CancelCommandsCall(Struct, frozen=True):
-    """The action to cancel the batch under way; its life is over."""
+    """The action to cancel the batch under way; its incarnation has ended."""
 
 
 class CancelPollCall(Struct, frozen=True):

@@ -1,9 +1,9 @@
 """The agent's half of a connection to one node: a pure machine, `decide(event, now) -> Outcome`.
 
-A *life* is the time under one subscriber id. It begins when something is subscribed or sent, and ends when nothing is
-needed any more, or with doubt: two failed calls of a kind in a row, another incarnation, a node that does not know this
-subscriber. The next life begins with every subscription declared again. A batch is repeated under its number with the
-same content only within a life, so no command is ever executed twice.
+An *incarnation* of the agent is the time under one subscriber id. It begins when something is subscribed or sent, and
+ends when nothing is needed any more, or with doubt: two failed calls of a kind in a row, another incarnation of the
+node, a node that does not know this subscriber. The next one begins with every subscription declared again. A batch is
+repeated under its number with the same content only within an incarnation, so no command is ever executed twice.
 
 What many agents would do at the same instant is spread by the `jitter` that comes with each answer: retries, the return
 to a node that has restarted, and the length of a hold (else all subscribers that one message woke would poll in step
@@ -57,7 +57,7 @@ from sublet_protocol.pubsub.model import (
 from sublet_protocol.tick import Tick
 
 FAILURES_TO_LOSE = 2
-"""The number of failed calls of a kind in a row that ends a life."""
+"""The number of failed calls of a kind in a row that ends an incarnation."""
 
 HOLD_SPREAD = 0.2
 """The maximum fraction by which jitter shortens a hold."""
@@ -102,8 +102,8 @@ class _SubscriberState(Struct):
 
 
 class AgentSideMachine:
-    """The machine between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes
-    of a command, and for how many items of a batch it counts.
+    """The machine between one agent and one node. `agent` names this incarnation of the agent's process. `size_of`: the
+    bytes of a command, and for how many items of a batch it counts.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class AgentSideMachine:
 
     @property
     def subscriber_id(self) -> str:
-        """Return the id of the present life."""
+        """Return the id of the present incarnation."""
         return f"{self._agent}.{self._subscriber.id}"
 
     @property
@@ -319,10 +319,11 @@ class AgentSideMachine:
         longest = self._settings.retry_s * float(2 ** min(self._setbacks, 16))
         return min(longest, self._settings.max_retry_s) * (1 + self._jitter)
 
-    # --- lives ---
+    # --- incarnations ---
 
     def _lose(self, reason: ConnectionLostReason, detail: str, now: float) -> None:
-        """End this life and report it once to each subscription; the next one begins soon, or after a longer delay."""
+        """End this incarnation and report it once to each subscription; the next one begins soon, or after a longer
+        delay."""
         self._give_up_calls()
         self._lost[reason] += 1
         self._send_lost(reason, detail)
@@ -381,7 +382,7 @@ class AgentSideMachine:
         self._advance_poll(now)
 
     def _become_idle(self) -> None:
-        """End this life regularly, as nothing is subscribed, so that the node can drop it."""
+        """End this incarnation regularly, as nothing is subscribed, so that the node can drop it."""
         self._give_up_calls()
         self._subscriber = _SubscriberState(self._subscriber.id)
         self.status = ConnectionStatus.IDLE

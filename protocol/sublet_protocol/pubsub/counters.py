@@ -10,7 +10,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason
 
 
 class NodeSideCounters(Struct, frozen=True):
-    """Counters of the node's side, over all its subscribers since its life began."""
+    """Counters of the node's side, over all its subscribers of this incarnation."""
 
     batches: int = 0  # executed
     duplicate_batches: int = 0  # answered again, not executed again
@@ -29,7 +29,7 @@ class NodeSideCounters(Struct, frozen=True):
 
 
 class AgentSideCounters(Struct, frozen=True):
-    """Counters of the agent's side, over all its lives with one node."""
+    """Counters of the agent's side, over all its incarnations with one node."""
 
     batches: int  # sent for the first time
     duplicate_batches: int  # sent again under the same number
@@ -41,4 +41,4 @@ class AgentSideCounters(Struct, frozen=True):
     redeliveries: int  # brought again, and dropped
     gaps: int  # seen
     incarnations: int
-    connections_lost: Mapping[ConnectionLostReason, int]  # by reason; a life that ends regularly is not lost
+    connections_lost: Mapping[ConnectionLostReason, int]  # by reason; an incarnation that ends regularly is not lost

@@ -43,7 +43,7 @@ MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""
 
 MAX_REMEMBERED = 10_000
-"""How many dropped subscriber ids are stored, so that none of them can begin a second life."""
+"""How many dropped subscriber ids are stored, so that none of them can be used again."""
 
 
 class SubscriberLimits(Struct, frozen=True):
@@ -70,7 +70,8 @@ class _Subscriber(Struct):
 
 
 class NodeSideMachine:
-    """The machine of all subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+    """The machine of all subscribers of one incarnation of a node. Not thread-safe: one thread (or event loop) calls
+    it.
 
     `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
     """
@@ -259,12 +260,12 @@ class NodeSideMachine:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
-            return self._reject_unknown("its life is over: it was silent for too long, or broke the rules")
+            return self._reject_unknown("its incarnation has ended: it was silent for too long, or broke the rules")
         agent, incarnation = _parse_subscriber_id(subscriber_id)
         previous_id = self._subscriber_ids.get(agent, "")
         if previous_id and incarnation <= _parse_subscriber_id(previous_id)[1]:
-            return self._reject_unknown("its life is over: a later one of the same agent has begun")
-        # An agent has one life at a time: the subscriptions of the former are not to be counted with it.
+            return self._reject_unknown("its incarnation has ended: a later one of the same agent has begun")
+        # An agent has one incarnation at a time: the subscriptions of the former are not to be counted with it.
         if previous_id:
             self._forget(previous_id, "expired")
             self._expelled.append(previous_id)
@@ -378,6 +379,6 @@ class NodeSideMachine:
 
 
 def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:
-    """Return the agent of an id AGENT.LIFE, and which of its lives it is; no agent where it is not such an id."""
+    """Return the agent and the incarnation of an id AGENT.INCARNATION; no agent where it is not such an id."""
     agent, _, incarnation = subscriber_id.rpartition(".")
     return (agent, int(incarnation)) if incarnation.isascii() and incarnation.isdecimal() else ("", 0)
