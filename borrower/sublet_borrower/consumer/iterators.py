@@ -12,40 +12,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dis
-import functools
-import inspect
-import itertools
-import opcode
 import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Protocol
 
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.util.loop_frames import (
+    CALLS,
+    NEXT_NAMES,
+    POLLS,
+    find_body_end,
+    find_called_name,
+    find_caller,
+    find_drop_offsets,
+    find_loop_frame,
+    find_loop_variables,
+    get_call_site,
+    get_frame_id,
+    get_loop_offsets,
+    get_offset,
+    get_opcode,
+    is_at_loop_head,
+    is_closing,
+    is_generator,
+)
 
-
-def _get_opcodes(*names: str) -> frozenset[int]:
-    return frozenset(opcode.opmap[name] for name in names if name in opcode.opmap)
-
-
-_POLLS = _get_opcodes("FOR_ITER", "GET_ANEXT", "SEND")
-_AWAITS = _get_opcodes("GET_AWAITABLE")
-_NEXTS = _get_opcodes("GET_ANEXT")
-_DROPS = _get_opcodes("POP_TOP", "POP_ITER")
-_CLOSES = _get_opcodes("YIELD_VALUE", "RESUME", "RERAISE")
-_RAISES = _get_opcodes("RAISE_VARARGS")
-_CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
-_CALLS = _get_opcodes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
 """Names of the functions that advance a generator."""
 _ITER = frozenset({"iter", "__iter__", "aiter", "__aiter__"})
-_ENDS = _get_opcodes("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
-_JUMPS = frozenset(code for name, code in opcode.opmap.items() if name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")))
-_NEXT = frozenset({"next", "__next__", "anext", "__anext__"})
-_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class IteratedSession(Protocol):
@@ -107,9 +104,9 @@ class _Loop:
         """Advance: acknowledge the batch before if this call comes from the same place or, where the loop is in a
         generator that a `for` goes over, if that generator is advanced from the same place.
         """
-        loop_frame = _find_loop_frame(frame)
-        offsets, over = _get_loop_offsets(loop_frame), _find_caller(loop_frame)
-        self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _find_called_name(frame) in _NEXT
+        loop_frame = find_loop_frame(frame)
+        offsets, over = get_loop_offsets(loop_frame), find_caller(loop_frame)
+        self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and find_called_name(frame) in NEXT_NAMES
         if self.batches and self._is_here(loop_frame):
             if not self._is_over_for or offsets == self._loop_offsets:
                 self._end(True)
@@ -117,14 +114,15 @@ class _Loop:
                 self._end(False)
         self.on_enter(frame)
         if not self.batches:
-            self._is_for, self._is_over_for, self._handled = _is_for(loop_frame), _is_for(over), id(sys.exc_info()[1])
-            self._polled_at, self._loop_offsets = _get_call_site(loop_frame), offsets
-            self._frame_id, self._caller_id = _get_frame_id(loop_frame), _get_frame_id(over)
+            self._is_for, self._is_over_for = is_at_loop_head(loop_frame), is_at_loop_head(over)
+            self._handled = id(sys.exc_info()[1])
+            self._polled_at, self._loop_offsets = get_call_site(loop_frame), offsets
+            self._frame_id, self._caller_id = get_frame_id(loop_frame), get_frame_id(over)
             self._task, self._read_ahead_at = weakref.ref(_get_current_task()), (0, 0)
-        elif _is_for(frame):
-            self._record_read_ahead(_get_call_site(frame), self._find_values_in_use(frame))
-        elif _get_frame_id(frame) != self._frame_id:
-            self._record_read_ahead(_get_call_site(frame), frozenset())
+        elif is_at_loop_head(frame):
+            self._record_read_ahead(get_call_site(frame), self._find_values_in_use(frame))
+        elif get_frame_id(frame) != self._frame_id:
+            self._record_read_ahead(get_call_site(frame), frozenset())
 
     def add_batch(self, batch: Batch) -> None:
         """Record the batch. One that was fetched by hand is acknowledged by its user, unless that is in a loop."""
@@ -137,14 +135,14 @@ class _Loop:
 
     def on_iter(self, frame: FrameType) -> None:
         """Note that the iterator is requested: `iter` called by hand, a loop, or a wrapper."""
-        if _get_opcode(frame) in _CALLS:
-            self._is_taken_by_hand = _find_called_name(frame) in _ITER
+        if get_opcode(frame) in CALLS:
+            self._is_taken_by_hand = find_called_name(frame) in _ITER
         self.on_enter(frame)
 
     def _is_here(self, frame: FrameType) -> bool:
         """Return whether that frame is the loop's, at its head, and advanced by the same task or thread."""
         task = None if self._task is None else self._task()
-        is_same = _get_call_site(frame) == self._polled_at and _get_frame_id(frame) == self._frame_id
+        is_same = get_call_site(frame) == self._polled_at and get_frame_id(frame) == self._frame_id
         return is_same and task is _get_current_task()
 
     def _record_read_ahead(self, site: tuple[int, int], in_use: frozenset[int]) -> None:
@@ -166,7 +164,7 @@ class _Loop:
         value_ids = set[int]()
         while frame is not None:
             value_ids |= {id(value) for value in frame.f_locals.values()}
-            frame = frame.f_back if _get_frame_id(frame) != self._caller_id else None
+            frame = frame.f_back if get_frame_id(frame) != self._caller_id else None
         return frozenset(value_ids)
 
     def on_enter(self, frame: FrameType) -> None:
@@ -196,40 +194,40 @@ class _Loop:
     def _has_ended_well(self, frame: FrameType, batch: Batch) -> bool:
         if not self._is_for:
             return False
-        is_here = _get_frame_id(_find_caller(frame)) == self._caller_id  # not where the garbage collector was running
-        if not _is_generator(frame):
+        is_here = get_frame_id(find_caller(frame)) == self._caller_id  # not where the garbage collector was running
+        if not is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
         # A loop within a generator is left with the loop over that. How the generator reacts to its close, by a
         # `return` for example, shows nothing; how it reacts to `next` does.
         dropped = self._is_dropping(frame)
-        while _is_generator(frame):
-            if _get_opcode(frame) in _POLLS:
+        while is_generator(frame):
+            if get_opcode(frame) in POLLS:
                 return dropped
-            if not (self._is_dropping(frame) or _is_closing(frame)) or frame.f_back is None:
+            if not (self._is_dropping(frame) or is_closing(frame)) or frame.f_back is None:
                 return False
             frame = frame.f_back
         if is_here and self._is_dropping(frame):
             return True
         return dropped and (
-            _get_opcode(frame) in _POLLS or (_find_called_name(frame) in _TAKERS and self._is_undisturbed())
+            get_opcode(frame) in POLLS or (find_called_name(frame) in _TAKERS and self._is_undisturbed())
         )
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if _get_call_site(frame) == self._polled_at:  # the frames in between have ended, and may have dropped the batch
+        if get_call_site(frame) == self._polled_at:  # the frames in between have ended, and may have dropped the batch
             return any(
-                frame.f_locals.get(name) is batch for name in _find_loop_variables(frame.f_code, _get_offset(frame))
+                frame.f_locals.get(name) is batch for name in find_loop_variables(frame.f_code, get_offset(frame))
             )
         return self._is_dropping(frame)
 
     def _is_dropping(self, frame: FrameType) -> bool:
         """Return whether a loop in that frame, this one or one over the generator that it is in, drops its iterator."""
-        head = self._loop_offsets.get(_get_frame_id(frame))
-        return head is not None and _get_offset(frame) in _find_drop_offsets(frame.f_code, head)
+        head = self._loop_offsets.get(get_frame_id(frame))
+        return head is not None and get_offset(frame) in find_drop_offsets(frame.f_code, head)
 
     def _is_in_body(self, frame: FrameType) -> bool:
         """Return whether that frame is in the body of one of its loops."""
-        head = self._loop_offsets.get(_get_frame_id(frame))
-        return head is not None and head <= _get_offset(frame) <= _find_body_end(frame, head)
+        head = self._loop_offsets.get(get_frame_id(frame))
+        return head is not None and head <= get_offset(frame) <= find_body_end(frame, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether the exception that is being handled, if any, is the same as when the loop asked."""
@@ -238,7 +236,7 @@ class _Loop:
     def _is_around(self, frame: FrameType | None) -> bool:
         """Return whether that frame, or one that called it, is in this loop: in its body, or where it advances one of
         several iterators."""
-        while frame is not None and _get_frame_id(frame) != self._frame_id:
+        while frame is not None and get_frame_id(frame) != self._frame_id:
             frame = frame.f_back
         return frame is not None and self._is_in_body(frame)
 
@@ -347,147 +345,3 @@ def _get_current_task() -> asyncio.Task[Any] | threading.Thread:
 
 def _has_ended(task: asyncio.Task[Any] | threading.Thread) -> bool:
     return task.done() if isinstance(task, asyncio.Task) else not task.is_alive()
-
-
-def _find_loop_frame(frame: FrameType) -> FrameType:
-    """Return the frame of the loop that advances an iterator by this frame's call: the nearest frame that is at the
-    head of a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`.
-    """
-    around: FrameType | None = frame
-    while around is not None and not _is_for(around):
-        around = around.f_back
-    while around is None and frame.f_code.co_name in _NEXT and frame.f_back is not None:
-        frame = frame.f_back
-    return around or frame
-
-
-def _is_for(frame: FrameType) -> bool:
-    """Return whether the frame is where a `for` takes the next item, or `yield from` does, and not `await`."""
-    code, index = frame.f_code.co_code, _get_offset(frame)
-    return index >= 0 and code[index] in _POLLS and not (index >= 4 and code[index - 4] in _AWAITS)
-
-
-def _find_called_name(frame: FrameType) -> str:
-    """Return the name under which the function that the frame calls now was looked up; empty where it calls nothing."""
-    return _find_called_name_at(frame.f_code, frame.f_lasti) if _get_opcode(frame) in _CALLS else ""
-
-
-@functools.lru_cache(maxsize=256)
-def _find_called_name_at(code: CodeType, offset: int) -> str:
-    steps = [step for step in dis.get_instructions(code) if step.offset <= offset]
-    call = next(step.positions for step in reversed(steps) if step.opcode in _CALLS)
-    loads = [
-        step
-        for step in steps
-        if step.opname.startswith("LOAD_") and call is not None and step.positions is not None
-        if (step.positions.lineno, step.positions.col_offset) == (call.lineno, call.col_offset)
-    ]
-    return str(loads[-1].argval) if loads else ""
-
-
-def _find_body_end(frame: FrameType, head: int) -> int:
-    """Return where the loop ends that advances at offset `head`, with its exception handlers."""
-    steps = list(dis.get_instructions(frame.f_code))
-    back = [step.offset for step in steps if "JUMP_BACKWARD" in step.opname and step.argval == head]
-    ahead = [step.argval for step in steps if step.offset == head and step.opname.startswith("FOR_ITER")]
-    return max([*back, *ahead], default=head)
-
-
-@functools.lru_cache(maxsize=256)
-def _find_drop_offsets(code: CodeType, head: int) -> frozenset[int]:
-    """Return the offsets where the loop that advances at offset `head` drops its own iterator, by `break` or `return`.
-
-    They are found by following the code and how much is on the stack above the iterator. What an exception handler
-    does is not followed: a loop that is left there has failed.
-    """
-    steps = {step.offset: step for step in dis.get_instructions(code)}
-    next_offsets = dict(itertools.pairwise(steps))
-    if head >= 4 and code.co_code[head - 4] in _NEXTS:  # an `async for` over a coroutine is at its SEND
-        head -= 4
-    if head not in next_offsets or steps[head].opcode not in _POLLS:
-        return frozenset()
-    drops, visited, ahead = set[int](), {head}, [(next_offsets[head], 1)]
-    while ahead:
-        offset, above = ahead.pop()
-        if offset in visited:
-            continue
-        visited.add(offset)
-        step = steps[offset]
-        if not above and step.opcode in _DROPS:
-            drops.add(offset)
-            continue
-        if step.opname == "SWAP" and (above == 0 or step.arg == above + 1):
-            above = (step.arg or 1) - 1 if above == 0 else 0
-        successors = [(step.argval, True)] if step.opcode in dis.hasjrel else []
-        if step.opcode not in _ENDS | _JUMPS and offset in next_offsets:
-            successors.append((next_offsets[offset], False))
-        for target, jump in successors:
-            left = above + dis.stack_effect(step.opcode, step.arg, jump=jump)
-            if left >= 0:
-                ahead.append((target, left))
-    return frozenset(drops)
-
-
-@functools.lru_cache(maxsize=256)
-def _find_loop_variables(code: CodeType, head: int) -> frozenset[str]:
-    """Return the variables in which the loop that advances at that offset puts what it takes."""
-    names = set[str]()
-    for step in dis.get_instructions(code):
-        if step.offset <= head or step.opname in ("END_SEND", "NOP") or step.opname.startswith("UNPACK_"):
-            continue
-        if not step.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
-            break
-        names |= {step.argval} if isinstance(step.argval, str) else set(step.argval)
-    return frozenset(names)
-
-
-def _get_loop_offsets(frame: FrameType) -> dict[tuple[int, int], int]:
-    """Return {frame's identity: offset of its instruction} of a loop's frame and those over it, see `_walk_frames`."""
-    return {_get_frame_id(each): _get_offset(each) for each in _walk_frames(frame)}
-
-
-def _is_generator(frame: FrameType) -> bool:
-    return bool(frame.f_code.co_flags & _GENERATOR)
-
-
-def _is_closing(frame: FrameType) -> bool:
-    """Return whether a generator's frame ends as it is closed: at its `yield`, or behind a `finally` or an `except`
-    that passes the `GeneratorExit` on. Another exception would have reached the loop over the generator."""
-    executed = _get_opcode(frame)
-    return executed in _CLOSES or (executed in _RAISES and frame.f_code.co_code[_get_offset(frame) + 1] == 0)
-
-
-def _walk_frames(frame: FrameType) -> Iterator[FrameType]:
-    """Yield this frame and, while they are of generators, those over it."""
-    yield frame
-    while _is_generator(frame) and frame.f_back is not None:
-        frame = frame.f_back
-        yield frame
-
-
-def _find_caller(frame: FrameType) -> FrameType:
-    """Return the function in which the loop is, or the one over the generator in which it is."""
-    *_, last = _walk_frames(frame)
-    return last
-
-
-def _get_frame_id(frame: FrameType) -> tuple[int, int]:
-    return id(frame), id(frame.f_code)
-
-
-def _get_call_site(frame: FrameType) -> tuple[int, int]:
-    return id(frame.f_code), frame.f_lasti
-
-
-def _get_opcode(frame: FrameType) -> int:
-    """Return the instruction that is being executed."""
-    index = _get_offset(frame)
-    return frame.f_code.co_code[index] if index >= 0 else -1
-
-
-def _get_offset(frame: FrameType) -> int:
-    """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
-    code, index = frame.f_code.co_code, frame.f_lasti
-    while index > 0 and code[index] == _CACHE:
-        index -= 2
-    return index

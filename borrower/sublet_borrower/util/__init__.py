@@ -1,1 +1,1 @@
-"""Helpers of a consumer's process: event loop, threads, locks and clock."""
+"""Helpers of a consumer's process: event loop, threads, locks, clock and frames."""
