@@ -139,91 +139,26 @@ class NodeServer:
         await self._open_gate()
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", compute_max_connections()))
         server = grpc.aio.server(options=options, interceptors=(GateInterceptor(self._gate),))
-        self._publisher = make_node_side_machine(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
-        self._callers = CallerAuthorizer(self._gate, self._publisher)
-        self._sessions = PubSubServer(
-            self._publisher,
-            self._on_message,
-            on_expired=self._on_expired,
-            on_interest=self._on_interest,
-            check_subscribe=self._callers.check_subscribe,
-            on_poll=self._on_poll,
-            check_agent=self._callers.check_agent,
-            principal=lambda: self._gate.get_caller().principal,
-            clock=boottime_clock,
-        )
-        self._group_event_publisher = GroupEventPublisher(
-            self._name, self._sessions.publish, lambda: to_microseconds(time.time())
-        )
+        self._make_services()
         health = HealthService(
             server, self._health_signals.beat, lambda: evaluate_health(self._health_signals, self.settings)
         )
-        self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads, gate=self._gate)
         ref = self._bind(server)
         if self._http is not None:
             self._http.start()
         self._machine = Node(ref, self.settings)
         self._lock_keys: frozenset[int] = frozenset()
-        if self._driver.capabilities.is_push:
-            notify_settings = NotifySettings.from_env()
-            self._hub = NotificationHub(
-                self._url,
-                self._driver,
-                self._publisher,
-                lambda is_epochs_only: self._handle(StreamsChanged(is_epochs_only)),
-                lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
-                self._feed.head_poller.poll_soon,
-                notify_settings,
-            )
-        endpoint = None if self._hub is None else self._hub.endpoint
-        http_address = None if self._http is None else self._http.resolve_advertised_url(self._listen)
+        self._start_hub()
         on_failure = self._make_failure_callback(loop)
-        registration = NodeRegistration(
-            self._url,
-            ref,
-            self.settings.lease_duration_s,
-            endpoint,
-            self._make_desired_state_callback(loop),
-            http_address,
-            self._health_signals,
-            on_failure,
-        )
+        registration = self._make_registration(ref, on_failure)
         await loop.run_in_executor(None, registration.register, self._announce)
-        store = PostgresGroupStore(
-            self._url,
-            lock_timeout_s=self.settings.lock_timeout_s,
-            statement_timeout_s=self.settings.statement_timeout_s,
-            receive_timeout_s=self.settings.receive_timeout_s,
-        )
-        observers = (self._health_signals,) if self._http is None else (self._health_signals, self._http.counters)
-        self._worker = DatabaseWorker(
-            store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
-        )
-        self._worker.start()
-        self._lock = LivenessLockKeeper(
-            self._url,
-            ref.incarnation,
-            self.settings.lock_times,
-            self._machine.lock_keys,
-            self._make_event_callback(loop),
-            boottime_clock,
-            on_failure,
-        )
-        self._lock.start()
+        store = self._start_database_worker(ref, on_failure)
+        self._start_lock_keeper(ref, on_failure)
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
         serving = asyncio.create_task(self._watch_server(server))
-        maintenance = MaintenanceThreads(
-            self._url,
-            self._find_maintenance_term,
-            self.settings.history_retention_s,
-            grace_s=self.settings.payload_deletion_grace_s,
-            on_connected=self._health_signals.on_job_connected,
-        )
-        maintenance.start()
-        relay = OutboxRelay(self._url, self._find_maintenance_term, self._health_signals.on_job_connected)
-        relay.start()
+        maintenance, relay = self._start_jobs()
         self._follow_access()
         self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -243,27 +178,121 @@ class NodeServer:
             maintenance.stop()
             relay.stop(0)
             await self._close_gate()
-            deregistering = asyncio.create_task(
-                run_with_timeout("deregister node", registration.deregister, DEREGISTER_TIMEOUT_S)
-            )
-            if self._hub is not None:
-                await run_with_timeout("close notification hub", self._hub.close)
-            self._worker.stop(self.settings.lease_margin_s)
-            await run_with_timeout("release lock", self._lock.stop)
-            # Held polls carry the last messages; the mailboxes get a moment to send the rest.
-            await self._sessions.close()
-            await server.stop(grace=0.5)
-            await self._feed.close()
-            await deregistering
-            await run_with_timeout("close leaders' connection", store.close)
-            if self._http is not None:
-                await run_with_timeout("close HTTP port", self._http.close)
+            await self._close_services(server, registration, store)
             self._announce(f"node {ref.name} has stopped")
         if self._broken is not None:
             raise NodeBroken(
                 f"node {ref.name} broke a rule of its own and has ended: {self._broken!r}. Its leases run out, and "
                 "other nodes lead on. Start it again, and please report what it has logged."
             ) from self._broken
+
+    def _make_services(self) -> None:
+        """Make what answers the calls of gRPC, and sends to subscribers."""
+        self._publisher = make_node_side_machine(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
+        self._callers = CallerAuthorizer(self._gate, self._publisher)
+        self._sessions = PubSubServer(
+            self._publisher,
+            self._on_message,
+            on_expired=self._on_expired,
+            on_interest=self._on_interest,
+            check_subscribe=self._callers.check_subscribe,
+            on_poll=self._on_poll,
+            check_agent=self._callers.check_agent,
+            principal=lambda: self._gate.get_caller().principal,
+            clock=boottime_clock,
+        )
+        self._group_event_publisher = GroupEventPublisher(
+            self._name, self._sessions.publish, lambda: to_microseconds(time.time())
+        )
+        self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads, gate=self._gate)
+
+    def _start_hub(self) -> None:
+        """Start receiving notifications, if the driver pushes any."""
+        if self._driver.capabilities.is_push:
+            self._hub = NotificationHub(
+                self._url,
+                self._driver,
+                self._publisher,
+                lambda is_epochs_only: self._handle(StreamsChanged(is_epochs_only)),
+                lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
+                self._feed.head_poller.poll_soon,
+                NotifySettings.from_env(),
+            )
+
+    def _make_registration(self, ref: NodeIncarnation, on_failure: Callable[[Exception], None]) -> NodeRegistration:
+        return NodeRegistration(
+            self._url,
+            ref,
+            self.settings.lease_duration_s,
+            None if self._hub is None else self._hub.endpoint,
+            self._make_desired_state_callback(self._loop),
+            None if self._http is None else self._http.resolve_advertised_url(self._listen),
+            self._health_signals,
+            on_failure,
+        )
+
+    def _start_database_worker(
+        self, ref: NodeIncarnation, on_failure: Callable[[Exception], None]
+    ) -> PostgresGroupStore:
+        """Start the worker; return the store it uses, which is to be closed after it."""
+        store = PostgresGroupStore(
+            self._url,
+            lock_timeout_s=self.settings.lock_timeout_s,
+            statement_timeout_s=self.settings.statement_timeout_s,
+            receive_timeout_s=self.settings.receive_timeout_s,
+        )
+        observers = (self._health_signals,) if self._http is None else (self._health_signals, self._http.counters)
+        self._worker = DatabaseWorker(
+            store, ref, self.settings, self._make_answer_callback(self._loop), observers, on_failure
+        )
+        self._worker.start()
+        return store
+
+    def _start_lock_keeper(self, ref: NodeIncarnation, on_failure: Callable[[Exception], None]) -> None:
+        self._lock = LivenessLockKeeper(
+            self._url,
+            ref.incarnation,
+            self.settings.lock_times,
+            self._machine.lock_keys,
+            self._make_event_callback(self._loop),
+            boottime_clock,
+            on_failure,
+        )
+        self._lock.start()
+
+    def _start_jobs(self) -> tuple[MaintenanceThreads, OutboxRelay]:
+        """Start what works only while this node leads maintenance."""
+        maintenance = MaintenanceThreads(
+            self._url,
+            self._find_maintenance_term,
+            self.settings.history_retention_s,
+            grace_s=self.settings.payload_deletion_grace_s,
+            on_connected=self._health_signals.on_job_connected,
+        )
+        maintenance.start()
+        relay = OutboxRelay(self._url, self._find_maintenance_term, self._health_signals.on_job_connected)
+        relay.start()
+        return maintenance, relay
+
+    async def _close_services(
+        self, server: grpc.aio.Server, registration: NodeRegistration, store: PostgresGroupStore
+    ) -> None:
+        """Deregister the node and give up its lock first, so that others take over, then end connections."""
+        deregistering = asyncio.create_task(
+            run_with_timeout("deregister node", registration.deregister, DEREGISTER_TIMEOUT_S)
+        )
+        if self._hub is not None:
+            await run_with_timeout("close notification hub", self._hub.close)
+        self._worker.stop(self.settings.lease_margin_s)
+        await run_with_timeout("release lock", self._lock.stop)
+        # Held polls carry the last messages; the mailboxes get a moment to send the rest.
+        await self._sessions.close()
+        await server.stop(grace=0.5)
+        await self._feed.close()
+        await deregistering
+        await run_with_timeout("close leaders' connection", store.close)
+        if self._http is not None:
+            await run_with_timeout("close HTTP port", self._http.close)
 
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
