@@ -109,7 +109,7 @@ class Stage:
 
         return step
 
-    def lend_atomic(self, url: str) -> tuple[int, int, int, GrantSecret]:
+    def grant_atomic(self, url: str) -> tuple[int, int, int, GrantSecret]:
         """Grant the stream to a consumer of the atomic group; return what it needs to use the grant."""
         with closing(PostgresGroupStore(url)) as store:
             granted = self._write(store, self.atomic, GrantStream(self.stream, "b", "a", "s", "share"))
@@ -215,7 +215,7 @@ def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: 
 @pytest.mark.conforms("E25")
 def test_a_frontier_is_read_when_a_commit_is_over(stage: Stage, database: str) -> None:
     """That of an atomic group, for the same."""
-    grant, consumed = stage.lend_atomic(database), ConsumedFrontier(1, LowerFrontier(((9,),)))
+    grant, consumed = stage.grant_atomic(database), ConsumedFrontier(1, LowerFrontier(((9,),)))
 
     def commit(conn: Connection) -> None:
         with conn.transaction():

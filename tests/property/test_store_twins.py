@@ -110,7 +110,7 @@ EPOCHS = 4
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CommitPlan:
     """What one commit is to be of. `led`: whoever has lost a group leads it again first."""
 
     words: list[tuple[str, int, int]]
@@ -123,7 +123,7 @@ class Wanted:
 
 
 wanted = st.builds(
-    Wanted,
+    CommitPlan,
     words=st.lists(
         st.tuples(st.sampled_from(WORDS), st.integers(0, 5), st.sampled_from([0, 0, 0, 0, 1])), min_size=1, max_size=5
     ),
@@ -332,7 +332,7 @@ class Twins(RuleBasedStateMachine):
 
     @precondition(lambda self: self.terms)
     @rule(wanted=wanted)
-    def commit(self, wanted: Wanted) -> None:
+    def commit(self, wanted: CommitPlan) -> None:
         for group in list(self.terms) if wanted.led else ():
             self.claim(group, NODES[0])
         batch = []
@@ -344,12 +344,12 @@ class Twins(RuleBasedStateMachine):
 
     @precondition(lambda self: self.terms)
     @rule(one=wanted, other=wanted)
-    def commit_twice(self, one: Wanted, other: Wanted) -> None:
+    def commit_twice(self, one: CommitPlan, other: CommitPlan) -> None:
         """Commit two, so that commits, the main subject, are most frequent."""
         self.commit(one)
         self.commit(other)
 
-    def entry(self, group: int, word: str, which: int, off: int, wanted: Wanted) -> LendingChange:
+    def entry(self, group: int, word: str, which: int, off: int, wanted: CommitPlan) -> LendingChange:
         """A word that is meant for the row as it is, give or take; seldom for one that nothing can happen to."""
         life = self.twin._lives.get(group)
         rows = life.rows if life else {}

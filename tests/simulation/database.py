@@ -236,7 +236,7 @@ class WatchedGroups(MemoryGroupStore):
         return group
 
 
-class Fate(Enum):
+class StatementOutcome(Enum):
     """Outcome of a statement."""
 
     ANSWERED = "answered"
@@ -255,7 +255,7 @@ class Way:
         self._free_at = 0.0
         self._bad_until = self._deaf_until = self._dumb_until = 0.0
         self._cut_until = self._down_until = 0.0
-        self._cut = Fate.LOST
+        self._cut = StatementOutcome.LOST
         self._restarts = 0
 
     def begin_life(self) -> None:
@@ -273,16 +273,18 @@ class Way:
             back = max(back, self._deaf_until)
         elif there < self._dumb_until:
             there, back = self._dumb_until, self._dumb_until + back - there
-        fate = self._fate()
-        if fate in (Fate.LOST, Fate.SILENT):
+        outcome = self._draw_outcome()
+        if outcome in (StatementOutcome.LOST, StatementOutcome.SILENT):
             back = max(back, there + NO_ANSWER_S)
         self._free_at = back
         replies: list[NodeEvent] = []
         restarts = self._restarts
 
         def execute_now() -> None:
-            actual_fate = fate if self._restarts == restarts or fate is Fate.REFUSED else Fate.LOST
-            replies.append(self._execute(request, ref, lease_s, actual_fate))
+            actual_outcome = (
+                outcome if self._restarts == restarts or outcome is StatementOutcome.REFUSED else StatementOutcome.LOST
+            )
+            replies.append(self._execute(request, ref, lease_s, actual_outcome))
 
         world.after(there - world.now, execute_now)
         world.after(back - world.now, lambda: answer(replies[0]))
@@ -299,9 +301,9 @@ class Way:
         self._deaf_until = self._world.now + deaf_s
         self._dumb_until = self._deaf_until + dumb_s
 
-    def cut(self, fate: Fate, duration_s: float) -> None:
+    def cut(self, outcome: StatementOutcome, duration_s: float) -> None:
         """For that long, lose all statements (`LOST`), or all replies (`SILENT`)."""
-        self._cut, self._cut_until = fate, self._world.now + duration_s
+        self._cut, self._cut_until = outcome, self._world.now + duration_s
 
     def down(self, duration_s: float) -> None:
         """For that long execute nothing, mostly with an error that says so."""
@@ -323,21 +325,25 @@ class Way:
             return world.random.uniform(3.0, 14.0)
         return world.random.uniform(0.2, 2.5) if world.chance(world.weather.slow_database) else 0.0
 
-    def _fate(self) -> Fate:
+    def _draw_outcome(self) -> StatementOutcome:
         world = self._world
         if world.calm:
-            return Fate.ANSWERED
+            return StatementOutcome.ANSWERED
         if world.now < self._cut_until:
             return self._cut
         if world.now < self._down_until:
-            return Fate.REFUSED if world.chance(0.7) else Fate.LOST
+            return StatementOutcome.REFUSED if world.chance(0.7) else StatementOutcome.LOST
         if world.chance(0.3 if self._is_bad() else world.weather.failing_database):
-            return world.random.choice((Fate.REFUSED, Fate.LOST, Fate.SILENT))
-        return Fate.ANSWERED
+            return world.random.choice((StatementOutcome.REFUSED, StatementOutcome.LOST, StatementOutcome.SILENT))
+        return StatementOutcome.ANSWERED
 
-    def _execute(self, request: DatabaseRequest, ref: NodeIncarnation, lease_s: float, fate: Fate) -> NodeEvent:
+    def _execute(
+        self, request: DatabaseRequest, ref: NodeIncarnation, lease_s: float, outcome: StatementOutcome
+    ) -> NodeEvent:
         jitter_s = self._world.random.uniform(0, 0.3)
-        if fate in (Fate.REFUSED, Fate.LOST):
-            return failure_answer(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)
+        if outcome in (StatementOutcome.REFUSED, StatementOutcome.LOST):
+            return failure_answer(request, unknown=outcome is StatementOutcome.LOST, jitter_s=jitter_s)
         answer = execute(request, self._store, ref, lease_s, jitter_s)
-        return answer if fate is Fate.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
+        return (
+            answer if outcome is StatementOutcome.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
+        )

@@ -15,7 +15,7 @@ from sublet_storage.groups.model.records import (
     LendingOutcome,
     LendingStatus,
 )
-from tests.simulation.database import Fate
+from tests.simulation.database import StatementOutcome
 from tests.simulation.network import BOTH_DIRECTIONS
 
 if TYPE_CHECKING:
@@ -147,7 +147,9 @@ class FaultInjector:
                 self._world.say(
                     node.name, "is cut off from the database" if kind == "cut" else "receives no answers of it"
                 )
-                node.way.cut(Fate.LOST if kind == "cut" else Fate.SILENT, rnd.uniform(1.0, 15.0))
+                node.way.cut(
+                    StatementOutcome.LOST if kind == "cut" else StatementOutcome.SILENT, rnd.uniform(1.0, 15.0)
+                )
 
     def _shut_down_later(self, node: SimulatedNode, later_s: float) -> None:
         """Shut a node down later, unless it is the last one after the faults: without a node nothing can be

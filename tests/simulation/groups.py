@@ -18,7 +18,7 @@ _NAMES = ("$share/sim/#", "$share/second/#", "$queue/third/#")
 
 
 @dataclass(slots=True)
-class Wanted:
+class DeclaredGroup:
     """A subscription of the run and the options of its next group."""
 
     subscription: Subscription
@@ -34,7 +34,7 @@ class Groups:
         self._whims = Random(f"the groups of {simulation.seed}")
         self._starts = Random(f"where the groups of {simulation.seed} begin")
         count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
-        self._wanted = {s: Wanted(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
+        self._wanted = {s: DeclaredGroup(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
         self.retired: set[Subscription] = set()
         """Those that have been deleted at least once."""
 

@@ -128,7 +128,9 @@ class Query(Session):
             if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
                 open.discard(planned)
-            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not PlannedRangeStatus.OPEN:
+            elif (
+                became := self._status(self._checkpoint.batches[-1].group_id, planned)
+            ) is not PlannedRangeStatus.OPEN:
                 self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
                 self._planning.drop_started(planned)
                 open.discard(planned)
@@ -137,7 +139,7 @@ class Query(Session):
         else:
             self._run(again)
 
-    def _fate(self, group_id: int, planned: PlannedRange) -> PlannedRangeStatus:
+    def _status(self, group_id: int, planned: PlannedRange) -> PlannedRangeStatus:
         """Return the status of a range, as the database's function `read_planned_ranges` would."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
@@ -148,7 +150,7 @@ class Query(Session):
 
     def _unsaved(self) -> tuple[PlannedRange, ...]:
         for planned in self._planning.unsaved_ranges():
-            if self._fate(self._group_id, planned) is not PlannedRangeStatus.OPEN:
+            if self._status(self._group_id, planned) is not PlannedRangeStatus.OPEN:
                 self._planning.drop_done(planned)
         return self._planning.unsaved_ranges()
 

@@ -16,7 +16,7 @@ _INTERVAL_S = 9.0
 _MAX_STREAMS = 28
 
 
-class Turnover:
+class Rollovers:
     """Acts in a part of all runs."""
 
     def __init__(self, simulation: Simulation) -> None:
@@ -29,9 +29,9 @@ class Turnover:
             self._later()
 
     def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
+        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._act)
 
-    def _befall(self) -> None:
+    def _act(self) -> None:
         if self._world.now >= self._until:
             return
         if self._random.random() < 0.15:

@@ -25,7 +25,7 @@ from tests.simulation.operators import Operators
 from tests.simulation.process import MAX_DRIFT
 from tests.simulation.publishing import Publishing
 from tests.simulation.queries import Checkpoint, Queries
-from tests.simulation.rollover import Turnover
+from tests.simulation.rollover import Rollovers
 from tests.simulation.transactions import UsersDatabase
 from tests.simulation.world import Weather, World
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -76,7 +76,7 @@ class Simulation:
         self.lock_fault_injector = LockFaultInjector(self)
         self.queries = Queries(self)
         self.users = UsersDatabase(self)
-        self.turnover = Turnover(self)
+        self.rollovers = Rollovers(self)
         self.maintenance = Maintenance(self)
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
@@ -138,7 +138,7 @@ class Simulation:
         self.lock_fault_injector.begin(SAFETY_S)
         if not self.failover.runs:
             self.queries.begin(SAFETY_S)
-        self.turnover.begin(SAFETY_S)
+        self.rollovers.begin(SAFETY_S)
         self.maintenance.begin(SAFETY_S)
         self.failover.begin(SAFETY_S)
         self.lowered_heads.begin(SAFETY_S)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier, format_frontier
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, Group, GroupWriteResult
+from tests.simulation.checkers.expected_messages import ExpectedMessages
 from tests.simulation.checkers.lives import Life, Lives, Violation
-from tests.simulation.checkers.wanted import Wanted
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Announcements:
     """Remembers the frontier of each group in each space."""
 
-    def __init__(self, simulation: Simulation, lives: Lives, wanted: Wanted) -> None:
+    def __init__(self, simulation: Simulation, lives: Lives, wanted: ExpectedMessages) -> None:
         self._simulation, self._lives, self._wanted = simulation, lives, wanted
         self.count = 0
         self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}

@@ -12,9 +12,9 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
 from tests.simulation.checkers.announcements import Announcements
+from tests.simulation.checkers.expected_messages import ExpectedMessages
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
-from tests.simulation.checkers.wanted import Wanted
 from tests.simulation.journal import Key as Named
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Epochs:
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
         self._simulation, self._lives, self._record = simulation, lives, record
-        self._wanted = Wanted(simulation, lives, record)
+        self._wanted = ExpectedMessages(simulation, lives, record)
         self.announcements = Announcements(simulation, lives, self._wanted)
         self.groups = self.given = 0
         self._said: dict[Key, set[Place]] = defaultdict(set)

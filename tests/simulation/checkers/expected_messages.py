@@ -36,7 +36,7 @@ class First:
         return self._known[epoch]
 
 
-class Wanted:
+class ExpectedMessages:
     """`given` and `done`: offsets that were in calls, and in calls that ended."""
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
