@@ -31,11 +31,11 @@ def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
     """Return the class of a group with these commands, for `typer.Typer(cls=...)`."""
 
-    class LazyGroup(_LazyConversionMixin, TyperGroup):
+    class LazyCommandGroup(_LazyConversionMixin, TyperGroup):
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**{**attributes, "commands": _CommandMapping(commands)})
 
-    return LazyGroup
+    return LazyCommandGroup
 
 
 class _CommandMapping(Mapping[str, Any]):
