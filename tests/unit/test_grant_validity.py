@@ -232,7 +232,7 @@ def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
 
 
 @pytest.mark.conforms("E34")
-def test_what_a_renewal_brings_waits_for_its_holder() -> None:
+def test_a_stream_in_a_renewal_waits_for_its_holder() -> None:
     """A member of a former group had it: it waits as what was there before."""
     bench = granted()
     (stream,) = bench.streams.add_space("eu", "eu/#", 1)

@@ -153,8 +153,6 @@ class _Sender(StoppableThread):
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
         self._idle: psycopg.Connection[Any] | None = None
-        self._is_sent = False
-        """Whether what is in hand was sent, and its answer is to be received."""
         self._pauses = Backoff()
         self.dropped = 0
 
@@ -178,7 +176,6 @@ class _Sender(StoppableThread):
         parameters = [self._channel.encode(), encode_payload(self._in_hand[0], 0).encode()]
         with contextlib.suppress(psycopg.Error):
             connection.pgconn.send_query_prepared(b"sublet_notify", parameters)
-            self._is_sent = True
             connection.pgconn.flush()
 
     def flush(self) -> None:
@@ -219,7 +216,6 @@ class _Sender(StoppableThread):
         connection.execute("set synchronous_commit = off")
         connection.execute(_PREPARE_ONE)
         self._pauses.reset()
-        self._is_sent = False
         return connection
 
     def _take(self, connection: psycopg.Connection[Any]) -> bool:
@@ -229,14 +225,14 @@ class _Sender(StoppableThread):
                 self._idle = connection
             self._changed.wait_for(lambda: self._waiting or self._in_hand or self.is_stopping)
             self._idle = None
-            while self._waiting and len(self._in_hand) < PER_STATEMENT and not self._is_sent:
+            while self._waiting and len(self._in_hand) < PER_STATEMENT and not _awaits_answer(connection):
                 self._in_hand.append(self._waiting.popleft())
         return not self.is_stopping
 
     def _send(self, connection: psycopg.Connection[Any]) -> None:
         refused = 0
         try:
-            if self._is_sent:
+            if _awaits_answer(connection):
                 _receive_answer(connection)
             else:
                 payloads = [encode_payload(message, index) for index, message in enumerate(self._in_hand)]
@@ -248,8 +244,13 @@ class _Sender(StoppableThread):
             self.log_warning("notifications rejected by Postgres: message_count=%d: %s", refused, error)
         with self._changed:
             self.dropped += refused
-            self._in_hand, self._is_sent = [], False
+            self._in_hand = []
             self._changed.notify_all()
+
+
+def _awaits_answer(connection: psycopg.Connection[Any]) -> bool:
+    """Return whether what is in hand was sent, and its answer is to be received."""
+    return connection.info.transaction_status == TransactionStatus.ACTIVE
 
 
 def _receive_answer(connection: psycopg.Connection[Any]) -> None:
