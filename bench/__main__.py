@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if options and len(names) != 1:
         print(f"{' '.join(options)}: of which bench? Name one of {', '.join(known)} before.", file=sys.stderr)
         return 2
-    # # End like Ctrl-C, so that a bench's servers and directories are removed.
+    # End like Ctrl-C, so that a bench's servers and directories are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in names or known:
         print(f"== {name}", flush=True)

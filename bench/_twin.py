@@ -84,10 +84,9 @@ class Twin:
         self.give([NodeStarted()])
         groups = [f"$share/g{number}/#" for number in range(self.size.groups)]
         for agent in (f"agent-{number}" for number in range(self.size.agents)):
-            wanted = [
-                LeaderWanted(f"{agent}/{n}", group, starting_position="earliest") for n, group in enumerate(groups)
-            ]
-            self.give([AgentMessageReceived(agent, each) for each in wanted])
+            for n, group in enumerate(groups):  # an agent may only wait for some at once
+                wanted = LeaderWanted(f"{agent}/{n}", group, starting_position="earliest")
+                self.give([AgentMessageReceived(agent, wanted)])
         self.now += SETTINGS.rebalance_debounce_s + 0.001
         self.give([Tick()])
         assert len(self.grants) == self.size.groups * self.size.streams, f"{len(self.grants)} streams are granted"

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sizes = [(options.streams // 10, options.borrowers // 10), (options.streams, options.borrowers)]
     contenders = [_contenders(*size) for size in sizes]
-    # # Otherwise the collector would scan the data of all contenders each time, and the running one would pay for it.
+    # Otherwise the collector would scan the data of all contenders each time, and the running one would pay for it.
     gc.collect()
     gc.freeze()
     seconds: list[Seconds] = [{name: [] for name in each} for each in contenders]

@@ -49,12 +49,12 @@ found in tables and indexes, ours and the server's catalogue, as the server has 
 nobody else is connected. *Blocks*, the pages that were looked at for it, have no limit: an index over more rows is a
 page deeper, and most are the catalogue's, for each new connection. Figures are those of a minute."""
 
-# # Queried over a connection to another database, so that no query is counted by the next.
+# Queried over a connection to another database, so that no query is counted by the next.
 _COUNTED = """
 select (select coalesce(sum(calls), 0)::bigint from pg_stat_statements where dbid = d.datid),
        d.tup_returned, d.blks_hit + d.blks_read from pg_stat_database d where d.datname = %s"""
 
-# # As the leader would change them, but all streams in one statement.
+# As the leader would change them, but all streams in one statement.
 _FINISH = """
 update lending l set status = 'finished', position = s.head from stream s
  where s.stream_id = l.stream_id and s.state = 'closed'"""

@@ -87,7 +87,7 @@ def _machine(full: Size, rounds: int) -> list[Beside]:
     wide = Size(full.groups, full.borrowers, full.lendings // 10)
     small, large = _filled(tenth), _filled(full)
     words = [_Words(small), _Words(large)]
-    # # Otherwise the collector would scan both nodes now and then, and the running one would pay for it.
+    # Otherwise the collector would scan both nodes now and then, and the running one would pay for it.
     gc.collect()
     gc.freeze()
     for number in range(rounds + 1):

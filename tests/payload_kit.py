@@ -72,7 +72,7 @@ class LocalWorld(PlaceWorld):
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
-        # # `rglob` raises if a directory is removed meanwhile, and maintenance removes empty ones.
+        # `rglob` raises if a directory is removed meanwhile, and maintenance removes empty ones.
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
         return _objects({str(each.relative_to(self.root)) for each in found})
 

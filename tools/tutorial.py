@@ -122,7 +122,7 @@ class Tour:
             time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
-        # # Its output goes to a file: a command in the background would keep a pipe open.
+        # Its output goes to a file: a command in the background would keep a pipe open.
         self._commands += 1
         said = self._place / f".said-{self._commands}"
         with said.open("wb") as output:

@@ -123,7 +123,7 @@ class WatchedGroups(MemoryGroupStore):
     def restore(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """Continue from that copy, as after a failover; `fenced`: terms end with their timeline."""
         lives, self._leaderships, self._history, self._timelines = saved
-        # # The ids of groups that it lacks are not reused, as with a sequence that is ahead of its rows.
+        # The ids of groups that it lacks are not reused, as with a sequence that is ahead of its rows.
         lost = {i: replace(life, deleted=True, rows={}) for i, life in self._lives.items() if i not in lives}
         self._lives = lives | lost
         self.timeline += fenced

@@ -44,7 +44,7 @@ class Session:
         self._agent, self._handle = agent, handle
         self._simulation, self._world = agent.simulation, agent.world
         self._work: dict[int, CountedWork | AtomicWork] = {}
-        # # A generator of its own, so that all else is the same as if no user aborted.
+        # A generator of its own, so that all else is the same as if no user aborted.
         self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
         self._sees_lower_heads = Random(f"{agent.simulation.seed} {agent.name} sees lower heads").random() < 0.5
         self._complete = AtomicReading(agent, handle, self._whims, self._later)

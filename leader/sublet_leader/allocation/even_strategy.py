@@ -67,8 +67,8 @@ def _plan_grants(
     grants = []
     strays = []
     for stream_id in free:
-        home = last_holders.get(stream_id, "")
-        if count.get(home, 0) < share.get(home, 0):
+        home = last_holders.get(stream_id)
+        if home is not None and count.get(home, 0) < share.get(home, 0):
             grants.append((stream_id, home))
             count[home] += 1
         else:

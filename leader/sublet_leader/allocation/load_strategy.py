@@ -241,17 +241,17 @@ def sort_by_cost(streams: Collection[int], costs: Mapping[int, int]) -> list[int
 
 def _compute_costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int, int]:
     """Return the cost of each stream in thousandths of an average stream; each at least that of its presence."""
-    rates = {s: min(each.bytes_per_s, _MAX_BYTES_PER_S) for s in streams if (each := load.get(s)) and _is_usable(each)}
+    rates = {
+        s: min(each.bytes_per_s, _MAX_BYTES_PER_S)
+        for s in streams
+        if (each := load.get(s)) and 0 <= each.bytes_per_s < math.inf
+    }
     if not rates:
         return dict.fromkeys(streams, _AVERAGE)
     scale = _AVERAGE / ((math.fsum(rates.values()) / len(rates)) or 1.0)
     costs = {
-        s: round(rate * scale + _PRESENCE + _AVERAGE * (lag := max(load[s].lag, 0)) / (lag + _FAR_BEHIND))
+        s: round(rate * scale + _PRESENCE + (_AVERAGE * lag / (lag + _FAR_BEHIND) if (lag := load[s].lag) > 0 else 0))
         for s, rate in rates.items()
     }
     unknown = round(sum(costs.values()) / len(costs))
     return costs if len(costs) == len(streams) else {s: costs.get(s, unknown) for s in streams}
-
-
-def _is_usable(load: StreamLoad) -> bool:
-    return math.isfinite(load.bytes_per_s) and load.bytes_per_s >= 0

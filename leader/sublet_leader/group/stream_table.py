@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct, field
@@ -235,14 +234,14 @@ class StreamTable:
             self._store_row(entry, result.lending, now)
         elif result.outcome is LendingOutcome.REFUSED:
             # Maintenance has deleted the row before a sync has seen its end: it was free, and nothing was left in it.
-            entry.lending = dataclasses.replace(entry.lending, status=LendingStatus.FINISHED)
+            entry.lending = replace(entry.lending, status=LendingStatus.FINISHED)
             entry.queue.clear()
         elif (
             result.outcome is LendingOutcome.APPLIED
             and isinstance(change, AdvancePosition)
             and change.grant_id == entry.lending.grant_id
         ):
-            entry.lending = dataclasses.replace(entry.lending, position=change.position)
+            entry.lending = replace(entry.lending, position=change.position)
         return entry
 
     def put_back(self, change: LendingChange, retry_at: float) -> StreamEntry:

@@ -113,8 +113,7 @@ class Leadership(Struct, frozen=True):
         return lock if lock.key == self.lock_key else None
 
 
-@dataclass(frozen=True, slots=True)
-class Lending:
+class Lending(Struct, frozen=True):
     """A lending row together with the facts of its stream, read in one statement.
 
     `head` and `is_closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest
@@ -143,7 +142,7 @@ class Lending:
     reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantSecret | None = field(default=None, compare=False)
+    grant_key: GrantSecret | None = None
     lock_valid_s: float = 0.0
 
     @property
