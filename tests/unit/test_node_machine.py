@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.group.watch_events import GroupWatchEvent
+from sublet_leader.node import group_registry
 from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import (
     AgentMessageReceived,
@@ -212,6 +213,23 @@ def test_groups_opened_at_a_time_are_bounded() -> None:
     play.want("x/54", subscription="$share/own/x/54")
     play.settle()
     assert [one.borrower_id for one in play.received(LeaderConnectResponse)] == ["x/54"]
+
+
+@pytest.mark.conforms("X4")
+def test_sessions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have room, and so has it again once its sessions are gone."""
+    monkeypatch.setattr(group_registry, "MAX_BORROWERS_OF_PRINCIPAL", 3)
+    play = Play()
+    for borrower_id in ("a/1", "a/2", "a/2", "a/3", "a/4", "b/1"):
+        play.want(borrower_id)
+    (refused,) = play.received(Invalidate)
+    assert (refused.borrower_id, refused.reason) == ("a/4", BorrowerEndReason.DENIED)
+    play.settle()
+    assert [one.borrower_id for one in play.received(LeaderConnectResponse)] == ["a/1", "a/2", "a/3", "b/1"]
+    play.pass_time(3 * SETTINGS.eviction_timeout_s)  # those that are silent are evicted, and then forgotten
+    play.sent.clear()
+    play.want("a/5")
+    assert [one.borrower_id for one in play.received(LeaderConnectResponse)] == ["a/5"]
 
 
 @pytest.mark.conforms("X4")

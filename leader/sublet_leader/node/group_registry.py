@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived
+from sublet_protocol.domain.limits import MAX_BORROWERS_OF_NODE, MAX_BORROWERS_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
@@ -39,6 +40,8 @@ class GroupRegistry:
         self._by_id: dict[int, Group] = {}
         self._group_by_borrower: dict[BorrowerKey, int] = {}
         self._subscriptions: dict[BorrowerKey, Subscription] = {}
+        self._callers: dict[BorrowerKey, str] = {}
+        self._borrower_counts = CallerCountLimit(MAX_BORROWERS_OF_PRINCIPAL, MAX_BORROWERS_OF_NODE)
         self._check_at = float("inf")
 
     def __len__(self) -> int:
@@ -55,10 +58,16 @@ class GroupRegistry:
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, borrower_id: str, now: float
-    ) -> None:
+    ) -> str:
         """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
-        group."""
+        group. Return "", or why it cannot be added."""
         borrower = received.agent, borrower_id
+        if borrower not in self._callers:
+            if not self._borrower_counts.add(received.caller):
+                return (
+                    f"{received.caller} has as many sessions at this node as it may, or all together have. Close some."
+                )
+            self._callers[borrower] = received.caller
         if self._subscriptions.get(borrower) != subscription:
             self.remove_waiter(*borrower)
         self._subscriptions[borrower] = subscription
@@ -67,6 +76,7 @@ class GroupRegistry:
         entry.waiting[borrower] = received, now
         entry.sent_on.pop(borrower, None)
         self._check_at = min(self._check_at, now + 1.0)
+        return ""
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
@@ -166,6 +176,8 @@ class GroupRegistry:
         for subscription in stale:
             self.take_waiters(subscription)
         dropped = [self._entries.pop(subscription) for subscription in stale]
+        for borrower in self._callers.keys() - self._subscriptions.keys() - self._group_by_borrower.keys():
+            self._borrower_counts.remove(self._callers.pop(borrower))
         self._check_at = now + 1.0 if self._entries else float("inf")
         groups = tuple(entry.group for entry in dropped if entry.group is not None)
         for group in groups:

@@ -174,6 +174,9 @@ class Node:
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
 
+    def _invalidate(self, agent: str, borrower_id: str, reason: BorrowerEndReason, detail: str) -> None:
+        self._send(agent, Invalidate(borrower_id, 0, reason, detail))
+
     # --- watchers -----------------------------------------------------------------------------------------------------
 
     def _add_watch_events(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
@@ -238,9 +241,7 @@ class Node:
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
         leader = self.leaders.get(group_id) if group_id is not None else None
         if leader is None:
-            self._send(
-                received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.RETRY, "this node does not lead its group")
-            )
+            self._invalidate(received.agent, borrower_id, BorrowerEndReason.RETRY, "this node does not lead its group")
         else:
             self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
@@ -249,8 +250,8 @@ class Node:
         try:
             subscription = Subscription.parse(request.subscription)
             start = StartingPosition.parse(request.starting_position)
-        except (UsageError, ValueError) as problem:
-            self._send(received.agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
+        except (UsageError, ValueError) as error:
+            self._invalidate(received.agent, request.borrower_id, BorrowerEndReason.DENIED, str(error))
             return
         if self._stop_by is not None:
             return
@@ -258,7 +259,9 @@ class Node:
             self._out.requests.extend(self._session_epochs.add_waiter(subscription, received, request))
             return
         group = self.registry.find_group(subscription)
-        self.registry.add_waiter(subscription, received, request.borrower_id, now)
+        if problem := self.registry.add_waiter(subscription, received, request.borrower_id, now):
+            self._invalidate(received.agent, request.borrower_id, BorrowerEndReason.DENIED, problem)
+            return
         if self._restrictions.is_forbidden(group, now):
             if self._leader_lookups.add(subscription, None):
                 self._out.requests.append(LookUpLeader(subscription))
@@ -299,7 +302,7 @@ class Node:
             request = received.message
             assert isinstance(request, LeaderWanted)
             if request.group_id == group_id:
-                self._send(received.agent, Invalidate(request.borrower_id, 0, reason, problem))
+                self._invalidate(received.agent, request.borrower_id, reason, problem)
             else:
                 self._handle_leader_wanted(received, request, now)
 
@@ -318,9 +321,7 @@ class Node:
                     self._out.requests.append(FindOrCreateGroup(group.subscription, start, request.group_id))
                 continue
             if request.group_id not in (None, group.group_id):
-                self._send(
-                    received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.DELETED, f"group {request.group_id}")
-                )
+                self._invalidate(received.agent, borrower_id, BorrowerEndReason.DELETED, f"group {request.group_id}")
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
             self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
@@ -495,6 +496,5 @@ class Node:
             self._elect(el.ResignAll(), now)
             for group_id in tuple(self.leaders):
                 self._step_down(group_id, "the node is shutting down")
-        return self._releasing_all and (
-            not self.election.is_busy() or now >= self._stop_by + self.settings.lease_margin_s
-        )
+        is_released = not self.election.is_busy() or now >= self._stop_by + self.settings.lease_margin_s
+        return self._releasing_all and is_released

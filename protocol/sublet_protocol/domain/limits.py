@@ -96,6 +96,10 @@ MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
 """Most subscriber ids of one principal at a node that asks who calls."""
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
+MAX_BORROWERS_OF_PRINCIPAL = 10_000
+"""Most sessions of one principal at a node that asks who calls; at others, of one agent."""
+MAX_BORROWERS_OF_NODE = 100_000
+"""Most sessions at a node."""
 MAX_GROUPS_PER_MINUTE = 60
 """Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
 MAX_SESSION_NAMES_OF_PRINCIPAL = 10_000
