@@ -61,6 +61,8 @@ class Node:
             channels=channels,
         )
         self.calls: list[str] = []
+        self.wanted = 0
+        """Requests for a leader that have arrived, also repeated ones."""
         self.drop_replies = 0
         self.batches_inside = self.most_batches_inside = 0
         self.server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Watcher(self)])
@@ -113,6 +115,8 @@ class Watcher(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def watched(request: Any, context: Any) -> Any:
             node.calls.append(name)
             inside = name == "Commands"
+            if inside:
+                node.wanted += sum(command.message.HasField("leader_wanted") for command in request.commands)
             node.batches_inside += inside
             node.most_batches_inside = max(node.most_batches_inside, node.batches_inside)
             try:

@@ -221,7 +221,7 @@ class Interleavings:
         # that is so of all, each order that follows was tried already: this one is ended in some order.
         depth, tried, is_known = 0, set[str](), False
         while not all(each.is_over for each in threads):
-            for each in threads:
+            for each in threads * 2:  # twice, as one that waited for the end of a later one's transaction goes on
                 eventually(lambda each=each: self._is_settled(each, threads), STUCK_S, every_s=0.0005)  # type: ignore[misc]
             ready = [each for each in threads if each.arrived.is_set() and not each.is_over]
             if not ready:
@@ -243,13 +243,14 @@ class Interleavings:
 
     def _is_settled(self, one: _Participant, threads: list[_Participant]) -> bool:
         """Return whether it has reached its next statement, or waits for another's lock."""
+        step = one.step
         if one.arrived.wait(0.002):
             return True
         found = self._watcher.execute("select pg_blocking_pids(%s)", (one.pid,)).fetchone()
         assert found is not None
         waits = bool({each.pid for each in threads} & set(found[0]))
         if waits:
-            one.step.waits = True
+            step.waits = True
         return waits
 
     def _connection(self, name: str) -> Connection:
