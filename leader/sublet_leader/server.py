@@ -50,7 +50,7 @@ from sublet_leader.observe.node_view import NodeView
 from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.address import TLS_SCHEME
-from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
+from sublet_protocol.domain.errors import InvalidSetting, NodeInvariantViolated
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_secret import parse_agent_id
@@ -74,7 +74,7 @@ from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
 
-FILES_LEFT = 400
+MIN_FREE_FILES = 400
 """How many files a node may open besides its main port's connections, where it may open twice as many."""
 MAX_CONNECTIONS = 1 << 20
 """Where files are not limited."""
@@ -90,7 +90,7 @@ def compute_max_connections() -> int:
     and for those over HTTP. Clients could otherwise take the files of its database connections, and with them its
     leases."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(limit // 2, limit - FILES_LEFT, 1)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(limit // 2, limit - MIN_FREE_FILES, 1)
 
 
 class NodeServer:
@@ -181,7 +181,7 @@ class NodeServer:
             await self._close_services(server, registration, store)
             self._announce(f"node {ref.name} has stopped")
         if self._broken is not None:
-            raise NodeBroken(
+            raise NodeInvariantViolated(
                 f"node {ref.name} broke a rule of its own and has ended: {self._broken!r}. Its leases run out, and "
                 "other nodes lead on. Start it again, and please report what it has logged."
             ) from self._broken

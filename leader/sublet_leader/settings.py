@@ -193,10 +193,10 @@ class LeaderSettings(SettingsBase):
     unsubscribe_timeout_s: float = 5.0
     """How long a leaving borrower waits for its session's last progress."""
     history_retention_s: float = 30 * 86400.0
-    """How long what happened to the lendings is stored (why a stream is blocked: as long as it is)."""
+    """Retention of the history of groups (why a stream is blocked: as long as it is)."""
     payload_deletion_grace_s: float = 7 * 86400.0
-    """How long an object outside of Postgres is kept when no block names it any more: as old as a backup may be, or a
-    standby behind, that is to find it."""
+    """How long an object outside of Postgres is kept when no block names it any more: at least the age of the oldest
+    backup that is to be restored, and the delay of a standby."""
 
     @property
     def receive_timeout_s(self) -> float:

@@ -42,7 +42,7 @@ class NodeEntry(Struct, frozen=True):
 _REGISTER = """
 insert into node as n (name, incarnation, address, http_address, protocol_version, notify_endpoint, expires_at)
 values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify_endpoint)s,
-        clock_timestamp() + make_interval(secs => %(lease_duration_s)s))
+        clock_timestamp() + make_interval(secs => %(lease_s)s))
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
        protocol_version = excluded.protocol_version, notify_endpoint = excluded.notify_endpoint,
@@ -80,7 +80,7 @@ def register(
     http_address: str | None = None,
     notify_endpoint: str | None = None,
 ) -> None:
-    """Register the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
+    """Register the node for `lease_s`; the same incarnation again changes its addresses and renews.
     `notify_endpoint`: that of its notification driver.
 
     Raise `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
@@ -93,7 +93,7 @@ def register(
         "http": http_address,
         "version": protocol_version,
         "notify_endpoint": notify_endpoint,
-        "lease_duration_s": lease_s,
+        "lease_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:
         for entry in list_nodes(conn):
@@ -146,19 +146,20 @@ def check_successor(conn: psycopg.Connection[Any], name: str) -> None:
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
     """Return a registered node as JSON; `led` is what `count_led_groups` returns."""
     fields = {**asdict(entry.node), **asdict(entry)}
-    for inner in ("node", "is_draining"):
+    for inner in ("node", "is_draining", "remaining_s"):
         del fields[inner]
     return {
         **fields,
         "started_at": entry.started_at.isoformat(),
         "leads": led.get(entry.node.incarnation, 0),
         "draining": entry.is_draining,
-        "lives": entry.remaining_s > 0,
+        "alive": entry.remaining_s > 0,
+        "lease_remaining_s": round(entry.remaining_s, 3),
     }
 
 
 def delete_expired(conn: psycopg.Connection[Any]) -> list[str]:
-    """Delete the lines whose leases have run out at this very instant; their names.
+    """Delete registrations whose leases have run out by now. Return the names of their nodes.
 
     A node that renews at the same time is either deleted first, and learns it from `renew`, or stays.
     """

@@ -70,7 +70,7 @@ def _describe_end(record: HistoryRecord) -> str:
         return f"taken away: {record.reason}"
     if record.event == "finish":
         return "finished"
-    return "handed over for balance" if record.reason == "balance" else "handed over when it left"
+    return "handed over for balance" if record.reason == "rebalance" else "handed over when it left"
 
 
 def _to_seconds(record: HistoryRecord, began_us: int) -> float:

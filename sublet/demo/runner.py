@@ -230,7 +230,7 @@ class _DemoRun(Struct):
             "duplicated": findings.duplicated,
             "explained_duplicates": findings.explained_duplicates,
             "moves": len(moves),
-            "seconds": round(self.show.seconds),
+            "elapsed_s": round(self.show.seconds),
             "totals_match": all(published == consumed for published, consumed, _ in findings.totals.values()),
             "move_list": moves,
             "duplicate_ranges": findings.duplicate_ranges,

@@ -280,7 +280,7 @@ def test_commands_are_stored_and_recorded_once(world: World) -> None:
         "paused: the sink is repaired",
         "weight of session 's': 2.5",
         "resumed",
-        "weight of session 's': as it asks for",
+        "weight of session 's': as requested",
     ]
     assert {(line.stream_id, line.term, line.is_forced) for line in lines} == {(0, term, False)}
 

@@ -177,12 +177,12 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
     world.append(stream, 5)
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     before = world.row(group, term, stream)
-    mark = RecordHistory(stream, held.grant_id, "revoke", "balance")
+    mark = RecordHistory(stream, held.grant_id, "revoke", "rebalance")
     assert world.apply(group, term, mark) == LendingChangeResult(mark, APPLIED, before)
     assert world.row(group, term, stream) == before
     line = world.store.history(group.group_id)[-1]
     assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (
-        "revoke", "balance", held.grant_id, "b1", "etl", 2, term
+        "revoke", "rebalance", held.grant_id, "b1", "etl", 2, term
     )  # fmt: skip
     assert (line.is_forced, line.redelivery_end) == (False, None)
 
@@ -261,7 +261,7 @@ def test_a_commit_answers_with_the_history_it_wrote(world: World) -> None:
     before = world.store.history(group.group_id), world.store.history(other.group_id)
     entries = (
         ForceRelease(first, held[first], "gone"),
-        RecordHistory(second, held[second], "revoke", "balance"),
+        RecordHistory(second, held[second], "revoke", "rebalance"),
         grant(third, "b2", "a2"),
     )
     batch = [
@@ -297,7 +297,7 @@ def test_a_renewal_reports_last_what_it_ended(world: World) -> None:
         world.append(stream, 4)
     world.rollover(1)
     world.retire(1)
-    reported = world.write(group, term, RecordHistory(first, held.grant_id, "revoke", "balance"), renew=True).history
+    reported = world.write(group, term, RecordHistory(first, held.grant_id, "revoke", "rebalance"), renew=True).history
     assert [(line.event, line.stream_id) for line in reported] == [
         ("revoke", first),
         ("block", first),

@@ -115,7 +115,7 @@ def test_groups_that_nobody_consumes_are_named(
     store.open_group(GROUP)
     with Publisher(database) as publisher:
         publisher.publish("orders/eu", b"1").result(60)
-    waiting = "1 groups have messages and nobody who holds a stream: $share/g/# (1)"
+    waiting = "groups with messages and no stream held, 1: $share/g/# (1)"
     check_finding(conn, "lag", Severity.WARNING, waiting, "sublet groups why '$share/g/#'")
     conn.execute("update lending set status = 'held', grant_id = 1 where stream_id = 1")
     assert is_well(found(conn, "lag")), "somebody is there, and may take the others"
@@ -181,7 +181,7 @@ def test_the_command_answers_in_text_and_json(database: str, empty_database: str
         shell.leader("n1")
         eventually(lambda: shell.run("doctor", "--json").object["ok"], 60)
         listed = shell.run("nodes", "list", "--json").object["nodes"]
-        assert [(each["name"], each["lives"], each["leads"]) for each in listed] == [("n1", True, 0)]
+        assert [(each["name"], each["alive"], each["leads"]) for each in listed] == [("n1", True, 0)]
         assert "n1" in shell.run("nodes", "list").out
     with a_shell(SUBLET_DATABASE_URL=empty_database) as shell:
         answer = shell.run("doctor")
@@ -243,7 +243,7 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
     register(conn, N1, 0, PROTOCOL_VERSION)
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         (line,) = shell.run("nodes", "list", "--json").object["nodes"]
-        assert (line["name"], line["lives"], line["address"]) == ("n1", False, "127.0.0.1:1")
+        assert (line["name"], line["alive"], line["address"]) == ("n1", False, "127.0.0.1:1")
         reported = shell.run("nodes", "list").out
         assert "gone" in reported
         assert " poll " in reported

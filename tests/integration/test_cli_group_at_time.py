@@ -47,7 +47,7 @@ def test_each_time_has_one_owner_or_none(world: World) -> None:
     times.append(world.now_us())
     held = world.lend(first)
     times.append(world.now_us())
-    world.write(RecordHistory(first, held.grant_id, "revoke", "balance"))
+    world.write(RecordHistory(first, held.grant_id, "revoke", "rebalance"))
     world.write(ReclaimStream(first, held.grant_id, 0, "b2", "host:1:x"))
     world.lend(second, None)
     times.append(world.now_us())

@@ -191,7 +191,7 @@ def test_what_is_long_over_is_not_shown(shell: Shell, world: World, database: st
 def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) -> None:
     first, second = rows(world)
     ours = world.lend(first.stream_id)
-    world.write(RecordHistory(first.stream_id, ours.grant_id, "revoke", "balance"))
+    world.write(RecordHistory(first.stream_id, ours.grant_id, "revoke", "rebalance"))
     world.write(ForceRelease(first.stream_id, ours.grant_id, "deadline"))
     world.lend(second.stream_id, None)
     reported = done(shell.run("groups", "history", GROUP, "--json"))
@@ -202,7 +202,7 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) 
     ]  # fmt: skip
     takeover, _, revoke, force_release, _ = reported["history"]
     assert (takeover["reason"], takeover["term"]) == ("node n1 leads; first leader", world.term)
-    assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("balance", "etl", ours.grant_id)
+    assert (revoke["reason"], revoke["session"], revoke["grant_id"]) == ("rebalance", "etl", ours.grant_id)
     assert [force_release[name] for name in ("forced", "position", "redelivery_end")] == [True, 0, first.head]
     one = done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--limit", "2", "--json"))
     assert [line["event"] for line in one["history"]] == ["revoke", "force_release"]

@@ -56,8 +56,8 @@ def test_from_nobody_there_to_everything_consumed(world: World, streams: tuple[i
     world.rest()
     assert world.why()[first] is StallReason.STALLED
     assert world.because(first).startswith("etl has it and has reported nothing for 6")
-    world.write(RecordHistory(first, held.grant_id, "revoke", "balance"))
-    assert world.because(first) == "it is being taken back from etl: balance"
+    world.write(RecordHistory(first, held.grant_id, "revoke", "rebalance"))
+    assert world.because(first) == "it is being taken back from etl: rebalance"
     world.write(ForceRelease(first, held.grant_id, "deadline"))
     again = world.lend(first)
     world.rest()

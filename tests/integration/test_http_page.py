@@ -94,7 +94,7 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     assert js(chrome, "document.querySelectorAll('.chip.moved').length") == 2, "those that moved are seen to have moved"
     assert js(chrome, "getSelection().toString()") == "consuming"
     chrome.execute_script("getSelection().removeAllRanges()")
-    shown(chrome, "balance", "allocated")
+    shown(chrome, "rebalance", "allocated")
     eventually(lambda: "bruno" in js(chrome, "document.getElementById('said').textContent"), WAIT_S)
     rows = js(chrome, "[...document.querySelectorAll('section:last-child tbody tr')].map(r => r.innerText)")
     assert sum("anna" in row for row in rows) == sum("bruno" in row for row in rows) == 2, "and a table says the same"

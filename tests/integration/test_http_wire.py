@@ -25,7 +25,7 @@ from sublet_leader.http import server
 from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import UvicornThread
-from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD
+from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD_BYTES
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.client_address_counts import to_source
@@ -161,11 +161,11 @@ ODD: dict[str, tuple[bytes, int, str]] = {
         "one piece",
     ),
     "pieces that are none": (ACT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n", 400, "chunk"),
-    "a long address": (b"GET /" + b"x" * MAX_HEAD + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, ""),
+    "a long address": (b"GET /" + b"x" * MAX_HEAD_BYTES + b" HTTP/1.1\r\n" + HOST + b"\r\n", 414, ""),
     "a long address without an end": (b"GET /" + b"x" * 300_000, 414, ""),
-    "a large header": (GET + b"X: " + b"x" * MAX_HEAD + b"\r\n\r\n", 431, ""),
+    "a large header": (GET + b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\n\r\n", 431, ""),
     "a large header without an end": (GET + b"X: " + b"x" * 300_000, 431, ""),
-    "many headers": (GET + b"X: y\r\n" * (MAX_HEAD // 2) + b"\r\n", 431, ""),
+    "many headers": (GET + b"X: y\r\n" * (MAX_HEAD_BYTES // 2) + b"\r\n", 431, ""),
     "many fields": (b"GET /?" + b"a=1&" * 30 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 400, "20 fields"),
     "OPTIONS": (b"OPTIONS / HTTP/1.1\r\n" + HOST + b"\r\n", 405, "use GET, HEAD"),
     "TRACE": (b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n", 405, "use GET, HEAD"),
@@ -311,7 +311,7 @@ def test_one_address_leaves_connections_for_others(port: Port) -> None:
 
 
 def test_handshakes_count_as_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_S", 10 * WAIT_S)  # none of them ends by itself
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 10 * WAIT_S)  # none of them ends by itself
     made = Certificates(tmp_path / "tls")
     port, context = Port(TlsFiles(*made.write("node", "127.0.0.1"))), ssl.create_default_context(cafile=made.ca)
 

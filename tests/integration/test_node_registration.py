@@ -15,7 +15,7 @@ from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
+from sublet_protocol.domain.errors import InvalidSetting, NodeInvariantViolated
 from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, list_nodes
 from sublet_storage.notify.changes import NODE
 from tests.integration.notify_kit import SETTINGS, listening
@@ -123,5 +123,5 @@ def test_a_node_ends_with_its_grpc_server(database: str, monkeypatch: pytest.Mon
     tasks: list[asyncio.Task[None]] = []
     monkeypatch.setattr(grpc.aio, "server", make_and_note)
     node = NodeServer(database, "n", ListenAddress("127.0.0.1", 0), announce=announce)
-    with pytest.raises(NodeBroken, match="the gRPC server has ended"):
+    with pytest.raises(NodeInvariantViolated, match="the gRPC server has ended"):
         asyncio.run(asyncio.wait_for(node.run(), WAIT_S))

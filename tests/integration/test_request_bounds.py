@@ -17,7 +17,7 @@ from sublet_protocol.domain.limits import (
     MAX_BATCHES_OF_PRINCIPAL,
     MAX_COMMANDS,
     MAX_ITEMS,
-    MAX_OPEN_REQUEST_BYTES,
+    MAX_PUBLIC_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
@@ -107,9 +107,9 @@ def test_each_method_has_a_bound(node: grpc.Channel, tokens: dict[str, str]) -> 
 def test_a_strangers_empty_fields_are_not_parsed(node: grpc.Channel) -> None:
     """Parsed, they are a request of 0 bytes."""
     for method in ("Check", "Watch"):
-        code, text = refusal(node, f"/grpc.health.v1.Health/{method}", b"\x0a\x00" * MAX_OPEN_REQUEST_BYTES)
+        code, text = refusal(node, f"/grpc.health.v1.Health/{method}", b"\x0a\x00" * MAX_PUBLIC_REQUEST_BYTES)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert f"a request of {2 * MAX_OPEN_REQUEST_BYTES} bytes" in text
+        assert f"a request of {2 * MAX_PUBLIC_REQUEST_BYTES} bytes" in text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES
+from sublet_protocol.domain.limits import MAX_PUBLIC_CALLS_OF_ADDRESS, MAX_PUBLIC_REQUEST_BYTES
 from sublet_protocol.gate.client_address_counts import to_source
 from sublet_protocol.gate.public_call_limiter import parse_host
 from tests.integration.access_kit import serve_asking
@@ -88,11 +88,11 @@ def test_a_path_that_is_no_text_ends_no_server(address: str) -> None:
 @pytest.mark.conforms("X4")
 def test_watches_of_health_are_bounded(node: grpc.Channel) -> None:
     health = health_pb2_grpc.HealthStub(node)
-    large = health_pb2.HealthCheckRequest(service="x" * MAX_OPEN_REQUEST_BYTES)
+    large = health_pb2.HealthCheckRequest(service="x" * MAX_PUBLIC_REQUEST_BYTES)
     assert refused(lambda: health.Check(large, timeout=WAIT_S)) is grpc.StatusCode.INVALID_ARGUMENT
     assert refused(lambda: next(health.Watch(large, timeout=WAIT_S))) is grpc.StatusCode.INVALID_ARGUMENT
     own = health_pb2.HealthCheckRequest(service="live")
-    watches = [health.Watch(own) for _ in range(MAX_OPEN_CALLS_OF_ADDRESS)]
+    watches = [health.Watch(own) for _ in range(MAX_PUBLIC_CALLS_OF_ADDRESS)]
     assert {next(each).status for each in watches} == {health_pb2.HealthCheckResponse.SERVING}
     assert refused(lambda: health.Check(own, timeout=WAIT_S)) is grpc.StatusCode.RESOURCE_EXHAUSTED
     for each in watches:

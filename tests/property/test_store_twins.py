@@ -392,7 +392,7 @@ class Twins(RuleBasedStateMachine):
             case "force_release":
                 return ForceRelease(stream, grant_id, "silent", reserve_s)
             case "mark":
-                return RecordHistory(stream, grant_id, "revoke", "balance")
+                return RecordHistory(stream, grant_id, "revoke", "rebalance")
             case _:
                 return ReclaimStream(stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2])
 

@@ -188,7 +188,7 @@ def test_the_exit_code_is_1_if_anything_is_wrong(
     shares = {kill["what"]: kill["consumed_share"] for kill in answer["kills"]}
     assert shares == {"worker": 2 / 6, "leader": (max(leaderless) + 1) / 6}
     assert answer.keys() == {name for first_cell in documented() for name in first_cell}
-    assert {type(answer[name]) for name in ("published", "lost", "moves", "seconds")} == {int}
+    assert {type(answer[name]) for name in ("published", "lost", "moves", "elapsed_s")} == {int}
 
 
 def documented() -> dict[tuple[str, ...], list[str]]:
@@ -222,11 +222,11 @@ def test_a_holding_is_described_in_text() -> None:
             record(5, "grant", "allocated", "host:41:x", 0, False),
             record(9, "force_release", "not reclaimed", "host:41:x", 30, True),
             record(9, "grant", "allocated", "host:42:x", 30, False),
-            record(12, "release", "balance", "host:42:x", 50, False),
+            record(12, "release", "rebalance", "host:42:x", 50, False),
             record(12, "grant", "allocated", "host:43:x", 50, False),
             record(14, "release", "allocated", "host:43:x", 70, False),
             record(15, "grant", "allocated", "host:44:x", 70, False),
-            record(16, "revoke", "balance", "host:44:x", 80, False),
+            record(16, "revoke", "rebalance", "host:44:x", 80, False),
         ],
         began_us=5_000_000,
     )

@@ -104,7 +104,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         (StallReason.NO_LEADER, UNLED, HELD, "n1 led the group last, and nobody has taken over", "sublet doctor"),
         (StallReason.NO_MEMBER, replace(UNLED, held=0), FREE, "no consumer has asked for it",
          f"sublet consume {QUOTED}"),
-        (StallReason.REVOKED, LED, replace(HELD, revoke_reason="balance"), "back from etl: balance",
+        (StallReason.REVOKED, LED, replace(HELD, revoke_reason="rebalance"), "back from etl: rebalance",
          "in hand is done"),
         (StallReason.CAUGHT_UP, LED, replace(HELD, lag=0), "there is nothing to consume", None),
         (

@@ -10,8 +10,8 @@ import pytest
 from sublet_borrower.consumer.runner import RunSummary
 from sublet_borrower.spark.job.exception_transport import (
     MAX_LINKS,
-    MAX_MESSAGE,
-    MAX_TRACEBACK,
+    MAX_MESSAGE_CHARACTERS,
+    MAX_TRACEBACK_CHARACTERS,
     TaskFailed,
     pack,
     unpack,
@@ -94,7 +94,7 @@ def test_a_failure_is_bounded() -> None:
     error.__cause__ = error  # a circle, too
     packed = pack(error)
     assert len(json.loads(packed)) == MAX_LINKS
-    assert len(packed) < 2 * MAX_LINKS * (MAX_MESSAGE + MAX_TRACEBACK)
+    assert len(packed) < 2 * MAX_LINKS * (MAX_MESSAGE_CHARACTERS + MAX_TRACEBACK_CHARACTERS)
 
 
 def test_an_exception_without_a_text_is_reported() -> None:

@@ -99,7 +99,16 @@ def test_epochs_without_one_end_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 90.0), ("90 s", 90.0), ("1.5 minutes", 90.0), ("2m", 120.0), ("1 hour", 3600.0), ("250ms", 0.25), ("0", 0)],
+    [
+        ("90", 90.0),
+        ("90 s", 90.0),
+        ("1.5 minutes", 90.0),
+        ("2m", 120.0),
+        ("1 hour", 3600.0),
+        ("250ms", 0.25),
+        ("7d", 604800.0),
+        ("0", 0),
+    ],
 )
 def test_times(text: str, seconds: float) -> None:
     assert stream_options({**LEAST, "inDoubtTimeout": text}).in_doubt_timeout == seconds

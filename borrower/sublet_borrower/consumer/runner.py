@@ -119,7 +119,7 @@ class _Runner:
     def work(self, batch: Batch) -> None:
         """Process the batch from beginning to end."""
         try:
-            self._await_trust(batch)
+            self._await_valid_grant(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
                     raise _blame(batch, 0, self._policy.max_attempts, _format_error(error)) from error
@@ -156,10 +156,10 @@ class _Runner:
             else:
                 return None
             self._session.wait(backoff.draw_pause_s())
-            self._await_trust(batch)
+            self._await_valid_grant(batch)
         return None
 
-    def _await_trust(self, batch: Batch) -> None:
+    def _await_valid_grant(self, batch: Batch) -> None:
         """Wait until no other session can have been granted the stream. Raise `_Lost` if one can."""
         while not (batch.is_lost or self._session.is_closed):
             if self._session.may_continue(batch):
@@ -178,7 +178,7 @@ class _Runner:
         for start, end in ((first, middle), (middle, last)):
             part = batch.slice(start, end - start)
             self._session.wait(0.0)
-            self._await_trust(batch)
+            self._await_valid_grant(batch)
             failed = self._try(batch, part, self._policy.max_attempts if end - start == 1 else 1)
             if failed is not None:
                 self._narrow(batch, start, end, failed)
@@ -189,7 +189,7 @@ class _Runner:
         """Publish the record to the topic, and go on behind it; a database that is away is waited for."""
         backoff = self._policy.new_backoff()
         while not record.committed:
-            self._await_trust(batch)
+            self._await_valid_grant(batch)
             try:
                 with record.transaction() as connection:
                     publish_dead_letter(connection, topic, record.table, record.stream_id, _format_error(error))

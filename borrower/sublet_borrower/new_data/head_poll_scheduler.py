@@ -88,9 +88,9 @@ class HeadPollSchedulerOutcome(Struct, frozen=True):
 
 
 class _HeadSubscription(Struct):
-    """A stream under a head subscription. `is_doubted`: a head was missed, and none was pushed since. `awaited_until`:
-    until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
-    not read to its end yet. `has_grown`: by the last look at the log.
+    """A stream under a head subscription. `has_missed_push`: a head was missed, and none was pushed since.
+    `awaited_until`: until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while
+    the stream was not read to its end yet. `has_grown`: by the last look at the log.
     """
 
     id: HeadSubscriptionId
@@ -100,7 +100,7 @@ class _HeadSubscription(Struct):
     is_at_end: bool = True
     busy_since: float = 0.0
     unread: int = 0
-    is_doubted: bool = False
+    has_missed_push: bool = False
     polled_head: int = 0
     awaited_until: float | None = None
     has_grown: bool = False
@@ -202,11 +202,11 @@ class HeadPollScheduler:
             return {}
         self._push_works = True  # a node has the subscription, at least
         if stream.awaited_until is not None and pushed.head >= stream.polled_head:
-            stream.awaited_until, stream.is_doubted = None, False
+            stream.awaited_until, stream.has_missed_push = None, False
         if pushed.head <= stream.head:
             return {}
         self.counters.pushed += 1
-        stream.is_doubted = False
+        stream.has_missed_push = False
         if not stream.is_at_end:
             stream.unread = max(stream.unread, pushed.head)
             return {}
@@ -246,7 +246,7 @@ class HeadPollScheduler:
                 self.counters.missed_pushes += 1
                 self._unsubscribed.append(stream.id)
                 stream.id = self._make_subscription(stream_id, stream.id.grant_id)
-                stream.is_doubted, stream.poll_interval_s = True, self._first_s
+                stream.has_missed_push, stream.poll_interval_s = True, self._first_s
                 stream.poll_at = min(stream.poll_at, now + stream.poll_interval_s)
 
     @property
@@ -258,7 +258,7 @@ class HeadPollScheduler:
         )
 
     def _is_push_trusted(self, stream: _HeadSubscription) -> bool:
-        return self._push_works and not stream.is_doubted
+        return self._push_works and not stream.has_missed_push
 
     def _take_due(self, now: float) -> tuple[int, ...]:
         """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""

@@ -308,7 +308,7 @@ class AssignmentManager:
             self._unreserve(stream_id)
         for stream_id, borrower_id in balanced.plan.grants:
             self._grant(stream_id, borrower_id, "allocated", now)
-        self.revoke(balanced.plan.revokes, "balance", now)
+        self.revoke(balanced.plan.revokes, "rebalance", now)
         return balanced.retry_at
 
     def strategy_errors(self) -> list[str]:

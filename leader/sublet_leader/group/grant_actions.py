@@ -185,7 +185,7 @@ class GrantActionHandlers:
             )
             member = self._members.get(assignment.borrower_id)
             reason = (member.leave_reason if member else "") or "left in the middle of a batch"
-            self._break_off(assignment, reason, self.compute_reserved_s(self._get_entry(assignment)))
+            self._abort(assignment, reason, self.compute_reserved_s(self._get_entry(assignment)))
 
     def write_not_held(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Write the row's position as final: it is exact, as the borrower does not have the stream."""
@@ -194,9 +194,9 @@ class GrantActionHandlers:
 
     def write_force_release(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """End the grant at its deadline, without final progress."""
-        self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
+        self._abort(assignment, f"deadline: {assignment.reason}", 0.0)
 
-    def _break_off(self, assignment: StreamAssignment, reason: str, reserve_s: float) -> None:
+    def _abort(self, assignment: StreamAssignment, reason: str, reserve_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
         self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, reserve_s))
 

@@ -1,8 +1,8 @@
 """Serves HTTP by uvicorn, in a thread and a loop of its own.
 
 It adds bounds that uvicorn lacks. A connection has one request and one answer, and is closed. A client that has not
-sent its head in `HEAD_S`, or its body, or taken its answer, in `REQUEST_TIMEOUT_S` is disconnected, however steadily it
-trickles.
+sent its head in `HEAD_TIMEOUT_S`, or its body, or taken its answer, in `REQUEST_TIMEOUT_S` is disconnected, however
+steadily it trickles.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sublet_leader.http.responses import error_response, make_strict
 from sublet_leader.http.settings import (
     CERTIFICATE,
     GRACE_S,
-    HEAD_S,
-    MAX_BODY,
+    HEAD_TIMEOUT_S,
+    MAX_BODY_BYTES,
     MAX_CONNECTIONS,
     MAX_CONNECTIONS_OF_ADDRESS,
     MAX_FIELDS,
-    MAX_HEAD,
+    MAX_HEAD_BYTES,
     REQUEST_TIMEOUT_S,
 )
 from sublet_leader.listen_address import ListenAddress, is_loopback
@@ -77,7 +77,7 @@ class UvicornThread:
             proxy_headers=False,  # any client can set these headers
             server_header=False,
             backlog=MAX_CONNECTIONS,
-            h11_max_incomplete_event_size=MAX_HEAD,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             timeout_graceful_shutdown=GRACE_S,
         )
         config.load()
@@ -102,12 +102,12 @@ class UvicornThread:
 
 
 class _BoundedEventLoop(asyncio.SelectorEventLoop):
-    """An event loop that bounds a TLS handshake by `HEAD_S`."""
+    """An event loop that bounds a TLS handshake by `HEAD_TIMEOUT_S`."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
         """Listen as asyncio does, with that bound."""
         if options.get("ssl") is not None:
-            options["ssl_handshake_timeout"] = HEAD_S
+            options["ssl_handshake_timeout"] = HEAD_TIMEOUT_S
         return await super().create_server(*arguments, **options)
 
 
@@ -182,7 +182,7 @@ class _BoundedProtocol(H11Protocol):
         encrypted: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         certificate = None if encrypted is None else encrypted.getpeercert(binary_form=True)
         self.app_state = {**self.app_state, CERTIFICATE: certificate}  # each request's `state`
-        self._deadline = self.loop.call_later(HEAD_S, self._end_without_request)
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._end_without_request)
         if (limit := _find_exceeded_limit(self._counts, transport.get_extra_info("peername")[0])) is not None:
             self._refuse(503, limit)
 
@@ -248,9 +248,9 @@ class _Gate:
     def _find_refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         target = len(scope["raw_path"]) + len(scope["query_string"])
-        if target + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:
+        if target + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD_BYTES:
             return error_response(
-                414 if target > MAX_HEAD / 2 else 431, f"a request's head has {MAX_HEAD} bytes at most."
+                414 if target > MAX_HEAD_BYTES / 2 else 431, f"a request's head has {MAX_HEAD_BYTES} bytes at most."
             )
         if self._only_loopback and not _is_loopback_name(headers.get("Host", "")):
             return error_response(
@@ -261,8 +261,8 @@ class _Gate:
         length = headers.get("Content-Length", "0")
         if "Transfer-Encoding" in headers:
             return error_response(411, "send the body in one piece, with its Content-Length.")
-        if len(length) > 9 or int(length) > MAX_BODY:
-            return error_response(413, f"a body of {length[:20]} bytes: the limit is {MAX_BODY}.")
+        if len(length) > 9 or int(length) > MAX_BODY_BYTES:
+            return error_response(413, f"a body of {length[:20]} bytes: the limit is {MAX_BODY_BYTES}.")
         if scope["query_string"].count(b"&") >= MAX_FIELDS:
             return error_response(400, f"the address cannot be read: a query has {MAX_FIELDS} fields at most.")
         return None

@@ -14,16 +14,16 @@ MAX_CONNECTIONS = 256
 """Maximum number at a time, connections in their TLS handshake included; further ones are rejected."""
 MAX_CONNECTIONS_OF_ADDRESS = 32
 """Maximum number from one address; of IPv6, from one /64 network, as one machine has an entire one."""
-HEAD_S = 3.0
+HEAD_TIMEOUT_S = 3.0
 """Time limit of a request's line and headers: silent connections do not occupy the port for long."""
 REQUEST_TIMEOUT_S = 10.0
 """Time limit of a request's body, and of taking the answer."""
-MAX_HEAD = 65_536
-MAX_BODY = 65_536
+MAX_HEAD_BYTES = 65_536
+MAX_BODY_BYTES = 65_536
 MAX_FIELDS = 20
 GRACE_S = 1
 """Time limit of requests in progress when the port is closed."""
-MIN_TOKEN = 16
+MIN_TOKEN_CHARACTERS = 16
 CERTIFICATE = "certificate"
 """Key in a request's `state` of the client's certificate, in DER; None if none was requested."""
 
@@ -47,8 +47,8 @@ def read_admin_token() -> Secret | None:
 
 
 def _check_token(token: str) -> None:
-    if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+    if len(token) < MIN_TOKEN_CHARACTERS or not (token.isascii() and token.isprintable()) or " " in token:
         raise InvalidSetting(
             f"SUBLET_ADMIN_TOKEN has {len(token)} characters, or some that cannot be sent: give at least "
-            f"{MIN_TOKEN} of ASCII without blanks, such as those of `openssl rand -hex 16`."
+            f"{MIN_TOKEN_CHARACTERS} of ASCII without blanks, such as those of `openssl rand -hex 16`."
         )

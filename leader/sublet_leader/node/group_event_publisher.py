@@ -44,14 +44,14 @@ class LeaderLookups:
     """Leader queries in progress; each subscription is looked up once for all queries meanwhile."""
 
     def __init__(self) -> None:
-        self._askers: dict[Subscription, dict[str, None]] = {}
+        self._waiting_subscribers: dict[Subscription, dict[str, None]] = {}
 
     def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
         """Add a query; return whether it is to be looked up now. Subscriber None: the node itself."""
-        is_first = subscription not in self._askers
-        if is_first and len(self._askers) >= MAX_QUERIES:
+        is_first = subscription not in self._waiting_subscribers
+        if is_first and len(self._waiting_subscribers) >= MAX_QUERIES:
             return False
-        askers = self._askers.setdefault(subscription, {})
+        askers = self._waiting_subscribers.setdefault(subscription, {})
         if subscriber_id is not None:
             askers[subscriber_id] = None
         return is_first
@@ -66,12 +66,12 @@ class LeaderLookups:
         """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
-        askers = self._askers.pop(subscription, {})
+        askers = self._waiting_subscribers.pop(subscription, {})
         return [WatcherLeaderQueryReply(asker, str(subscription), group, alive, connected) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
         """Drop the queries, as the database did not answer: they are repeated."""
-        self._askers.pop(subscription, None)
+        self._waiting_subscribers.pop(subscription, None)
 
 
 class GroupEventPublisher:

@@ -367,7 +367,7 @@ class Node:
             return
         was_draining = self._restrictions.draining
         for group_id in self._restrictions.apply(event.is_draining, event.step_down, self.election.leaderships(), now):
-            self._step_down(group_id, "an operator wants another node to lead")
+            self._step_down(group_id, "moved by an operator")
             self._elect(el.Resign(group_id), now)
         if event.is_draining:
             self._elect(el.ResignAll(), now)

@@ -104,14 +104,14 @@ class NodeCollector(Collector):
             add(metric_definitions.CHECK, check.is_ok, check.name)
         add(metric_definitions.DATABASE_UP, health.check_named("database").state is not HealthState.UNREACHABLE)
         for status, count in node_view.leadership_counts().items():
-            add(metric_definitions.LEASES, count, status)
+            add(metric_definitions.LEADERSHIPS, count, status)
         if node_view.health_signals.leaderless_group_count is not None and health.check_named("database").is_ok:
             add(metric_definitions.LEADERLESS, node_view.health_signals.leaderless_group_count)
         add(metric_definitions.AGENTS, node_view.agent_count())
         add(metric_definitions.HELD_POLLS, node_view.sessions.held_polls)
         add(metric_definitions.SUBSCRIBED_STREAMS, node_view.subscribed_stream_count())
         for event, count in node_view.session_counters().items():
-            add(metric_definitions.SESSIONS, count, event)
+            add(metric_definitions.PUBSUB_EVENTS, count, event)
         for event, count in node_view.notification_counters().items():
             add(metric_definitions.NOTIFICATIONS, count, event)
 
@@ -163,7 +163,7 @@ def _add_leaderless_group(add: Callable[..., None], overview: GroupOverview) -> 
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
     add(metric_definitions.PAUSED, overview.group.desired_state.pause_reason is not None, name)
-    add(metric_definitions.STUCK, counts.unreadable_count, name)
+    add(metric_definitions.UNREADABLE_STREAMS, counts.unreadable_count, name)
     for status, count in counts.statuses.items():
         add(metric_definitions.STREAMS, count, name, status)
     _add_sums(add, name, counts.known_lag, counts.max_lag, counts.unknown_lag_count)
@@ -173,7 +173,7 @@ def _add_led_group(add: Callable[..., None], name: str, leader: GroupLeader) -> 
     add(metric_definitions.MEMBERS, len(leader.members), name)
     add(metric_definitions.PAUSED, leader.desired_state.pause_reason is not None, name)
     add(metric_definitions.TERM, leader.term, name)
-    add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
+    add(metric_definitions.UNREADABLE_STREAMS, leader.streams.unreadable_count(), name)
 
 
 def _add_offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: ScrapedLags) -> None:

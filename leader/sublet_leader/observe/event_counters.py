@@ -33,7 +33,7 @@ class NodeCounters:
         self._lendings = make_counter(metric_definitions.LENDINGS)
         self._members = make_counter(metric_definitions.MEMBERSHIP)
         self._leading = make_counter(metric_definitions.LEADING)
-        self._broken = make_counter(metric_definitions.BROKEN)
+        self._broken = make_counter(metric_definitions.INVARIANT_VIOLATIONS)
         self._commits = make_counter(metric_definitions.COMMITS)
         self._entries = make_counter(metric_definitions.COMMITTED)
         self._failures = make_counter(metric_definitions.FAILURES)

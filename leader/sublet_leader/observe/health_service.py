@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from sublet_leader.observe.health import CHECKS, Health
 
-BEAT_S = 0.5
+BEAT_INTERVAL_S = 0.5
 LIVE = "live"
 
 _SERVING_STATUS = {
@@ -42,7 +42,7 @@ class HealthService:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(BEAT_INTERVAL_S)
             await self._beat()
 
     async def _beat(self) -> None:

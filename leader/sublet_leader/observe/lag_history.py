@@ -20,7 +20,7 @@ from sublet_storage.util.stoppable_thread import StoppableThread
 
 log = logging.getLogger(__name__)
 
-SAMPLE_S = 10.0
+SAMPLE_INTERVAL_S = 10.0
 MAX_OF_TIME = 0.02
 """Maximum fraction of the time for which sampling keeps one connection busy."""
 _UNKNOWN = -1
@@ -32,7 +32,7 @@ class LagHistory(StoppableThread):
     def __init__(self, pool: HttpDatabasePool, minutes: int, max_groups: int) -> None:
         super().__init__("sublet-lag-history")
         self._pool, self._max_groups = pool, max_groups
-        self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
+        self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_INTERVAL_S), 1))
         self._columns: dict[int, int] = {}
         self._is_enabled = minutes > 0 and max_groups > 0
 
@@ -73,4 +73,4 @@ class LagHistory(StoppableThread):
                 self.add_sample(time.time(), lags)
             except (SubletError, psycopg.Error) as error:
                 log.debug("group lag not sampled: %s", error)
-            wait_s = max(SAMPLE_S, (time.monotonic() - began) / MAX_OF_TIME)
+            wait_s = max(SAMPLE_INTERVAL_S, (time.monotonic() - began) / MAX_OF_TIME)

@@ -51,13 +51,13 @@ NODE = _define_gauge("node_info", "1, with the node's name, release and incarnat
 HEALTH = _define_gauge("health_state", "1 for the state that a probe gets, 0 for the others.", "state")
 CHECK = _define_gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
 DATABASE_UP = _define_gauge("database_up", "1 while the database answers this node, else 0.")
-LEASES = _define_gauge("leaderships", "Leaderships of this node, by their status.", "status")
+LEADERSHIPS = _define_gauge("leaderships", "Leaderships of this node, by their status.", "status")
 LEADERLESS = _define_gauge(
     "groups_without_leader",
     "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
 )
 NOT_EXPORTED = _define_gauge(
-    "groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series"
+    "groups_not_exported", "Groups not exported because of the limit, by missing series.", "series"
 )
 AGENTS = _define_gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _define_gauge("held_polls", "Polls of agents that the node holds at this moment.")
@@ -84,7 +84,7 @@ LAG_MAX = _define_gauge(
 UNKNOWN = _define_gauge(
     "consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "subscription"
 )
-STUCK = _define_gauge(
+UNREADABLE_STREAMS = _define_gauge(
     "consumergroup_unreadable_streams",
     "Streams of the group whose holders cannot read on: what comes next lies outside of Postgres, damaged or away.",
     "subscription",
@@ -117,7 +117,7 @@ MEMBERSHIP = _define_counter(
     "member_events", "Consumers that joined, left, were evicted or fenced.", "subscription", "event"
 )
 LEADING = _define_counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
-BROKEN = _define_counter(
+INVARIANT_VIOLATIONS = _define_counter(
     "invariant_violations", "Leaders that ended because they broke a rule of their own: please report it."
 )
 COMMITS = _define_counter("commits", "Transactions of the node's leaders, by what became of them.", "outcome")
@@ -131,9 +131,7 @@ LATENCY = MetricDefinition(
 FAILURES = _define_counter(
     "database_request_failures", "Requests of leaders that the database did not carry out.", "request"
 )
-SESSIONS = _define_counter(
-    "pubsub_events", "What happened between the node and its agents, as in `NodeSnapshot.pubsub`.", "event"
-)
+PUBSUB_EVENTS = _define_counter("pubsub_events", "Events of the connections of this node and its agents.", "event")
 NOTIFICATIONS = _define_counter(
     "notification_events", "Notifications of this node: what was received, missed and read again.", "event"
 )

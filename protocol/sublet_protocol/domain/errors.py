@@ -15,7 +15,7 @@ class SubletError(Exception):
     exit_code = 1
 
 
-class NodeBroken(SubletError):
+class NodeInvariantViolated(SubletError):
     """An error for a leader node that broke a rule of its own, and has ended."""
 
 

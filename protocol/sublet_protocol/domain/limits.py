@@ -11,7 +11,7 @@ MAX_PUBLISH_BYTES = 4 << 20
 MAX_REQUEST_BYTES = 1 << 20
 """Largest request to read, with its bookmark, in bytes. Those of other methods are smaller."""
 MAX_SESSION_REQUEST_BYTES = 768 << 10
-"""Largest batch of commands, in bytes: what is 2 bytes of it may be 100 in the node."""
+"""Largest batch of commands, in bytes: 2 bytes of it may take 100 in the node's memory."""
 ENVELOPE_BYTES = 8 << 10
 """Left in a request for what stands around its content: ids, keys and numbers."""
 MAX_COMMAND_BYTES = MAX_SESSION_REQUEST_BYTES - ENVELOPE_BYTES
@@ -71,39 +71,39 @@ MAX_HEADER_BYTES = 16 << 10
 
 MAX_CALLS_OF_CONNECTION = 1_024
 """Most calls under way on one connection to a node; a client's next one waits."""
-HANDSHAKE_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
 """How long in seconds a new connection may take until HTTP/2 is spoken on it, TLS included; then it is closed."""
 IDLE_CONNECTION_S = 30.0
 """How long in seconds a connection without a call stays open; and after so long without a byte, with one, its other
 side must answer a ping."""
-MAX_OPEN_CALLS_OF_ADDRESS = 32
+MAX_PUBLIC_CALLS_OF_ADDRESS = 32
 """Most calls of gRPC's health service, which needs no token, under way from one address (IPv6: from a /64)."""
-MAX_OPEN_REQUEST_BYTES = 1_024
+MAX_PUBLIC_REQUEST_BYTES = 1_024
 """Largest request of such a call, in bytes."""
-OPEN_REQUEST_S = 5.0
+PUBLIC_REQUEST_TIMEOUT_S = 5.0
 """How long in seconds the request of such a call may take to come."""
 MAX_CALLS_OF_PRINCIPAL = 2_000
-"""Most calls of `Session/Commands` under way for one principal at a node that asks who calls, and of `Session/Poll`."""
+"""Most calls of `Session/Commands` under way for one principal at an authenticating node, and of `Session/Poll`."""
 MAX_BATCHES_OF_PRINCIPAL = 32
 """Most batches of commands of one principal that such a node reads and executes at a time; its others wait unread."""
-REQUEST_S = 10.0
+REQUEST_TIMEOUT_S = 10.0
 """How long in seconds the request of a call of these may take to come, once it is its turn."""
 MAX_POLLS_OF_SUBSCRIBER = 4
 """Most polls of a subscriber id under way: held, or answered and not taken yet."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
-"""Most subscriber ids of one principal at a node that asks who calls."""
+"""Most subscriber ids of one principal at an authenticating node."""
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
 MAX_BORROWERS_OF_PRINCIPAL = 10_000
-"""Most sessions of one principal at a node that asks who calls; at others, of one agent."""
+"""Most sessions of one principal at an authenticating node; at others, of one agent."""
 MAX_BORROWERS_OF_NODE = 100_000
 """Most sessions at a node."""
 MAX_GROUPS_PER_MINUTE = 60
-"""Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
+"""Most groups that come into being in a minute for one principal, where nodes authenticate; the next waits."""
 MAX_SESSION_NAMES_OF_PRINCIPAL = 10_000
-"""Most names of sessions that are one principal's, where nodes ask who calls."""
+"""Most names of sessions that are one principal's, where nodes authenticate."""
 MAX_SESSION_NAMES_OF_USER = 100_000
 """Most names of sessions that one user of the database draws epochs for, those that are a principal's aside."""
 MAX_SUBSCRIPTIONS = 10_000

@@ -24,7 +24,7 @@ log = logging.getLogger(AUDIT)
 def record(principal: str | None, address: str, action: str, object: str, outcome: str, count: int = 1) -> None:
     """Write a line. `principal` None: authentication is off, or the caller is not known."""
     fields = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "principal": principal,
         "address": address,
         "action": action,

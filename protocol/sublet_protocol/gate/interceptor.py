@@ -49,7 +49,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None  # gRPC answers that there is no such method
         if handler is None or needed is None:
             return grpc.stream_unary_rpc_method_handler(_refuse_method)
-        if needed.is_open:
+        if needed.is_public:
             return self._open_calls.limit_handler(handler, needed.max_bytes)
         authorization = _find_authorization(handler_call_details.invocation_metadata)
         await self._gate.read_unknown(authorization)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, REQUEST_S
+from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, REQUEST_TIMEOUT_S
 from sublet_protocol.gate.bounded_request_parser import read_request
 
 
@@ -38,7 +38,7 @@ class PrincipalCallLimiter:
             turns = self._turns.setdefault(principal, asyncio.Semaphore(self._max_at_a_time))
             await turns.acquire()
             context.add_done_callback(lambda _: turns.release())
-        return await read_request(requests, REQUEST_S, context)
+        return await read_request(requests, REQUEST_TIMEOUT_S, context)
 
     def _end(self, principal: str) -> None:
         self._calls[principal] -= 1

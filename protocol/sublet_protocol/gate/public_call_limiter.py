@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, OPEN_REQUEST_S
+from sublet_protocol.domain.limits import MAX_PUBLIC_CALLS_OF_ADDRESS, PUBLIC_REQUEST_TIMEOUT_S
 from sublet_protocol.gate.bounded_request_parser import parse_request, read_request
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
@@ -20,7 +20,7 @@ from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 class PublicCallLimiter:
     """A limit on the open calls under way, by client address."""
 
-    def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
+    def __init__(self, request_s: float = PUBLIC_REQUEST_TIMEOUT_S) -> None:
         self._request_s = request_s
         self._counts = ClientAddressCounts()
 
@@ -35,8 +35,8 @@ class PublicCallLimiter:
 
         async def call(requests: Any, context: Any) -> Any:
             host = parse_host(context.peer())
-            if self._counts.count_from(host) >= MAX_OPEN_CALLS_OF_ADDRESS:
-                text = f"{MAX_OPEN_CALLS_OF_ADDRESS} such calls from this address are under way, which is the limit"
+            if self._counts.count_from(host) >= MAX_PUBLIC_CALLS_OF_ADDRESS:
+                text = f"{MAX_PUBLIC_CALLS_OF_ADDRESS} such calls from this address are under way, which is the limit"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             self._counts.add(host)
             try:

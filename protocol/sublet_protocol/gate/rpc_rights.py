@@ -8,7 +8,7 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import (
     ENVELOPE_BYTES,
     MAX_HEADS_BYTES,
-    MAX_OPEN_REQUEST_BYTES,
+    MAX_PUBLIC_REQUEST_BYTES,
     MAX_PUBLISH_BYTES,
     MAX_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
@@ -19,14 +19,14 @@ from sublet_protocol.domain.limits import (
 
 class RpcRight(Struct, frozen=True):
     """The right that an RPC needs. `right`: checked by the method, before it does or answers anything, on what `on`
-    says; None: the caller has to be authenticated, and the method checks each of its commands. `is_open`: no
+    says; None: the caller has to be authenticated, and the method checks each of its commands. `is_public`: no
     authentication is needed. `max_bytes`: a larger request is refused before it is parsed.
     """
 
     right: Right | None
     on: str
     max_bytes: int
-    is_open: bool = False
+    is_public: bool = False
 
 
 RPC_RIGHTS = {
@@ -44,6 +44,6 @@ RPC_RIGHTS = {
     ),
     "/sublet.v1.Feed/Heads": RpcRight(Right.JOIN, "groups that read the streams", MAX_HEADS_BYTES),
     "/sublet.v1.Feed/SessionEpoch": RpcRight(Right.JOIN, "the group", MAX_SUBSCRIPTION_BYTES + ENVELOPE_BYTES),
-    "/grpc.health.v1.Health/Check": RpcRight(None, "whether it serves", MAX_OPEN_REQUEST_BYTES, is_open=True),
-    "/grpc.health.v1.Health/Watch": RpcRight(None, "whether it serves", MAX_OPEN_REQUEST_BYTES, is_open=True),
+    "/grpc.health.v1.Health/Check": RpcRight(None, "whether it serves", MAX_PUBLIC_REQUEST_BYTES, is_public=True),
+    "/grpc.health.v1.Health/Watch": RpcRight(None, "whether it serves", MAX_PUBLIC_REQUEST_BYTES, is_public=True),
 }

@@ -21,7 +21,7 @@ import grpc
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.limits import (
     ENVELOPE_BYTES,
-    HANDSHAKE_S,
+    HANDSHAKE_TIMEOUT_S,
     IDLE_CONNECTION_S,
     MAX_CALLS_OF_CONNECTION,
     MAX_POLLS_OF_SUBSCRIBER,
@@ -64,7 +64,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
-    ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+    ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_TIMEOUT_S * 1000)),
     ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 500)),  # gRPC closes it after one to two times that
     ("grpc.keepalive_time_ms", round(IDLE_CONNECTION_S * 1000)),
     ("grpc.keepalive_timeout_ms", 10_000),

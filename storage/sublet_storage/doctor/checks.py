@@ -319,7 +319,7 @@ def _check_leaderless_groups(connection: Connection) -> DoctorCheckResult:
     groups = find_leaderless_groups(connection)
     if groups.total:
         detail = f"{groups.total} have consumers and no leader: {format_names(groups.names, total=groups.total)}"
-        hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
+        hint = "A node that is not draining leads it within a lease, once a consumer requests its leader."
         return DoctorCheckResult("groups", Severity.WARNING, detail, hint)
     return DoctorCheckResult("groups", Severity.OK, "each that has consumers is led")
 
@@ -371,8 +371,8 @@ def _check_paused_groups(connection: Connection) -> DoctorCheckResult:
 
 def _check_lag(connection: Connection) -> DoctorCheckResult:
     if waiting := list_unconsumed_groups(connection):
-        detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
+        detail = f"groups with messages and no stream held, {len(waiting)}: "
         detail += format_names([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
         return DoctorCheckResult("lag", Severity.WARNING, detail, hint)
-    return DoctorCheckResult("lag", Severity.OK, "no group has messages that nobody is there for")
+    return DoctorCheckResult("lag", Severity.OK, "each group with messages has consumers")

@@ -30,13 +30,13 @@ class StoppableThread(threading.Thread):
         self.owner = OwnerProcess()
         self._wakeup_sender, self.wakeup_socket = socket.socketpair()
         """`wakeup_socket` becomes readable when the thread shall end: to be waited for with what it works on."""
-        self._asked = threading.Event()
+        self._is_stop_requested = threading.Event()
         self._log_throttle = LogThrottle()
 
     @property
     def is_stopping(self) -> bool:
         """Return whether it was requested to end."""
-        return self._asked.is_set()
+        return self._is_stop_requested.is_set()
 
     def log_warning(self, text: str, *arguments: object) -> None:
         """Log a warning; the same text only now and then."""
@@ -45,7 +45,7 @@ class StoppableThread(threading.Thread):
 
     def sleep(self, seconds: float) -> bool:
         """Wait for these seconds, or until requested to end; return whether it was."""
-        return self._asked.wait(seconds)
+        return self._is_stop_requested.wait(seconds)
 
     def wakeup(self) -> None:
         """Make `wakeup_socket` readable, for a thread that waits for it and clears it by a read."""
@@ -56,7 +56,7 @@ class StoppableThread(threading.Thread):
         """Request its end and wait for that for `timeout_s`; harmless when repeated, and from the thread itself."""
         if self.owner.is_forked:
             return
-        self._asked.set()
+        self._is_stop_requested.set()
         with contextlib.suppress(OSError):
             self._wakeup_sender.shutdown(socket.SHUT_RDWR)
         if self is not threading.current_thread() and self.ident is not None:

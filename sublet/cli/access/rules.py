@@ -36,7 +36,7 @@ Group = Annotated[
 def allow(cli: CliCommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> None:
     """Allow a principal a right. Nodes follow within seconds.
 
-    What no rule allows is refused, by every node that asks who calls (--auth required). publish and read are for
+    What no rule allows is refused, by every node that authenticates (--auth required). publish and read are for
     topics; join is to consume as a member of a group, watch to see groups, operate to change them, and to watch. A rule
     covers whatever its filter covers; several rules do not add up.
 

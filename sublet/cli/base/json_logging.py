@@ -12,9 +12,6 @@ from enum import StrEnum
 from sublet.cli.base.output import escape_json
 from sublet_protocol.domain.secret import SecretFilter
 
-EVENTS = "sublet.events"
-"""The logger of group events, where they are enabled."""
-
 
 class LogFormat(StrEnum):
     """The log format of a node."""
@@ -48,10 +45,12 @@ class JsonFormatter(logging.Formatter):
 def configure_json_logging(node: str) -> Callable[[str], None]:
     """Send all logs to stderr in JSON from now on, with group events; return a function that logs messages to the
     operator in the same form."""
+    from sublet_leader.observe.history_logging import LOGGER
+
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node))
     handler.addFilter(SecretFilter())
     logging.getLogger().handlers[:] = [handler]
-    logging.getLogger(EVENTS).setLevel(logging.INFO)
+    logging.getLogger(LOGGER).setLevel(logging.INFO)
     log = logging.getLogger("sublet_leader.server")
     return lambda text: log.info("%s", text)

@@ -127,7 +127,7 @@ class PublishProgress(Struct):
         """Print the result."""
         elapsed = time.monotonic() - self.began
         if cli.json:
-            answer = {"read": self.accepted, "durable": self.durable, "seconds": round(elapsed, 3)}
+            answer = {"read": self.accepted, "durable": self.durable, "elapsed_s": round(elapsed, 3)}
             cli.print_json({**answer, "interrupted": interrupted_by is not None})
             return
         stopped_text = "Stopped when asked to. " if interrupted_by is not None else ""

@@ -50,7 +50,7 @@ def list_(cli: CliCommandContext) -> None:
 def _format_state(entry: NodeEntry) -> str:
     if entry.remaining_s <= 0:
         return "gone"
-    return "drains" if entry.is_draining else "lives"
+    return "draining" if entry.is_draining else "alive"
 
 
 _NODES = {

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.work import Work
 
-_WANTED_AWAY = ("balance", "operator", "deadline", "by hand", "handed back", "paused")
+_WANTED_AWAY = ("rebalance", "operator", "deadline", "by hand", "handed back", "paused")
 """Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody. (One that is handed
 back was revoked by a leader before.)"""
 

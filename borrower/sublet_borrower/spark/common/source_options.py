@@ -18,7 +18,8 @@ POLICIES = ("drop", "fail")
 MAX_NUMBER = 2**62
 MAX_SHOWN_CHARS = 100
 """How many characters of a wrong value are shown."""
-_UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "second": 1.0, "m": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0}
+_NAMES = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+_UNITS = {"": 1.0, "ms": 1e-3, **_NAMES, **{name[0]: seconds for name, seconds in _NAMES.items()}}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 _YES = {"true": True, "false": False}
 

@@ -25,7 +25,7 @@ from sublet_protocol.pubsub.node_connection import NodeConnection
 
 log = logging.getLogger(__name__)
 
-REPORT_S = 1.0
+REPORT_INTERVAL_S = 1.0
 DRIVER_LOST_S = 30.0
 LAST_REPORT_TIMEOUT_S = 2.0
 """How long the last report is given to arrive."""
@@ -69,13 +69,16 @@ class SparkDriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, AgentSecret(), self._on_delivery, settings=AgentConnectionSettings(hold_s=2 * REPORT_S)
+            self._address,
+            AgentSecret(),
+            self._on_delivery,
+            settings=AgentConnectionSettings(hold_s=2 * REPORT_INTERVAL_S),
         )
         received_at, has_drained = time.monotonic(), False
         while not self._over:
             connection.send(self._report().encode(self._token))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), REPORT_S)
+                await asyncio.wait_for(self._wake.wait(), REPORT_INTERVAL_S)
             self._wake.clear()
             if connection.status is ConnectionStatus.CONNECTED:
                 received_at = time.monotonic()

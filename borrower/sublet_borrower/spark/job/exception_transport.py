@@ -18,8 +18,8 @@ from sublet_protocol.domain.secret import hide_secrets
 MAX_LINKS = 5
 """Maximum number of causes in a chain; the nearest ones are sent."""
 
-MAX_MESSAGE = 4_000
-MAX_TRACEBACK = 8_000
+MAX_MESSAGE_CHARACTERS = 4_000
+MAX_TRACEBACK_CHARACTERS = 8_000
 """In characters; of a longer traceback the end is sent."""
 
 _OURS = errors.__name__
@@ -43,9 +43,9 @@ def pack(error: BaseException) -> str:
     link: BaseException | None = error
     while link is not None and len(links) < MAX_LINKS:
         fields: dict[str, Any] = {
-            "class": f"{type(link).__module__}.{type(link).__qualname__}"[:MAX_MESSAGE],
-            "message": _format_error(link)[:MAX_MESSAGE],
-            "traceback": "".join(traceback.format_tb(link.__traceback__)).rstrip()[-MAX_TRACEBACK:],
+            "class": f"{type(link).__module__}.{type(link).__qualname__}"[:MAX_MESSAGE_CHARACTERS],
+            "message": _format_error(link)[:MAX_MESSAGE_CHARACTERS],
+            "traceback": "".join(traceback.format_tb(link.__traceback__)).rstrip()[-MAX_TRACEBACK_CHARACTERS:],
         }
         if isinstance(link, SubletError):
             fields["attributes"] = _keep_plain(vars(link))

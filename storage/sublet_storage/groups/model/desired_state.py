@@ -67,7 +67,7 @@ class OverrideSessionWeight(Struct, frozen=True):
             raise UsageError(f"weight {self.weight}: {rule}. To grant nothing, pause the group.")
 
     def __str__(self) -> str:
-        share = "as it asks for" if self.weight is None else f"{self.weight:g}"
+        share = "as requested" if self.weight is None else f"{self.weight:g}"
         return f"weight of session {self.session!r}: {share}"
 
 

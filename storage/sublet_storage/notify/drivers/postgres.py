@@ -188,7 +188,7 @@ class _Sender(StoppableThread):
         """Stop as every driver's thread does; waiting messages are dropped."""
         if self.owner.is_forked:
             return
-        self._asked.set()
+        self._is_stop_requested.set()
         with self._changed:
             self.dropped += len(self._waiting)
             self._waiting.clear()
