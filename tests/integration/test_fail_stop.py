@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.machine.agent import Agent
 from sublet_protocol.domain.errors import SubscriptionEnded
-from tests.kit import WAIT_S
+from tests.kit import WAIT_S, eventually
 
 NODE = """
 import sys
@@ -50,7 +53,17 @@ def test_a_node_that_breaks_a_rule_of_its_own_ends(
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_with_a_broken_agent_raises(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_with_a_broken_agent_raises(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is free, so that its streams need not wait for the eviction timeout, and nothing is left of it."""
+
+    def lock_connections() -> int:
+        of_locks = (
+            "select from pg_stat_activity where application_name = 'sublet lock' and datname = current_database()"
+        )
+        return len(conn.execute(of_locks).fetchall())
+
     def broken(*_: object) -> None:
         raise AssertionError("a rule is broken")
 
@@ -58,3 +71,5 @@ def test_a_session_with_a_broken_agent_raises(database: str, monkeypatch: pytest
         monkeypatch.setattr(Agent, "decide", broken)
         with pytest.raises(SubscriptionEnded, match="a rule is broken"):
             session.poll(WAIT_S)
+        eventually(lambda: lock_connections() == 0)
+    assert not [thread for thread in threading.enumerate() if thread.name == "sublet-lock"]

@@ -171,8 +171,8 @@ class AgentLoop:
             closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 closing.result(timeout_s + 1.0)
-            if self._lock is not None:
-                self._lock.stop()
+        if self._lock is not None:
+            self._lock.stop()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
@@ -199,6 +199,8 @@ class AgentLoop:
                     )
                 )
             self._queues.clear()
+            if self._lock is not None:
+                self._lock.stop(0.0)  # no call begins any more, so its streams may go to others
             self._loop.create_task(self._end_connections(0.0))
 
     def _carry_out(self, event: AgentEvent) -> None:
