@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import PoisonBlock, UsageError
 from sublet_storage.log import fetch as message_log
@@ -148,6 +150,23 @@ def test_a_page_is_bounded_by_what_it_becomes(conn: Connection, stream: int) -> 
     assert sum(sizes) > 200 * MB
     assert max(sizes) <= message_log.MAX_DECODED_BYTES + MB
     assert len(sizes) == 4, "three blocks each"
+
+
+def test_a_small_page_is_bounded_by_its_own_size(conn: Connection, stream: int) -> None:
+    append(conn, [BlockAppend(stream, zeros(4 * MB)) for _ in range(10)])
+    page = fetch(conn, stream, 0, limit_bytes=MB // 2)
+    assert sum(each.nbytes for each in page.batches) <= message_log.MAX_EXPANSION * MB // 2 + MB
+
+
+def test_many_bad_blocks_stop_no_compaction(conn: Connection, stream: int) -> None:
+    """More of them than calls may be nested."""
+    good = pack(batch([b"1"]))
+    bad = replace(good, payload=b"\xff\xff\xff\xff\x18\0\0\0" + bytes(24))
+    count = sys.getrecursionlimit()
+    append(conn, [BlockAppend(stream, block) for block in (good, good, *[bad] * count, good, good)])
+    with pytest.raises(PoisonBlock):
+        compact_stream(conn, stream, older_than_s=0)
+    assert conn.execute("select count(*) from block").fetchone() == (count + 2,)
 
 
 def test_compaction_makes_no_block_too_large(conn: Connection, stream: int) -> None:

@@ -27,7 +27,7 @@ from sublet_protocol.messages.member_reads import FetchRequest, encode_fetch_req
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from tests.integration.feed_kit import address_of, serving, stub
-from tests.integration.log_kit import stream_of
+from tests.integration.log_kit import put, stream_of
 from tests.integration.sharing_kit import ALL, Stage
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
@@ -238,4 +238,30 @@ def test_reads_are_bounded(database: str) -> None:
             assert int(dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]) > 0
         proxy.resume()
         assert under_way[1].result().head == 0
+        eventually(lambda: server.feed.reads.inside == 0)
+
+
+@pytest.mark.conforms("X4")
+def test_an_answer_counts_until_it_is_taken(database: str) -> None:
+    """Else whoever takes none could have any number of them, as large as they are."""
+    with connect(database) as conn:
+        stream = stream_of(conn, "default")
+        put(conn, stream, bytes(3 << 20))
+    large, small = (encode_fetch_request(FetchRequest(stream, at, TopicFilter("#"), 1, 1, 1)) for at in (0, 1))
+    with contextlib.ExitStack() as stack:
+        before_postgres = stack.enter_context(PostgresProxy(database))
+        limits = FeedLimits(max_reads=9, reading_connections=1)
+        server = stack.enter_context(serving(before_postgres.url, limits))
+        before_node = stack.enter_context(PostgresProxy(f"tcp://{server.address}"))
+        client, other = (stack.enter_context(stub(at)) for at in (f"127.0.0.1:{before_node.port}", server.address))
+        assert client.Read(small, timeout=20).head == 1
+        before_postgres.hold()
+        under_way = [client.Read.future(large) for _ in range(6)]
+        eventually(lambda: server.feed.reads.inside == 6)
+        before_node.hold()
+        before_postgres.resume()
+        assert other.Read(small, timeout=20).head == 1, "which was executed after the six"
+        assert server.feed.reads.inside > 3, "the network has taken one or two"
+        before_node.resume()
+        assert [each.result().head for each in under_way] == [1] * 6
         eventually(lambda: server.feed.reads.inside == 0)

@@ -12,6 +12,7 @@ import pytest
 
 from sublet.cli.base.output import escape_control_characters
 from sublet.cli.base.text_conversion import (
+    MAX_JSON_FILE_BYTES,
     format_messages,
     messages_to_json,
     parse_fractional_seconds,
@@ -88,8 +89,9 @@ def test_a_duration_has_a_unit() -> None:
 
 
 def test_what_is_printed_escaped_is_read_again() -> None:
-    for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃"):
+    for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃", "a\u3164b"):
         assert unescape(escape_control_characters(stored)) == stored
+    assert escape_control_characters("a\u3164\ufe0fb") == r"a\u3164\ufe0fb"
     for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
         assert unescape(literal) == literal
 
@@ -100,6 +102,8 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (tmp_path / "odd.json").write_bytes(text.encode(errors="surrogatepass"))
         with pytest.raises(UsageError, match="it is not JSON"):
             read_json_file("--from-file odd.json", tmp_path / "odd.json")
+    with pytest.raises(UsageError, match=f"more than {MAX_JSON_FILE_BYTES} bytes"):
+        read_json_file("--from-file /dev/zero", Path("/dev/zero"))
     with pytest.raises(UsageError, match="No such file"):
         read_json_file("--from-file none.json", tmp_path / "none.json")
 

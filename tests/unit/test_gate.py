@@ -114,6 +114,7 @@ def test_the_command_that_gives_a_right_is_quoted() -> None:
     command = refusal[refusal.index("`") + 1 : refusal.rindex("`")]
     assert shlex.split(command)[4:] == ["join", "a';id;'b", "--group", "x;id>&2 "]
     assert shlex.quote("a';id;'b") in command
+    assert "sublet access" not in str(member.denied_error(Right.JOIN, ORDERS, "team-*")), "a rule for others, too"
 
 
 def test_old_rights_allow_nothing() -> None:
@@ -159,7 +160,7 @@ def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) ->
         ("user:b", "here", 1),
         ("user:a", "there", 5),
     ]
-    assert set(lines[0]) == {"time", "principal", "address", "action", "object", "outcome"}
+    assert set(lines[0]) == {"at", "principal", "address", "action", "object", "outcome"}
     assert len(lines[2]["object"]) == 300
 
 

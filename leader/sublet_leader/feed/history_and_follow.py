@@ -8,6 +8,7 @@ client costs a page.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -44,7 +45,8 @@ class ClientStalled(Exception):
 
 
 class FeedReadCall:
-    """One call. `write` returns when the page has been taken, or soon will be."""
+    """One call. `write` returns when the page has been taken, or soon will be. `check_right` raises where the caller
+    may read no more."""
 
     def __init__(
         self,
@@ -52,10 +54,11 @@ class FeedReadCall:
         watch: FeedHeadPoller,
         read: FeedReadRequest,
         write: Write,
+        check_right: Callable[[], None] = lambda: None,
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._pool, self._watch, self._read, self._hello_s = pool, watch, read, hello_s
-        self._write_page = write
+        self._write_page, self._check_right = write, check_right
         self._reading: MultiStreamReader | None = None
         self._lost_end: PositionBeyondHead | None = None
 
@@ -156,11 +159,16 @@ class FeedReadCall:
     async def _write(self, page: FeedPage) -> None:
         if self._lost_end is not None:
             raise self._lost_end
+        self._check_right()
+        writing, deadline = asyncio.ensure_future(self._write_page(page)), time.monotonic() + WRITE_TIMEOUT_S
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self._write_page(page)
-        except TimeoutError:
-            raise ClientStalled from None
+            while not (await asyncio.wait({writing}, timeout=self._hello_s))[0]:
+                self._check_right()
+                if time.monotonic() > deadline:
+                    raise ClientStalled
+            writing.result()
+        finally:
+            writing.cancel()
 
 
 def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:

@@ -202,14 +202,16 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         work: Callable[[BoundedConnection, _Query], _Result],
         encode: Callable[[_Result], Any],
     ) -> Any:
-        """Handle a member's call and return its answer. It counts until its work is over, also where the client has
-        gone."""
+        """Handle a member's call and return its answer. It counts until the answer has left, and where the client has
+        gone before, until its work is over."""
         try:
             query = decode(request)
             principal = self._gate.get_caller().principal
             self.reads.acquire(principal=principal)
             future = self._reading.submit(lambda conn: work(conn, query))
-            future.add_done_callback(lambda _: self.reads.release(principal=principal))
+            context.add_done_callback(
+                lambda _: future.add_done_callback(lambda _: self.reads.release(principal=principal))
+            )
             result = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)
@@ -232,16 +234,18 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             return
         caller = self._gate.get_caller()
 
-        async def write(page: feed_messages.FeedPage) -> None:
+        def check_right() -> None:
             caller.check(Right.READ, read.filter)
+
+        async def write(page: feed_messages.FeedPage) -> None:
             await context.write(feed_messages.encode_page(page))
             self.pages_written += 1
 
         try:
-            caller.check(Right.READ, read.filter)
+            check_right()
             self.readers.acquire(principal=caller.principal)
             try:
-                await operation(FeedReadCall(self._reading, self.head_poller, read, write))
+                await operation(FeedReadCall(self._reading, self.head_poller, read, write, check_right))
             finally:
                 self.readers.release(principal=caller.principal)
         except Exception as error:  # noqa: BLE001 - as above

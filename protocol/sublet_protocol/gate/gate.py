@@ -82,10 +82,10 @@ class Caller:
         option = f" --group {shlex.quote(group)}" if right.is_on_groups and group is not None else ""
         self.note_refusal(f"{right} {filter}{scope}")
         shown = str(filter)[:200]
-        return PermissionDenied(
-            f"{self.principal} has no right to {right} {shown!r}{scope}: no rule allows it. An operator gives it with "
-            f"`sublet access allow {shlex.quote(str(self.principal))} {right} {shlex.quote(shown)}{option}`."
-        )
+        command = f"sublet access allow {shlex.quote(str(self.principal))} {right} {shlex.quote(shown)}{option}"
+        # A rule for a group with an asterisk in its name would be one for others, too.
+        hint = f" An operator gives it with `{command}`." if "*" not in option else ""
+        return PermissionDenied(f"{self.principal} has no right to {right} {shown!r}{scope}: no rule allows it.{hint}")
 
 
 _caller: ContextVar[Caller] = ContextVar("sublet_caller")

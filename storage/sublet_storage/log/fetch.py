@@ -52,6 +52,8 @@ PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_DECODED_BYTES: Final = 64 << 20
 """The maximum size in memory of a page of several blocks."""
+MAX_EXPANSION: Final = 16
+"""The same, where that is less, in terms of the maximum that is stored of it."""
 
 NEXT_BLOCKS: Final = 16
 NEXT_BLOCK_BYTES: Final = 1 << 16
@@ -196,7 +198,7 @@ def fetch(
     is_entire = excluded is None and predicate is None
     batches = _read_small_blocks(stream_id, offset, filter, blocks) if is_entire else None
     if batches is None:
-        blocks = _decode_blocks(stream_id, blocks)
+        blocks = _decode_blocks(stream_id, blocks, limit_bytes)
         parts = _group_small_blocks(blocks, few) if is_entire and filter == MATCH_ALL else [[block] for block in blocks]
         read = (_select_messages(stream_id, offset, filter, excluded, predicate, part) for part in parts)
         batches = tuple(batch for batch in read if batch is not None)
@@ -229,7 +231,7 @@ def fetch_next(
     batches = _read_small_blocks(stream_id, offset, filter, rows)
     if batches is not None:
         return LogPage(batches, offset, rows[-1][0], rows[-1][0], False)
-    blocks = _decode_blocks(stream_id, rows)
+    blocks = _decode_blocks(stream_id, rows, PAGE_BYTES)
     read = (_select_messages(stream_id, offset, filter, None, None, [block]) for block in blocks)
     batches = tuple(batch for batch in read if batch is not None)
     return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
@@ -386,9 +388,9 @@ def read_stream_blocks(
     return rows
 
 
-def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_bytes: int) -> list[tuple[Any, ...]]:
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
-    make a page too large. Raise `PoisonBlock` if that is the very first."""
+    make a page of `limit_bytes` too large. Raise `PoisonBlock` if that is the very first."""
     decoded_blocks: list[tuple[Any, ...]] = []
     size = 0
     for row in blocks:
@@ -402,7 +404,7 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tu
                     raise
                 break
             size += decoded_bytes
-        if decoded_blocks and size > MAX_DECODED_BYTES:
+        if decoded_blocks and size > min(MAX_DECODED_BYTES, MAX_EXPANSION * limit_bytes):
             break
         decoded_blocks.append((*row[:4], batch))
     return decoded_blocks

@@ -245,15 +245,20 @@ def _is_mergeable(run: list[BlockToMerge], row: BlockToMerge, block_messages: in
 def _merge_but(poison: list[PoisonBlock], run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]) -> int:
     """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted; or in parts
     where it would be too large."""
-    try:
-        return merge(run)
-    except PoisonBlock as error:
-        poison.append(error)
-        index = [row.end_offset for row in run].index(error.offsets[1])
-        parts = run[:index], run[index + 1 :]
-    except _RunTooLarge as large:
-        parts = run[: large.index], run[large.index :]
-    return sum(_merge_but(poison, part, merge) for part in parts if len(part) > 1)
+    merged, parts = 0, [run]
+    while parts:
+        part = parts.pop()
+        if len(part) < 2:
+            continue
+        try:
+            merged += merge(part)
+        except PoisonBlock as error:
+            poison.append(error)
+            index = [row.end_offset for row in part].index(error.offsets[1])
+            parts += part[index + 1 :], part[:index]
+        except _RunTooLarge as large:
+            parts += part[large.index :], part[: large.index]
+    return merged
 
 
 def _merge(

@@ -23,6 +23,9 @@ WRAPPED_COLUMNS = frozenset(
 MIN_WRAPPED_WIDTH = 8
 """Minimum width of these columns; in a narrower terminal the terminal itself wraps the lines."""
 
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | frozenset(map(chr, range(0xFE00, 0xFE10)))
+"""Printable characters that are not seen."""
+
 
 class CliOutput:
     """Writes a command's output. `json`: objects instead of text on stdout. Rich is imported on demand."""
@@ -153,7 +156,12 @@ def format_cell(cell: object) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Return the text with characters that could move a cursor escaped."""
-    if text.isprintable():
+    """Return the text with characters escaped that could move a cursor, or are not seen."""
+    if text.isprintable() and _BLANK.isdisjoint(text):
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if is_shown(c) else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_shown(character: str) -> bool:
+    """Return whether the character is printed as it is."""
+    return character.isprintable() and character not in _BLANK

@@ -27,6 +27,7 @@ GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The grou
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
+MAX_JSON_FILE_BYTES = 64 << 20
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
@@ -165,7 +166,11 @@ def parse_int(option: str, text: str, minimum: int = 0) -> int:
 def read_json_file(source: str, file: Path) -> Any:
     """Return the content of a JSON file. Raise `UsageError`."""
     try:
-        return json.loads(file.read_text())
+        with file.open("rb") as opened:
+            content = opened.read(MAX_JSON_FILE_BYTES + 1)
+        if len(content) > MAX_JSON_FILE_BYTES:
+            raise UsageError(f"{source}: it has more than {MAX_JSON_FILE_BYTES} bytes. Divide it.")
+        return json.loads(content)
     except OSError as error:
         raise UsageError(f"{source}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:

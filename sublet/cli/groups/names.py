@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from sublet.cli.base.command import CliCommandContext
+from sublet.cli.base.output import is_shown
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -54,5 +55,5 @@ def _decode_escape(match: re.Match[str]) -> str:
         character = match[0].encode().decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last code point
         return match[0]
-    is_no_escape = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
+    is_no_escape = is_shown(character) or character == "\0" or "\ud800" <= character <= "\udfff"
     return match[0] if is_no_escape else character
