@@ -57,7 +57,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReportBatch:
     """Messages, and the number of streams or borrowers that they are about."""
 
     events: list[AgentMessageReceived]
@@ -115,7 +115,7 @@ class Twin:
             node += decide(answer)
         return Spent(node, twin)
 
-    def progress(self, count: int, together: int, position: int) -> Said:
+    def progress(self, count: int, together: int, position: int) -> ReportBatch:
         """Return reports of `count` streams, spread over groups, with `together` streams of one borrower in each
         message."""
         by_borrower: dict[str, list[Grant]] = {}
@@ -130,14 +130,14 @@ class Twin:
         step = max(len(reports) // max(count // together, 1), 1)
         chosen = reports[::step][: count // together]
         events = [AgentMessageReceived(report.borrower_id.partition("/")[0], report) for report in chosen]
-        return Said(events, sum(len(report.streams) for report in chosen))
+        return ReportBatch(events, sum(len(report.streams) for report in chosen))
 
-    def pings(self, count: int) -> Said:
+    def pings(self, count: int) -> ReportBatch:
         """Return pings of `count` borrowers, one command for each agent."""
         groups = range(self.size.groups)
         agents = [f"agent-{n}" for n in range(min(self.size.agents, max(count // self.size.groups, 1)))]
         events = [AgentMessageReceived(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
-        return Said(events, len(agents) * len(groups))
+        return ReportBatch(events, len(agents) * len(groups))
 
     def rows(self) -> list[Lending]:
         """Return the lendings of all groups as the store loads them."""

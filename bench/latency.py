@@ -20,7 +20,7 @@ from bench._report import read_lines, significant
 from bench.peers.known import SYSTEMS
 from bench.peers.load import MESSAGE_BYTES, Load
 from bench.peers.processes import module
-from bench.peers.system import LeftOut, Role, System
+from bench.peers.system import Role, System, SystemUnavailable
 from tests.kit import eventually
 
 RATES = (100, 10_000)
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
         for key in reversed(present) if number % 2 else present:
             try:
                 _run(SYSTEMS[key], options, turns)
-            except LeftOut as reason:
+            except SystemUnavailable as reason:
                 left_out[key] = str(reason)
         print(f"round {number + 1} of {options.rounds}", flush=True)
     lines = [Line(SYSTEMS[key], rate, tuple(found)) for (key, rate), found in turns.items()]

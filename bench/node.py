@@ -86,7 +86,7 @@ def _machine(full: Size, rounds: int) -> list[Beside]:
     tenth = Size(full.groups, full.borrowers // 10, full.lendings // 10)
     wide = Size(full.groups, full.borrowers, full.lendings // 10)
     small, large = _filled(tenth), _filled(full)
-    words = [_Words(small), _Words(large)]
+    words = [_ReportTimes(small), _ReportTimes(large)]
     # Otherwise the collector would scan both nodes now and then, and the running one would pay for it.
     gc.collect()
     gc.freeze()
@@ -103,7 +103,7 @@ def _filled(size: Size) -> Twin:
     return twin
 
 
-class _Words:
+class _ReportTimes:
     """Messages of borrowers to one node, and seconds of processor time per update in each round but the first."""
 
     def __init__(self, twin: Twin) -> None:
@@ -139,7 +139,7 @@ def _parsing(events: Sequence[AgentMessageReceived]) -> float:
     return time.process_time() - started
 
 
-def _times(small: _Words, large: _Words) -> list[Beside]:
+def _times(small: _ReportTimes, large: _ReportTimes) -> list[Beside]:
     names = {
         "single": f"{UPDATES:,} progress updates, a message each",
         "many": f"{UPDATES:,} progress updates, {large.together} in a message",

@@ -28,7 +28,7 @@ from bench import _postgres as postgres
 from bench import _report as report
 from bench._report import Claim, Series
 from bench.peers.ours import POLL, node
-from bench.peers.system import LeftOut
+from bench.peers.system import SystemUnavailable
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     with contextlib.ExitStack() as opened:
         try:
             sides, conn = _sides(opened, options.driver, options.listeners)
-        except LeftOut as reason:
+        except SystemUnavailable as reason:
             print(f"nothing is measured with {options.driver!r}: {reason}")
             return
         contenders = _contenders(sides, options.messages, options.calls)
@@ -143,7 +143,9 @@ def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
     with connect(url) as conn:
         while conn.execute(listening).fetchone() != (listeners,):
             if time.monotonic() > deadline:
-                raise LeftOut(f"fewer than {listeners} processes listen {WAIT_S:g} s after they were started.")
+                raise SystemUnavailable(
+                    f"fewer than {listeners} processes listen {WAIT_S:g} s after they were started."
+                )
             time.sleep(0.1)
 
 
@@ -152,7 +154,7 @@ def _await_notifications(side: Side, url: str, driver: str) -> None:
     deadline = time.monotonic() + WAIT_S
     if driver == DRIVER:
         if not any(_received(side, url, deadline)):
-            raise LeftOut(f"publishers did not notify the node within {WAIT_S:g} s of publishing.")
+            raise SystemUnavailable(f"publishers did not notify the node within {WAIT_S:g} s of publishing.")
     elif registry.load_driver(driver)(url).capabilities.is_push:
         while time.monotonic() < deadline:
             side.calls([b"value"])

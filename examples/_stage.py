@@ -193,44 +193,46 @@ def a_stage(speed: float = 2.5) -> Iterator[Stage]:
 class Publishing:
     """Flights on their way, in a thread of its own."""
 
-    def __init__(self, running: Future[None], hurry: threading.Event) -> None:
-        self._running, self._hurry = running, hurry
+    def __init__(self, running: Future[None], publish_faster: threading.Event) -> None:
+        self._running, self._publish_faster = running, publish_faster
 
     @property
     def over(self) -> bool:
         """Whether all is published. Raises what went wrong."""
         return self._running.done() and self._running.result() is None
 
-    def hurry(self) -> None:
+    def publish_faster(self) -> None:
         """Publish the rest at once, and wait for it."""
-        self._hurry.set()
+        self._publish_faster.set()
         self._running.result(LIMIT_S)
 
 
 @contextmanager
 def publishing(url: str, source: pa.Table, seconds: float) -> Iterator[Publishing]:
     """Publish these flights in their order, over so many seconds."""
-    hurry, abandon = threading.Event(), threading.Event()
+    publish_faster, abandon = threading.Event(), threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(_publish, url, source, seconds, hurry, abandon)
+        running = pool.submit(_publish, url, source, seconds, publish_faster, abandon)
         try:
-            yield Publishing(running, hurry)
+            yield Publishing(running, publish_faster)
         finally:
             abandon.set()
-            hurry.set()
+            publish_faster.set()
 
 
-def _publish(url: str, source: pa.Table, seconds: float, hurry: threading.Event, abandon: threading.Event) -> None:
+def _publish(
+    url: str, source: pa.Table, seconds: float, publish_faster: threading.Event, abandon: threading.Event
+) -> None:
     columns = [name for name in ("topic", "key", "value", "timestamp") if name in source.column_names]
     rows = source.select(columns)
     step = max(1, round(rows.num_rows * PUBLISH_EVERY_S / seconds))
     with Publisher(url) as publisher:
         while rows.num_rows and not abandon.is_set():
-            part = rows.num_rows if hurry.is_set() else step
+            part = rows.num_rows if publish_faster.is_set() else step
             publisher.publish_batch(rows.slice(0, part))
             publisher.flush()
             rows = rows.slice(part)
-            hurry.wait(PUBLISH_EVERY_S)
+            publish_faster.wait(PUBLISH_EVERY_S)
 
 
 def run_query(name: str, start: Callable[[Any], Any]) -> None:

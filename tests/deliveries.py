@@ -11,7 +11,7 @@ from tests.kit_nodes import Delivered
 
 
 @dataclass(slots=True)
-class Verdict:
+class DeliveryVerdict:
     """(stream, offset) pairs."""
 
     lost: list[tuple[int, int]] = field(default_factory=list)
@@ -21,13 +21,15 @@ class Verdict:
     """(stream, grant id) pairs under which two consumers worked."""
 
 
-def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
+def judge(
+    published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]
+) -> DeliveryVerdict:
     """Return which offsets were lost or repeated; `published` is {stream: head}. A repeat is explained only within
     [position, redelivery_end) of a forced move that ended the grant under which the offset was delivered before."""
     windows = {
         (h.stream_id, h.grant_id): range(h.position, h.redelivery_end) for h in history if h.redelivery_end is not None
     }
-    verdict, seen = Verdict(), defaultdict[tuple[int, int], list[int]](list)
+    verdict, seen = DeliveryVerdict(), defaultdict[tuple[int, int], list[int]](list)
     holders: dict[tuple[int, int], str] = {}
     for batch in delivered:
         holder = holders.setdefault((batch.stream, batch.grant), batch.consumer)
@@ -44,7 +46,9 @@ def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history:
     return verdict
 
 
-def check(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
+def check(
+    published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]
+) -> DeliveryVerdict:
     """Return the verdict of `judge`; fail if anything is lost, unexplained or crossed."""
     verdict = judge(published, delivered, history)
     assert verdict.lost == []

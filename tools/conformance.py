@@ -41,7 +41,7 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MarkedTest:
     """A test marked with an id; `test` is `path::name`, or `path::Class::name`."""
 
     id: str
@@ -65,20 +65,20 @@ def requirements(root: Path) -> list[Requirement]:
 # --- markers --------------------------------------------------------------------------------------------------------
 
 
-def marks(root: Path) -> list[Mark]:
+def marks(root: Path) -> list[MarkedTest]:
     """Return every (id, test) under tests/, ordered by path and line. Raise `InvalidMarker` if a marker cannot be
     read."""
     return [mark for path in sorted((root / "tests").rglob("*.py")) for mark in _marks_in_file(root, path)]
 
 
-def _marks_in_file(root: Path, path: Path) -> Iterator[Mark]:
+def _marks_in_file(root: Path, path: Path) -> Iterator[MarkedTest]:
     name = path.relative_to(root).as_posix()
     source = path.read_text(encoding="utf-8")
     if "conforms" in source:
         yield from _marks_in_body(ast.parse(source, filename=name).body, name, ())
 
 
-def _marks_in_body(body: Sequence[ast.stmt], prefix: str, outer: tuple[str, ...]) -> Iterator[Mark]:
+def _marks_in_body(body: Sequence[ast.stmt], prefix: str, outer: tuple[str, ...]) -> Iterator[MarkedTest]:
     """Yield the marks in a module or class; `outer` are the ids that apply to all its tests."""
     inherited = outer + tuple(_pytestmark(body, prefix))
     for node in body:
@@ -89,7 +89,7 @@ def _marks_in_body(body: Sequence[ast.stmt], prefix: str, outer: tuple[str, ...]
         if isinstance(node, ast.ClassDef):
             yield from _marks_in_body(node.body, test, inherited + own)
         elif node.name.startswith("test"):
-            yield from (Mark(id_, test) for id_ in dict.fromkeys(inherited + own))
+            yield from (MarkedTest(id_, test) for id_ in dict.fromkeys(inherited + own))
         elif own:
             raise InvalidMarker(
                 f"{test} bears {', '.join(own)}, but pytest does not run it: its name must begin with test."

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench import _postgres as postgres
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import Running, module
-from bench.peers.system import LeftOut, Role
+from bench.peers.system import Role, SystemUnavailable
 from sublet import Publisher, Session
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect
@@ -100,4 +100,4 @@ def _check_driver(url: str, driver: str) -> None:
         (entry,) = list_nodes(connection)
     in_force = entry.notify_driver
     if in_force != driver:
-        raise LeftOut(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")
+        raise SystemUnavailable(f"its node listens by {in_force!r}: this version does not take SUBLET_NOTIFY={driver}.")

@@ -13,7 +13,7 @@ MAX_UNACKNOWLEDGED = 4000
 """Messages that a peer's publisher may have unacknowledged; ours bounds its buffer by itself."""
 
 
-class LeftOut(Exception):
+class SystemUnavailable(Exception):
     """Raised if a system cannot be measured here; the message has the reason and a hint."""
 
 

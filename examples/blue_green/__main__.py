@@ -84,7 +84,7 @@ def main() -> int:
         with publishing(stage.url, source, PUBLISH_S) as published:
             hand_over(stage, phases)
             phases.begin("the rest at once")
-            published.hurry()
+            published.publish_faster()
         stage.wait_for("everything to be stored", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: stored(stage))
         stage.stop("green")
         stage.say("the end")

@@ -75,7 +75,7 @@ def main() -> int:
             for _ in range(asked.kills):
                 stage.pause(random.uniform(*KILL_EVERY_S), lambda: stored(stage))
                 killer.kill_one()
-            published.hurry()
+            published.publish_faster()
         stage.say(f"all {source.num_rows:,} flights are published")
         stage.wait_for(
             "all flights to be stored",

@@ -69,7 +69,7 @@ def main() -> int:
                 "some of the output", lambda: output.look() > KILL_AT * source.num_rows, lambda: output.said()
             )
             kill(stage, checkpoint)
-            published.hurry()
+            published.publish_faster()
         stage.say(f"all {source.num_rows:,} flights are published, {output.said()}")
         stage.application("query", *query)
         stage.wait_for("all to be consumed", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: output.said())

@@ -62,7 +62,7 @@ def main() -> int:
             stage.wait_for("light to hold everything", lambda: shares(stage) == {"light": STREAMS})
             show(stage)
             stage.pause(TOGETHER_S, lambda: stored(stage))
-            published.hurry()
+            published.publish_faster()
         stage.say(f"all {source.num_rows:,} flights are published")
         stage.wait_for("everything to be stored", lambda: stage.look(SUBSCRIPTION).lag == 0, lambda: stored(stage))
         stage.stop("light")

@@ -286,8 +286,8 @@ def test_progress_and_past_terms_write_no_history(world: World) -> None:
     assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
     world.clock.advance(LEASE_S)
     world.lead(group, TWO)
-    deposed = world.write(group, term, ReleaseStream(stream, held.grant_id, 5, "left"))
-    assert (deposed.has_stale_term, deposed.history) == (True, ())
+    of_stale_term = world.write(group, term, ReleaseStream(stream, held.grant_id, 5, "left"))
+    assert (of_stale_term.has_stale_term, of_stale_term.history) == (True, ())
 
 
 def test_a_renewal_reports_last_what_it_ended(world: World) -> None:

@@ -29,7 +29,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Seen:
+class DeliveryCounts:
     """What was delivered: {(stream, offset): how often}."""
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class Scene:
         heads = dict(self.connection.execute("select stream_id, head from stream").fetchall())
         return self.rows() == {stream: ("free", head) for stream, head in heads.items()}
 
-    async def consume(self, session: AsyncSession, seen: Seen, pause_s: float = 0.0) -> None:
+    async def consume(self, session: AsyncSession, seen: DeliveryCounts, pause_s: float = 0.0) -> None:
         async for batch in session:
             seen.add(batch)
             await asyncio.sleep(pause_s)
 
-    async def all_seen(self, *seen: Seen) -> None:
+    async def all_seen(self, *seen: DeliveryCounts) -> None:
         """Wait until they have seen everything together; and nothing of it twice."""
         wanted = self.everything()
         await until(lambda: sum(map(len, seen)) >= len(wanted), WAIT_S)

@@ -21,7 +21,7 @@ A, B = ProducerIdentity("a", 1), ProducerIdentity("b", 1)
 ALL = TopicFilter("#")
 
 
-class Story:
+class EpochBlocks:
     """Blocks in epochs, published by hand."""
 
     def __init__(self, conn: psycopg.Connection[Any], space: str = "default") -> None:

@@ -19,7 +19,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, HistoryRecord, Leadership
 from sublet_storage.producer import Publisher
-from tests.deliveries import Verdict, check
+from tests.deliveries import DeliveryVerdict, check
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet, Process
 
@@ -196,7 +196,7 @@ class Stage:
         claim = self.scene.claim()
         return claim, self.fleet.nodes[claim.node.name]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DeliveryVerdict:
         """Once all is consumed: nothing is lost, and every repeat lies in the window of a move that was reported."""
         eventually(self.scene.consumed, WAIT_S, lambda: f"{self.scene.rows()}{self.said()}")
         return check(self.scene.heads(), self.fleet.delivered(), self.scene.history())

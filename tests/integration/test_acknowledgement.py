@@ -36,7 +36,7 @@ ARGUMENTS: dict[str, Any] = {
 BORROWER = Path(sys.modules[Session.__module__].__file__ or "").parents[1]
 
 
-class Place(Stage):
+class ConsumerStage(Stage):
     """A node, and a stream of numbered messages, each a batch."""
 
     def publish(self, count: int) -> None:
@@ -62,11 +62,11 @@ class Place(Stage):
 
 
 @pytest.fixture
-def place(database: str, tmp_path: Path) -> Iterator[Place]:
+def place(database: str, tmp_path: Path) -> Iterator[ConsumerStage]:
     with connect(database) as connection:
         reshard(connection, "default", 1)
         connection.execute("delete from stream where state <> 'open'")
-    found = Place(database, tmp_path)
+    found = ConsumerStage(database, tmp_path)
     try:
         found.serve("n1")
         found.publish(6)
@@ -79,11 +79,11 @@ class Failed(Exception):
     """Work has."""
 
 
-Seen = list[int]
-Leave = Callable[[Session, Seen], object]
+SeenNumbers = list[int]
+LeaveLoop = Callable[[Session, SeenNumbers], object]
 
 
-def break_(session: Session, seen: Seen) -> None:
+def break_(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         seen.append(batch.first)
         with contextlib.nullcontext():
@@ -91,7 +91,7 @@ def break_(session: Session, seen: Seen) -> None:
                 break
 
 
-def return_(session: Session, seen: Seen) -> int:
+def return_(session: Session, seen: SeenNumbers) -> int:
     for batch in session:
         seen.append(batch.first)
         if batch.first == 1:
@@ -99,7 +99,7 @@ def return_(session: Session, seen: Seen) -> int:
     raise AssertionError
 
 
-def break_out_of_a_generator(session: Session, seen: Seen) -> None:
+def break_out_of_a_generator(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:  # noqa: UP028 `yield from` is another way
             yield batch
@@ -110,7 +110,7 @@ def break_out_of_a_generator(session: Session, seen: Seen) -> None:
             break
 
 
-def break_out_of_a_finally(session: Session, seen: Seen) -> None:
+def break_out_of_a_finally(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             try:
@@ -125,7 +125,7 @@ def break_out_of_a_finally(session: Session, seen: Seen) -> None:
             break
 
 
-def break_where_the_close_is_raised_again(session: Session, seen: Seen) -> None:
+def break_where_the_close_is_raised_again(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             try:
@@ -141,7 +141,7 @@ def break_where_the_close_is_raised_again(session: Session, seen: Seen) -> None:
     assert seen.pop() == -1
 
 
-def break_out_of_yield_from(session: Session, seen: Seen) -> None:
+def break_out_of_yield_from(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         yield from session
 
@@ -151,7 +151,7 @@ def break_out_of_yield_from(session: Session, seen: Seen) -> None:
             break
 
 
-def return_out_of_two_generators(session: Session, seen: Seen) -> int:
+def return_out_of_two_generators(session: Session, seen: SeenNumbers) -> int:
     def batches() -> Iterator[Batch]:
         yield from session
 
@@ -162,7 +162,7 @@ def return_out_of_two_generators(session: Session, seen: Seen) -> int:
     raise AssertionError
 
 
-def list_(session: Session, seen: Seen) -> None:
+def list_(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             yield batch
@@ -172,7 +172,7 @@ def list_(session: Session, seen: Seen) -> None:
     seen.extend([batch.first for batch in list(batches())])
 
 
-def one_by_one(session: Session, seen: Seen) -> None:
+def one_by_one(session: Session, seen: SeenNumbers) -> None:
     @contextlib.contextmanager
     def one() -> Iterator[Batch]:
         for batch in session:
@@ -184,18 +184,18 @@ def one_by_one(session: Session, seen: Seen) -> None:
             seen.append(batch.first)
 
 
-def slice_(session: Session, seen: Seen) -> None:
+def slice_(session: Session, seen: SeenNumbers) -> None:
     for batch in itertools.islice(session, 2):
         seen.append(batch.first)
 
 
-def zip_(session: Session, seen: Seen) -> None:
+def zip_(session: Session, seen: SeenNumbers) -> None:
     """The third is thrown away by `zip`, and nobody was at work on it."""
     for batch, _ in zip(session, range(2), strict=False):
         seen.append(batch.first)
 
 
-def close(session: Session, seen: Seen) -> None:
+def close(session: Session, seen: SeenNumbers) -> None:
     with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
         for batch in batches:
             seen.append(batch.first)
@@ -203,7 +203,7 @@ def close(session: Session, seen: Seen) -> None:
                 break
 
 
-def by_hand(session: Session, seen: Seen) -> None:
+def by_hand(session: Session, seen: SeenNumbers) -> None:
     for _ in range(2):
         seen.append(next_of(session).first)
 
@@ -230,20 +230,20 @@ class Peekable(Iterator[Batch]):
         return self._ahead[0]
 
 
-def break_out_of_a_wrapper(session: Session, seen: Seen) -> None:
+def break_out_of_a_wrapper(session: Session, seen: SeenNumbers) -> None:
     for batch in Peekable(session):
         seen.append(batch.first)
         if batch.first == 1:
             break
 
 
-def next_by_hand(session: Session, seen: Seen) -> None:
+def next_by_hand(session: Session, seen: SeenNumbers) -> None:
     batches = iter(session)
     seen.append(next(batches).first)
     seen.append(batches.__next__().first)
 
 
-WELL: list[Leave] = [
+WELL: list[LeaveLoop] = [
     break_, return_, break_out_of_a_generator, break_out_of_yield_from, return_out_of_two_generators,
     break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand, break_out_of_a_finally,
     break_where_the_close_is_raised_again,
@@ -255,19 +255,19 @@ def fail(batch: Batch, error: type[BaseException] = Failed) -> None:
         raise error
 
 
-def in_a_call(session: Session, seen: Seen) -> None:
+def in_a_call(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         seen.append(batch.first)
         fail(batch)
 
 
-def interrupted(session: Session, seen: Seen) -> None:
+def interrupted(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         seen.append(batch.first)
         fail(batch, KeyboardInterrupt)
 
 
-def in_an_inner_loop(session: Session, seen: Seen) -> None:
+def in_an_inner_loop(session: Session, seen: SeenNumbers) -> None:
     def rows(batch: Batch) -> Iterator[int]:
         yield 1
         fail(batch)
@@ -278,7 +278,7 @@ def in_an_inner_loop(session: Session, seen: Seen) -> None:
             pass
 
 
-def within_with(session: Session, seen: Seen) -> None:
+def within_with(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         with contextlib.closing(contextlib.ExitStack()):
             seen.append(batch.first)
@@ -286,7 +286,7 @@ def within_with(session: Session, seen: Seen) -> None:
                 raise Failed
 
 
-def around_a_generator(session: Session, seen: Seen) -> None:
+def around_a_generator(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         yield from session
 
@@ -295,7 +295,7 @@ def around_a_generator(session: Session, seen: Seen) -> None:
         fail(batch)
 
 
-def around_a_finally(session: Session, seen: Seen) -> None:
+def around_a_finally(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             try:
@@ -308,7 +308,7 @@ def around_a_finally(session: Session, seen: Seen) -> None:
         fail(batch)
 
 
-def before_the_yield_of_a_finally(session: Session, seen: Seen) -> None:
+def before_the_yield_of_a_finally(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             try:
@@ -322,7 +322,7 @@ def before_the_yield_of_a_finally(session: Session, seen: Seen) -> None:
         pass
 
 
-def around_map(session: Session, seen: Seen) -> None:
+def around_map(session: Session, seen: SeenNumbers) -> None:
     def work(batch: Batch) -> None:
         seen.append(batch.first)
         fail(batch)
@@ -331,7 +331,7 @@ def around_map(session: Session, seen: Seen) -> None:
         pass
 
 
-def around_map_over_a_function_with_state(session: Session, seen: Seen) -> None:
+def around_map_over_a_function_with_state(session: Session, seen: SeenNumbers) -> None:
     current: Batch | None = None
 
     def work(batch: Batch) -> None:
@@ -344,7 +344,7 @@ def around_map_over_a_function_with_state(session: Session, seen: Seen) -> None:
         assert current is not None
 
 
-def twice_around_a_wrapper(session: Session, seen: Seen, wrapper: Callable[..., Iterable[Any]]) -> None:
+def twice_around_a_wrapper(session: Session, seen: SeenNumbers, wrapper: Callable[..., Iterable[Any]]) -> None:
     """The second loop's variable still holds the batch of the first when the wrapper raises."""
 
     def work(batch: Batch) -> Batch:
@@ -370,7 +370,7 @@ WRAPPERS: dict[str, Callable[..., Iterable[Any]]] = {
 }
 
 
-def while_closing(session: Session, seen: Seen) -> None:
+def while_closing(session: Session, seen: SeenNumbers) -> None:
     with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
         for batch in batches:
             seen.append(batch.first)
@@ -381,7 +381,7 @@ STORED: list[object] = []
 """Longer than the loops over it."""
 
 
-def over_a_stored_iterator(session: Session, seen: Seen) -> None:
+def over_a_stored_iterator(session: Session, seen: SeenNumbers) -> None:
     batches = iter(session)
     STORED.append(batches)
     for batch in batches:
@@ -389,7 +389,7 @@ def over_a_stored_iterator(session: Session, seen: Seen) -> None:
         fail(batch)
 
 
-def over_what_is_thrown_away_later(session: Session, seen: Seen) -> None:
+def over_what_is_thrown_away_later(session: Session, seen: SeenNumbers) -> None:
     """By an instruction like that of a `break`, in the function of the loop."""
     batches = [iter(session)]
     with contextlib.suppress(Failed):
@@ -399,7 +399,7 @@ def over_what_is_thrown_away_later(session: Session, seen: Seen) -> None:
     batches.pop()
 
 
-def over_a_generator_that_is_closed_later(session: Session, seen: Seen) -> None:
+def over_a_generator_that_is_closed_later(session: Session, seen: SeenNumbers) -> None:
     def generator() -> Iterator[Batch]:
         yield from session
 
@@ -411,7 +411,7 @@ def over_a_generator_that_is_closed_later(session: Session, seen: Seen) -> None:
     batches.pop()
 
 
-def break_when_it_has_failed(session: Session, seen: Seen) -> None:
+def break_when_it_has_failed(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         seen.append(batch.first)
         try:
@@ -420,7 +420,7 @@ def break_when_it_has_failed(session: Session, seen: Seen) -> None:
             break
 
 
-def over_a_stored_generator(session: Session, seen: Seen) -> None:
+def over_a_stored_generator(session: Session, seen: SeenNumbers) -> None:
     batches = (batch for batch in session)
     STORED.append(batches)
     for batch in batches:
@@ -428,7 +428,7 @@ def over_a_stored_generator(session: Session, seen: Seen) -> None:
         fail(batch)
 
 
-def over_a_generator_that_goes_on(session: Session, seen: Seen) -> None:
+def over_a_generator_that_goes_on(session: Session, seen: SeenNumbers) -> None:
     """At another place of the code."""
     batches = (batch for batch in session)
     with contextlib.suppress(Failed):
@@ -440,7 +440,7 @@ def over_a_generator_that_goes_on(session: Session, seen: Seen) -> None:
         raise Failed
 
 
-def over_what_a_traceback_keeps(session: Session, seen: Seen) -> None:
+def over_what_a_traceback_keeps(session: Session, seen: SeenNumbers) -> None:
     def loop() -> None:
         batches = enumerate(session)
         for _, batch in batches:
@@ -454,7 +454,7 @@ def over_what_a_traceback_keeps(session: Session, seen: Seen) -> None:
         raise
 
 
-def over_a_generator_that_ends_when_it_is_closed(session: Session, seen: Seen) -> None:
+def over_a_generator_that_ends_when_it_is_closed(session: Session, seen: SeenNumbers) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
             try:
@@ -467,7 +467,7 @@ def over_a_generator_that_ends_when_it_is_closed(session: Session, seen: Seen) -
         fail(batch)
 
 
-def within_a_context_manager(session: Session, seen: Seen) -> None:
+def within_a_context_manager(session: Session, seen: SeenNumbers) -> None:
     @contextlib.contextmanager
     def one() -> Iterator[Batch]:
         for batch in session:
@@ -482,7 +482,7 @@ def within_a_context_manager(session: Session, seen: Seen) -> None:
             fail(batch)
 
 
-def within_a_context_manager_with_a_finally(session: Session, seen: Seen) -> None:
+def within_a_context_manager_with_a_finally(session: Session, seen: SeenNumbers) -> None:
     @contextlib.contextmanager
     def one() -> Iterator[Batch]:
         for batch in session:
@@ -498,20 +498,20 @@ def within_a_context_manager_with_a_finally(session: Session, seen: Seen) -> Non
             fail(batch)
 
 
-def close_later(session: Session, seen: Seen) -> None:
+def close_later(session: Session, seen: SeenNumbers) -> None:
     batches = iter(session)
     with contextlib.suppress(Failed):
         in_a_call(batches, seen)  # type: ignore[arg-type]
     batches.close()  # type: ignore[attr-defined]
 
 
-def over_a_wrapper(session: Session, seen: Seen) -> None:
+def over_a_wrapper(session: Session, seen: SeenNumbers) -> None:
     for batch in Peekable(session):
         seen.append(batch.first)
         fail(batch)
 
 
-def over_a_wrapper_that_looks_ahead(session: Session, seen: Seen) -> None:
+def over_a_wrapper_that_looks_ahead(session: Session, seen: SeenNumbers) -> None:
     batches = Peekable(session)
     for batch in batches:
         seen.append(batch.first)
@@ -534,8 +534,8 @@ TAKERS: dict[str, Taker] = {
 }
 
 
-def by(taker: Taker) -> Leave:
-    def leave(session: Session, seen: Seen) -> None:
+def by(taker: Taker) -> LeaveLoop:
+    def leave(session: Session, seen: SeenNumbers) -> None:
         def work(batch: Batch) -> int:
             seen.append(batch.first)
             fail(batch)
@@ -546,7 +546,7 @@ def by(taker: Taker) -> Leave:
     return leave
 
 
-BADLY: list[Leave] = [
+BADLY: list[LeaveLoop] = [
     close, close_later, over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
     around_a_finally, before_the_yield_of_a_finally, within_a_context_manager_with_a_finally,
@@ -559,10 +559,10 @@ BADLY: list[Leave] = [
 
 @pytest.mark.conforms("E37")
 @pytest.mark.long
-def test_what_failed_comes_again_and_no_more(place: Place) -> None:
+def test_what_failed_comes_again_and_no_more(place: ConsumerStage) -> None:
     """Where a session goes on after its loop; what ended well is not repeated."""
     for number, leave in enumerate((*WELL, *BADLY)):
-        seen: Seen = []
+        seen: SeenNumbers = []
         with place.session(f"{number} {leave.__name__}") as session:
             with contextlib.suppress(Failed, KeyboardInterrupt):
                 leave(session, seen)
@@ -572,9 +572,9 @@ def test_what_failed_comes_again_and_no_more(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_what_failed_twice_comes_a_third_time(place: Place) -> None:
+def test_what_failed_twice_comes_a_third_time(place: ConsumerStage) -> None:
     for name, wrapper in WRAPPERS.items():
-        seen: Seen = []
+        seen: SeenNumbers = []
         with place.session(name) as session:
             twice_around_a_wrapper(session, seen, wrapper)
             assert seen == [0, 1, 1], name
@@ -601,7 +601,10 @@ def headers(given: Iterable[Batch], work: Callable[[Batch], None]) -> None:
 @pytest.mark.parametrize("generator", [False, True])
 @pytest.mark.parametrize(("loops", "again"), [(groups, [4, 5]), (headers, [0, 4, 5])])
 def test_a_loop_in_a_loop_acknowledges(
-    place: Place, loops: Callable[[Iterable[Batch], Callable[[Batch], None]], None], again: list[int], generator: bool
+    place: ConsumerStage,
+    loops: Callable[[Iterable[Batch], Callable[[Batch], None]], None],
+    again: list[int],
+    generator: bool,
 ) -> None:
     """All but the last two, and what the outer loop has in a variable."""
 
@@ -615,23 +618,23 @@ def test_a_loop_in_a_loop_acknowledges(
         assert [next_of(session).first for _ in again] == again
 
 
-def with_it(session: Session, leave: Leave, seen: Seen) -> None:
+def with_it(session: Session, leave: LeaveLoop, seen: SeenNumbers) -> None:
     with session:
         leave(session, seen)
 
 
-def caught_within(session: Session, leave: Leave, seen: Seen) -> None:
+def caught_within(session: Session, leave: LeaveLoop, seen: SeenNumbers) -> None:
     with session, contextlib.suppress(Failed, KeyboardInterrupt):
         leave(session, seen)
 
 
-def closed(session: Session, leave: Leave, seen: Seen) -> None:
+def closed(session: Session, leave: LeaveLoop, seen: SeenNumbers) -> None:
     with contextlib.closing(session):
         leave(session, seen)
 
 
 @pytest.mark.conforms("E37")
-def test_the_end_of_a_session_acknowledges(place: Place) -> None:
+def test_the_end_of_a_session_acknowledges(place: ConsumerStage) -> None:
     """What ended well, and nothing else."""
     for end, leave in itertools.product(
         (with_it, caught_within, closed),
@@ -645,7 +648,7 @@ def test_the_end_of_a_session_acknowledges(place: Place) -> None:
             over_what_is_thrown_away_later,
         ),
     ):
-        seen: Seen = []
+        seen: SeenNumbers = []
         group = f"{leave.__name__} {end.__name__}"
         with contextlib.suppress(Failed, KeyboardInterrupt):
             end(place.session(group), leave, seen)
@@ -653,7 +656,7 @@ def test_the_end_of_a_session_acknowledges(place: Place) -> None:
         assert (seen, place.progress(group)) == ([0, 1], 2 if ended_well else 1), group
 
 
-def test_a_second_thread_is_refused(place: Place) -> None:
+def test_a_second_thread_is_refused(place: ConsumerStage) -> None:
     """In the middle of another's call, which goes on; later it may call."""
     with place.session() as session, ThreadPoolExecutor(1, "other") as pool:
         batch = [session.poll(WAIT_S) for _ in range(6)][-1]
@@ -697,17 +700,19 @@ async def over_a_generator(session: AsyncSession) -> AsyncIterator[Batch]:
         yield batch
 
 
-Begin = Callable[[AsyncSession], AsyncIterable[Batch]]
-BEGIN: list[Begin] = [plainly, AsyncWrapper, over_a_generator]
+BeginLoop = Callable[[AsyncSession], AsyncIterable[Batch]]
+BEGIN: list[BeginLoop] = [plainly, AsyncWrapper, over_a_generator]
 
 
 @pytest.mark.conforms("E37")
 @pytest.mark.parametrize("end", ["entered again", "with", "closed"])
 @pytest.mark.long
-def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
+def test_an_event_loop_does_the_same(place: ConsumerStage, end: str) -> None:
     """But that how a loop over an asynchronous generator was left cannot be seen, and so it has failed."""
 
-    async def loop(session: AsyncSession, begin: Begin, error: type[BaseException] | None, seen: Seen) -> None:
+    async def loop(
+        session: AsyncSession, begin: BeginLoop, error: type[BaseException] | None, seen: SeenNumbers
+    ) -> None:
         async for batch in begin(session):
             seen.append(batch.first)
             await asyncio.sleep(0)
@@ -716,7 +721,7 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
                     raise error
                 break
 
-    async def story(session: AsyncSession, begin: Begin, error: Any, seen: Seen) -> None:
+    async def story(session: AsyncSession, begin: BeginLoop, error: Any, seen: SeenNumbers) -> None:
         if end == "with":
             async with session:
                 await loop(session, begin, error, seen)
@@ -732,7 +737,7 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
             await session.close()
 
     for begin, error in itertools.product(BEGIN, (None, Failed, asyncio.CancelledError)):
-        seen: Seen = []
+        seen: SeenNumbers = []
         group = f"{begin.__name__} {error}"
         with contextlib.suppress(Failed, asyncio.CancelledError):
             asyncio.run(story(place.of_a_loop(group), begin, error, seen))
@@ -741,28 +746,28 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
         assert (seen, place.progress(group)) == ([0, 1, *again], done + len(again)), group
 
 
-def nested(session: Session, seen: Seen) -> None:
+def nested(session: Session, seen: SeenNumbers) -> None:
     for batch in session:
         seen.append(batch.first)
         in_a_call(session, seen)
 
 
-def by_recursion(batches: Iterable[Batch], seen: Seen) -> None:
+def by_recursion(batches: Iterable[Batch], seen: SeenNumbers) -> None:
     for batch in batches:
         seen.append(batch.first)
         fail(batch)
         by_recursion(batches, seen)
 
 
-def recursive(session: Session, seen: Seen) -> None:
+def recursive(session: Session, seen: SeenNumbers) -> None:
     by_recursion(iter(session), seen)
 
 
 @pytest.mark.conforms("E37")
 @pytest.mark.parametrize("leave", [nested, recursive])
-def test_loops_within_loops_fail_together(place: Place, leave: Leave) -> None:
+def test_loops_within_loops_fail_together(place: ConsumerStage, leave: LeaveLoop) -> None:
     """Their batches come again in the order of their stream."""
-    seen: Seen = []
+    seen: SeenNumbers = []
     with place.session() as session:
         with contextlib.suppress(Failed):
             leave(session, seen)
@@ -771,8 +776,8 @@ def test_loops_within_loops_fail_together(place: Place, leave: Leave) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_an_iterator_goes_on_with_what_failed(place: Place) -> None:
-    seen: Seen = []
+def test_an_iterator_goes_on_with_what_failed(place: ConsumerStage) -> None:
+    seen: SeenNumbers = []
     with place.session() as session:
         batches = iter(session)
         with contextlib.suppress(Failed):
@@ -787,7 +792,7 @@ def test_an_iterator_goes_on_with_what_failed(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_asking_for_more_within_a_loop_is_no_ack(place: Place) -> None:
+def test_asking_for_more_within_a_loop_is_no_ack(place: ConsumerStage) -> None:
     with place.session() as session, contextlib.suppress(Failed):
         for batch in session:
             assert (batch.first, next_of(session).first, next_of(session).first) == (0, 1, 2)
@@ -796,8 +801,8 @@ def test_asking_for_more_within_a_loop_is_no_ack(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
-    seen: Seen = []
+def test_each_of_several_tasks_acknowledges_its_own(place: ConsumerStage) -> None:
+    seen: SeenNumbers = []
 
     async def work(session: AsyncSession, both: asyncio.Barrier, error: type[BaseException] | None) -> None:
         async for batch in session:
@@ -827,7 +832,7 @@ def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
 
 @pytest.mark.conforms("E37")
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_task_acknowledges_no_others_batch(place: Place, ends: bool) -> None:
+def test_a_task_acknowledges_no_others_batch(place: ConsumerStage, ends: bool) -> None:
     """Where they take turns at one generator; also if the first one ends before what it took is done."""
 
     async def take(batches: AsyncIterator[Batch]) -> int:
@@ -846,9 +851,9 @@ def test_a_task_acknowledges_no_others_batch(place: Place, ends: bool) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_a_wait_that_is_broken_off_loses_no_batch(place: Place) -> None:
+def test_a_wait_that_is_broken_off_loses_no_batch(place: ConsumerStage) -> None:
     place.publish(600)
-    seen: Seen = []
+    seen: SeenNumbers = []
     with place.session() as session:
         seen.append(next_of(session).first)
         for line in itertools.count(1):

@@ -20,7 +20,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.deliveries import Verdict
+from tests.deliveries import DeliveryVerdict
 from tests.integration.http_kit import served
 from tests.integration.session_kit import a_node, an_agent, run, until
 from tests.integration.sharing_kit import ALL, Stage
@@ -40,7 +40,7 @@ def stage_settings() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Held:
+class VictimGrant:
     """A stream that the victim holds: all that can be read of it by others."""
 
     stream: int
@@ -50,12 +50,12 @@ class Held:
     head: int
 
 
-def held(stage: Stage) -> list[Held]:
+def held(stage: Stage) -> list[VictimGrant]:
     statement = "select stream_id, grant_id, agent, borrower_id, head from lending join stream using (stream_id)"
-    return [Held(*row) for row in stage.scene.ask(f"{statement} where status = 'held' order by stream_id")]
+    return [VictimGrant(*row) for row in stage.scene.ask(f"{statement} where status = 'held' order by stream_id")]
 
 
-def forged(streams: list[Held], term: int, wanted: dict[str, Any]) -> Iterator[pb.ToLeader]:
+def forged(streams: list[VictimGrant], term: int, wanted: dict[str, Any]) -> Iterator[pb.ToLeader]:
     """Yield all messages that can be sent in the name of the holder of these."""
     who = streams[0].borrower
     ends, finals = (
@@ -132,7 +132,7 @@ def test_an_agents_id_moves_nothing_without_its_key(stage: Stage) -> None:
     assert [(one.stream, one.grant, one.borrower) for one in held(stage)] == [
         (one.stream, one.grant, one.borrower) for one in streams
     ]
-    assert stage.verdict() == Verdict(), "nothing is skipped, and nothing comes twice"
+    assert stage.verdict() == DeliveryVerdict(), "nothing is skipped, and nothing comes twice"
     assert [line for line in stage.scene.history() if line.is_forced] == []
 
 

@@ -14,7 +14,7 @@ from sublet_borrower.consumer import async_session
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.async_kit import ALL, QUICK, Scene, Seen, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import ALL, QUICK, DeliveryCounts, Scene, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S, eventually
 
@@ -32,7 +32,7 @@ def stream(scene: Scene) -> int:
 @in_a_loop
 async def test_all_is_consumed_once_and_durable_at_the_end(scene: Scene) -> None:
     scene.publish(1_000)
-    seen = Seen()
+    seen = DeliveryCounts()
     async with scene.session() as session:
         async for batch in session:
             seen.add(batch)
@@ -71,7 +71,7 @@ async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream
 
 @in_a_loop
 async def test_a_timeout_of_0_gets_what_has_come(scene: Scene, stream: int) -> None:
-    seen = Seen()
+    seen = DeliveryCounts()
     async with asyncio.timeout(WAIT_S), scene.session() as session:
         for _ in range(2):
             scene.publish(20)
@@ -104,7 +104,7 @@ async def test_a_timeout_begins_when_a_session_is_open(
 
 
 def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene, stream: int) -> None:
-    seen = Seen()
+    seen = DeliveryCounts()
 
     def look(session: Session, wanted: int) -> bool:
         if (batch := session.poll(0.0)) is not None:
@@ -121,7 +121,7 @@ def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene, stream: int)
 @pytest.mark.conforms("E18", "E29")
 @in_a_loop
 async def test_sessions_in_one_loop_share_the_streams(scene: Scene) -> None:
-    seen = [Seen() for _ in range(3)]
+    seen = [DeliveryCounts() for _ in range(3)]
     sessions = [scene.session(name=f"s{number}") for number in range(3)]
     tasks = [asyncio.create_task(scene.consume(session, one)) for session, one in zip(sessions, seen, strict=True)]
     await until(lambda: sorted(len(session.assignment()) for session in sessions) == [5, 5, 6], WAIT_S)
@@ -136,9 +136,9 @@ async def test_sessions_in_one_loop_share_the_streams(scene: Scene) -> None:
 @pytest.mark.conforms("E29")
 @in_a_loop
 async def test_each_task_of_one_session_gets_a_batch(scene: Scene, stream: int) -> None:
-    seen = [Seen() for _ in range(4)]
+    seen = [DeliveryCounts() for _ in range(4)]
 
-    async def work(mine: Seen) -> None:
+    async def work(mine: DeliveryCounts) -> None:
         while (batch := await session.poll()) is not None:
             mine.add(batch)
             await asyncio.sleep(0)
@@ -158,7 +158,7 @@ async def test_each_task_of_one_session_gets_a_batch(scene: Scene, stream: int) 
 async def test_a_session_never_blocks_the_loop(scene: Scene) -> None:
     """All that it asks of the database passes through this loop: were the loop blocked, it would wait for ever."""
     async with postgres_through_this_loop(scene.url) as url:
-        seen, ticks = Seen(), 0
+        seen, ticks = DeliveryCounts(), 0
         session = scene.session(url=url)
         async with session:
             consuming = asyncio.create_task(scene.consume(session, seen))

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from tests.integration.async_kit import Scene, Seen, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import DeliveryCounts, Scene, in_a_loop, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, environment
@@ -37,7 +37,7 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
 @pytest.mark.conforms("E29")
 @in_a_loop
 async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
-    seen, interrupted_count = Seen(), 0
+    seen, interrupted_count = DeliveryCounts(), 0
     async with asyncio.timeout(WAIT_S), scene.session() as session:
         waiting = asyncio.create_task(session.poll())
         await until(lambda: len(session.assignment()) == 16, WAIT_S)
@@ -69,7 +69,7 @@ async def test_a_cancelled_wait_loses_no_batch(scene: Scene) -> None:
 @in_a_loop
 async def test_a_batch_whose_work_was_cancelled_comes_again(scene: Scene) -> None:
     scene.publish(300)
-    done, begun = Seen(), asyncio.Event()
+    done, begun = DeliveryCounts(), asyncio.Event()
     at_work: list[tuple[int, int]] = []
 
     async def work() -> None:
@@ -130,7 +130,7 @@ async def test_a_session_that_cannot_open_leaves_no_thread() -> None:
 @in_a_loop
 @pytest.mark.long
 async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
-    seen = [Seen(), Seen()]
+    seen = [DeliveryCounts(), DeliveryCounts()]
     sessions = [scene.session(), scene.session()]
     tasks = [
         asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
@@ -170,7 +170,7 @@ async def test_a_batch_in_store_waits_for_the_leader(scene: Scene) -> None:
 @pytest.mark.conforms("E29")
 def test_a_session_outlives_its_loop(scene: Scene) -> None:
     scene.publish(200)
-    session, seen = scene.session(), Seen()
+    session, seen = scene.session(), DeliveryCounts()
 
     async def some() -> None:
         with contextlib.suppress(TimeoutError):

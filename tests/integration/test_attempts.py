@@ -24,7 +24,7 @@ from tests.kit_nodes import SPEED, Delivered, Process
 LEADER, BORROWER = LeaderSettings().scaled(SPEED), BorrowerSettings().scaled(SPEED)
 
 
-class Place(Stage):
+class OutputStage(Stage):
     """A node, attempts that it grants streams to, and what the database says of them."""
 
     def attempt(self, name: str, work: str, seconds: float) -> Process:
@@ -64,8 +64,8 @@ class Place(Stage):
 
 
 @pytest.fixture
-def place(database: str, tmp_path: Path) -> Iterator[Place]:
-    place = Place(database, tmp_path)
+def place(database: str, tmp_path: Path) -> Iterator[OutputStage]:
+    place = OutputStage(database, tmp_path)
     try:
         place.serve("n1")
         yield place
@@ -91,7 +91,7 @@ docs/heartbeats.md promises of a call that holds the interpreter."""
 @pytest.mark.conforms("E28")
 @pytest.mark.parametrize(("work", "seconds"), [("sleep", 1.5 * MAX_LIMIT_S), ("hold", HOLD_S)])
 @pytest.mark.long
-def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> None:
+def test_a_long_call_costs_nothing(place: OutputStage, work: str, seconds: float) -> None:
     assert seconds > BORROWER.ping_timeout_s
     place.attempt("a", work, seconds)
     before = place.scene.grants()
@@ -104,7 +104,7 @@ def test_a_long_call_costs_nothing(place: Place, work: str, seconds: float) -> N
 
 
 @pytest.mark.long
-def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
+def test_one_that_holds_it_longer_is_evicted(place: OutputStage) -> None:
     place.attempt("a", "hold", 2 * LEADER.eviction_timeout_s)
     before = place.scene.grants()
     place.publish()
@@ -123,7 +123,7 @@ def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
 @pytest.mark.conforms("E8", "E25")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.long
-def test_a_process_asked_to_end_hands_over_exactly(place: Place, number: signal.Signals) -> None:
+def test_a_process_asked_to_end_hands_over_exactly(place: OutputStage, number: signal.Signals) -> None:
     process = place.attempt("a", "sleep", 0.4 * BORROWER.unsubscribe_timeout_s)
     place.publish(20)
     place.working("a")
@@ -143,7 +143,7 @@ def test_a_process_asked_to_end_hands_over_exactly(place: Place, number: signal.
 @pytest.mark.conforms("E25")
 @pytest.mark.parametrize("work", ["sleep", "dodge"])
 @pytest.mark.long
-def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
+def test_a_call_that_takes_too_long_is_cut_off(place: OutputStage, work: str) -> None:
     """Its stream alone may repeat."""
     process = place.attempt("a", work, 3 * BORROWER.unsubscribe_timeout_s)
     place.publish()
@@ -162,7 +162,7 @@ def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
 
 
 @pytest.mark.conforms("E17")
-def test_records_that_fail_are_stored_and_others_done(place: Place) -> None:
+def test_records_that_fail_are_stored_and_others_done(place: OutputStage) -> None:
     bad = {0, 37, 38, 99}
     with Publisher(place.scene.url, block_messages=25) as publisher:
         for number in range(100):
@@ -203,7 +203,7 @@ def test_records_that_fail_are_stored_and_others_done(place: Place) -> None:
         assert [(header["key"], header["value"]) for header in row["headers"]] == [("h", b"\xff"), ("n", None), *origin]
 
 
-def test_a_record_of_a_lost_stream_is_not_stored(place: Place) -> None:
+def test_a_record_of_a_lost_stream_is_not_stored(place: OutputStage) -> None:
     place.publish(1)
 
     def work(batch: Batch) -> None:

@@ -183,10 +183,10 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], s
 
 
 def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
-    def deposed(_: psycopg.Connection[Any]) -> None:
+    def refuse_stale_term(_: psycopg.Connection[Any]) -> None:
         raise StaleTerm("the term is over")
 
     trickle(conn, stream, 5)
     with pytest.raises(StaleTerm):
-        compact_stream(conn, stream, older_than_s=0, guard=deposed)
+        compact_stream(conn, stream, older_than_s=0, guard=refuse_stale_term)
     assert len(blocks(conn)) == 5

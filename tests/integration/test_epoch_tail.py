@@ -24,7 +24,7 @@ from sublet_storage.readers.complete_epoch_tail import (
     FrontierSnapshot,
 )
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
+from tests.integration.epoch_kit import ALL, A, B, EpochBlocks, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put
 
 
@@ -34,8 +34,8 @@ def is_filtering(reading: EpochTailReader) -> bool:
 
 
 @pytest.fixture
-def story(conn: psycopg.Connection[Any]) -> Story:
-    return Story(conn)
+def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
+    return EpochBlocks(conn)
 
 
 # --- who joins ------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def story(conn: psycopg.Connection[Any]) -> Story:
 )
 def test_where_a_reader_begins_it_gets_entire_epochs(
     conn: psycopg.Connection[Any],
-    story: Story,
+    story: EpochBlocks,
     begin: str,
     at_first: dict[int | None, int],
     in_all: dict[int | None, int],
@@ -83,7 +83,7 @@ def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Co
 
 
 @pytest.mark.conforms("S10")
-def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL, entire=False)
     story.the_rest()
@@ -95,7 +95,7 @@ def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: 
 
 
 @pytest.mark.conforms("S2", "S3")
-def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.advance(A, (0, 0))
     story.publish(A, (1, 2), (2, 1))
     reading = EpochTailReader(conn, ALL)
@@ -112,7 +112,7 @@ def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story:
     assert not is_filtering(reading)
 
 
-def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
@@ -129,9 +129,9 @@ def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], st
 
 
 @pytest.mark.conforms("S5")
-def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
-    other = Story(conn, "eu")
+    other = EpochBlocks(conn, "eu")
     story.advance(A, 4)
     story.publish(A, 4)
     other.advance(B, 3)
@@ -149,7 +149,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
 
 
 @pytest.mark.conforms("S4")
-def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
     assert len(list(reading.read_available(conn))) == 1
@@ -169,7 +169,7 @@ def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any],
 
 
 @pytest.mark.conforms("S4")
-def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
@@ -185,12 +185,12 @@ def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S4")
-def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.advance(A, 5)
     reading = EpochTailReader(conn, ALL)
     first = list(reading.read_available(conn))
     create_space(conn, "eu", "eu/#", shards=1)
-    other = Story(conn, "eu")
+    other = EpochBlocks(conn, "eu")
     other.advance(B, 3)
     other.publish(B, 3, 6)
     messages = list(reading.read_available(conn))
@@ -205,11 +205,11 @@ def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[
 
 
 @pytest.mark.conforms("S3")
-def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     """What it publishes meanwhile may be in epochs that are reported as completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
-    other = Story(conn, "eu")
+    other = EpochBlocks(conn, "eu")
     assert min(other.streams()) > max(story.streams()), "it is read after the others"
     story.advance(A, 2)
     reading = EpochTailReader(conn, ALL)
@@ -229,11 +229,11 @@ def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S5")
-def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.advance(A, (10**9, 1))
     story.publish(A, (10**9, 1))
     create_space(conn, "eu", "eu/#", shards=1)
-    other = Story(conn, "eu")
+    other = EpochBlocks(conn, "eu")
     other.advance(B, 3)
     mine = TopicFilter("eu/#")
     live, history = EpochTailReader(conn, mine), EpochTailReader(conn, mine, "earliest")
@@ -251,7 +251,7 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
 
 @pytest.mark.conforms("S2")
 @pytest.mark.parametrize("begin", ["latest", "active", "earliest"])
-def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story: Story, begin: str) -> None:
+def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story: EpochBlocks, begin: str) -> None:
     """Of a space whose topics come back: what had begun when a live reader began, or, from history, what is gone."""
     story.advance(A, 7)
     story.publish(A, 7)
@@ -275,7 +275,7 @@ def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story
 @pytest.mark.conforms("S2")
 def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[Any]) -> None:
     create_space(conn, "eu", "t/#", shards=1)
-    moving = Story(conn, "eu")
+    moving = EpochBlocks(conn, "eu")
     moving.advance(A, 7)
     moving.publish(A, 7)
     alter_space(conn, "eu", filter="u/#")
@@ -293,7 +293,7 @@ def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[An
 
 
 @pytest.mark.conforms("S6")
-def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     stream = story.streams()[0]

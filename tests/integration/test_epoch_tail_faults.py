@@ -19,14 +19,14 @@ from sublet_storage.readers.complete_epoch_tail import EpochTailItem, EpochTailR
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
+from tests.integration.epoch_kit import ALL, A, B, EpochBlocks, check_course, numbers, reported, seen
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
 
 
 @pytest.fixture
-def story(conn: psycopg.Connection[Any]) -> Story:
-    return Story(conn)
+def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
+    return EpochBlocks(conn)
 
 
 # --- retention ------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
 
 @pytest.mark.conforms("S7")
 @pytest.mark.parametrize("begin", ["earliest", "active"])
-def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: Story, begin: str) -> None:
+def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: EpochBlocks, begin: str) -> None:
     story.three_and_five()
     rollover(conn, "default")
     story.publish(A, 5, 6)
@@ -53,7 +53,7 @@ def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: 
 
 
 @pytest.mark.conforms("S3")
-def test_losing_what_was_to_come_ends_the_reading(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_losing_what_was_to_come_ends_the_reading(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     gone: list[PositionGone] = []
     torn, partial = EpochTailReader(conn, ALL), EpochTailReader(conn, ALL, entire=False, on_data_loss=gone.append)
@@ -75,7 +75,7 @@ def test_losing_what_was_to_come_ends_the_reading(conn: psycopg.Connection[Any],
     assert len(gone) == 1
 
 
-def test_losing_what_is_left_out_harms_nothing(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_losing_what_is_left_out_harms_nothing(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     gone: list[PositionGone] = []
     reading = EpochTailReader(conn, ALL, on_data_loss=gone.append)
@@ -101,7 +101,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.conforms("S4")
-def test_a_dead_publishers_epochs_are_completed(database: str, conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_dead_publishers_epochs_are_completed(
+    database: str, conn: psycopg.Connection[Any], story: EpochBlocks
+) -> None:
     story.advance(A, 2)
     reading = EpochTailReader(conn, ALL)
     messages = list(reading.read_available(conn))
@@ -115,7 +117,7 @@ def test_a_dead_publishers_epochs_are_completed(database: str, conn: psycopg.Con
     assert reported(reading.read_available(conn)) == [((9,),)]
 
 
-def test_it_goes_on_over_another_connection(database: str, conn: psycopg.Connection[Any], story: Story) -> None:
+def test_it_goes_on_over_another_connection(database: str, conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
     story.three_and_five()
     story.publish(A, 5, stream=1)
     with connect(database) as first:

@@ -81,7 +81,7 @@ PLACES = ("offset", "shift", "time", "epoch", "offsets")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class HttpRequestCase:
     """A request. `who`: whose right it needs, of `test_gate_http`; None where it is for no route."""
 
     path: str
@@ -92,7 +92,7 @@ class Asked:
     who: str | None
 
 
-def draw(dice: random.Random, right_method: str, route: str) -> Asked:
+def draw(dice: random.Random, right_method: str, route: str) -> HttpRequestCase:
     method = right_method if dice.randrange(9) else dice.choice(METHODS)
     path = route.replace("{name}", quoted(dice.choice(WORDS))[:2000])
     elsewhere = not dice.randrange(12)
@@ -103,7 +103,7 @@ def draw(dice: random.Random, right_method: str, route: str) -> Asked:
     who = None if elsewhere else RIGHTS.get(("GET" if method == "HEAD" else method, route))
     body = json.dumps(drawn_body(dice, route.rpartition("/")[2])).encode() if dice.randrange(9) else dice.randbytes(20)
     headers = {"Content-Type": dice.choice(TYPES), dice.choice(("Accept", "Cookie", "Range", "X-Y")): "x"}
-    return Asked(
+    return HttpRequestCase(
         f"{path}?{query}"[:9000], method, dice.choice(KINDS), headers, b"" if method in ("GET", "HEAD") else body, who
     )
 
@@ -140,7 +140,7 @@ def drawn_value(dice: random.Random, depth: int = 2) -> Any:
             return dice.choice(VALUES if number < 5 else WORDS)
 
 
-def check(asked: Asked, answer: Answer) -> None:
+def check(asked: HttpRequestCase, answer: Answer) -> None:
     """Check what applies to every answer."""
     probes = asked.path.startswith("/readyz")
     assert answer.status < 500 or (answer.status == 503 and probes)

@@ -25,7 +25,7 @@ from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell
-from tests.integration.epoch_kit import A, Story
+from tests.integration.epoch_kit import A, EpochBlocks
 from tests.integration.feed_kit import Serving, address_of, read_values, serving
 from tests.integration.http_kit import Http
 from tests.integration.log_kit import Connection, put
@@ -97,14 +97,14 @@ class Reader:
 
 
 @pytest.mark.conforms("P10", "E23")
-@pytest.mark.parametrize("through_nodes", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("via_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_quiet_holders_stream_is_blocked(
-    database: str, conn: Connection, served: Fleet, streams: list[int], shell: Shell, through_nodes: bool
+    database: str, conn: Connection, served: Fleet, streams: list[int], shell: Shell, via_nodes: bool
 ) -> None:
     """It says so wherever an operator looks, with what helps, and stays so when the head has passed the position."""
     lowered, other = streams
     way: dict[str, Any] = (
-        {"nodes": [address_of(served.nodes["n1"])], "transport": "nodes"} if through_nodes else {"url": database}
+        {"nodes": [address_of(served.nodes["n1"])], "transport": "nodes"} if via_nodes else {"url": database}
     )
     with Session(GROUP, starting_position="earliest", settings=SETTINGS, **way) as session:
         reader = Reader(session)
@@ -187,7 +187,7 @@ def test_a_holder_that_does_not_poll_loses_it(
 def test_atomic_groups_are_blocked_too(database: str, conn: Connection, served: Fleet) -> None:
     """Also where the position is of an epoch that is not completed, and what is consumed lies behind it."""
     reshard(conn, "default", 1)
-    story = Story(conn)
+    story = EpochBlocks(conn)
     (stream,) = story.streams()
     create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, atomic=True))
     story.advance(A, 0)

@@ -240,11 +240,11 @@ def test_closing_leaves_no_thread(database: str) -> None:
 @pytest.mark.conforms("X4")
 def test_messages_that_wait_are_bounded_by_bytes(database: str) -> None:
     """What is more is dropped, and is found by reading."""
-    is_held, may_go_on = threading.Event(), threading.Event()
+    is_held, resumed = threading.Event(), threading.Event()
 
     def hold(change: ObjectChange) -> None:
         is_held.set()
-        assert may_go_on.wait(60)
+        assert resumed.wait(60)
 
     bench = Bench(database, 10**9, hold)
     try:
@@ -255,9 +255,9 @@ def test_messages_that_wait_are_bounded_by_bytes(database: str) -> None:
         for _ in range(room + 100):
             bench.driver.deliver(longest)
         assert bench.subscriber.counters()["dropped"] >= 100
-        may_go_on.set()
+        resumed.set()
         eventually(lambda: bench.subscriber.counters().get("catch_ups_requested", 0) > reads)
         assert bench.subscriber.counters()["malformed"] <= room
     finally:
-        may_go_on.set()
+        resumed.set()
         bench.subscriber.close()

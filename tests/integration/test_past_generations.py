@@ -63,7 +63,7 @@ from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
-from tests.integration.epoch_kit import A, B, Story, seen
+from tests.integration.epoch_kit import A, B, EpochBlocks, seen
 from tests.integration.log_kit import Connection, put, stream_of, swap_filters
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
@@ -74,7 +74,7 @@ ALL = TopicFilter("#")
 UNSEEN = "select from generation where state = 'closed' and is_past is null"
 
 
-class House:
+class GroupWorld:
     """A database with one group, its leader, and maintenance that is done when it is called for."""
 
     def __init__(self, url: str, conn: Connection) -> None:
@@ -133,15 +133,15 @@ class House:
 
 
 @pytest.fixture
-def house(database: str) -> Iterator[House]:
+def house(database: str) -> Iterator[GroupWorld]:
     with connect(database) as conn:
-        house = House(database, conn)
+        house = GroupWorld(database, conn)
         yield house
         house.store.close()
 
 
 @pytest.mark.conforms("E39")
-def test_rows_of_the_past_go_unless_unread(house: House) -> None:
+def test_rows_of_the_past_go_unless_unread(house: GroupWorld) -> None:
     """What is empty or gone leaves no rows, and what is unread keeps all of them."""
     first = house.ended(b"0")
     for _ in range(5):
@@ -163,7 +163,7 @@ def test_rows_of_the_past_go_unless_unread(house: House) -> None:
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_lost_messages_are_not_forgotten(house: House) -> None:
+def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     """Those that a group was to have, and retention has taken, block their stream until the group is gone."""
     unread = house.ended(b"0")
     house.retire()
@@ -177,11 +177,11 @@ def test_lost_messages_are_not_forgotten(house: House) -> None:
     assert len(house.keep()) == 1
 
 
-def by_offset(house: House, stream: int) -> None:
+def by_offset(house: GroupWorld, stream: int) -> None:
     message_log.fetch(house.conn, stream, 1)
 
 
-def by_bookmark(house: House, stream: int) -> None:
+def by_bookmark(house: GroupWorld, stream: int) -> None:
     gone: list[PositionGone] = []
     for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
         pass
@@ -189,7 +189,7 @@ def by_bookmark(house: House, stream: int) -> None:
 
 
 @pytest.mark.conforms("P10")
-def test_a_stream_that_never_was_is_beyond_all(house: House) -> None:
+def test_a_stream_that_never_was_is_beyond_all(house: GroupWorld) -> None:
     """As after a restore of an older state of the database, under the same timeline."""
     newest = house.conn.execute("select max(stream_id) from stream").fetchone()[0]  # type: ignore[index]
     with pytest.raises(PositionBeyondHead, match=f"stream {newest + 1}: messages of it were read, and this database"):
@@ -199,7 +199,7 @@ def test_a_stream_that_never_was_is_beyond_all(house: House) -> None:
 
 
 @pytest.mark.conforms("E39", "E18")
-def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
+def test_a_leader_drops_streams_that_are_deleted(house: GroupWorld) -> None:
     """They were free and at their ends; they were closed, and deleted, before the leader has looked."""
     create_space(house.conn, "eu", "eu/#", shards=2)
     house.renew()
@@ -226,7 +226,7 @@ def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
 
 @pytest.mark.conforms("E39", "P10")
 @pytest.mark.parametrize("read", [by_offset, by_bookmark])
-def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[House, int], None]) -> None:
+def test_a_position_in_a_deleted_stream_is_gone(house: GroupWorld, read: Callable[[GroupWorld, int], None]) -> None:
     """A position in a stream that never was is unknown."""
     stream = house.ended(b"0", b"1")
     house.forget(stream, had_messages=True)
@@ -238,7 +238,7 @@ def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[Ho
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: bool) -> None:
+def test_a_reader_goes_on_behind_deleted_streams(house: GroupWorld, had_messages: bool) -> None:
     gone: list[PositionGone] = []
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
@@ -252,7 +252,7 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_a_stream_is_deleted_while_a_reader_begins(house: House, had_messages: bool) -> None:
+def test_a_stream_is_deleted_while_a_reader_begins(house: GroupWorld, had_messages: bool) -> None:
     """It has listed the streams, and then finds its place in each by the time."""
     stream = house.ended(*([b"0"] if had_messages else []))
     streams = list_matching_streams(house.conn, ALL)
@@ -262,7 +262,7 @@ def test_a_stream_is_deleted_while_a_reader_begins(house: House, had_messages: b
 
 
 @pytest.mark.conforms("E39", "P10")
-def test_deleted_streams_fence_no_publisher(house: House) -> None:
+def test_deleted_streams_fence_no_publisher(house: GroupWorld) -> None:
     """After a failover: their numbers are given to no others. It may be a lost one where its space is another, or its
     number is yet to be given."""
     create_space(house.conn, "eu", "eu/#", shards=1)
@@ -283,7 +283,7 @@ def test_deleted_streams_fence_no_publisher(house: House) -> None:
         routes.check_timeline(house.conn, "p")
 
 
-def lose(house: House, space: str) -> int:
+def lose(house: GroupWorld, space: str) -> int:
     """A generation of the space with a message, of which nothing is left; its stream."""
     house.store.delete_group(GROUP)
     stream = stream_of(house.conn, space)
@@ -295,18 +295,18 @@ def lose(house: House, space: str) -> int:
     return stream
 
 
-def tail_by_bookmark(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+def tail_by_bookmark(house: GroupWorld, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
     return Tail(house.conn, ALL, Bookmark.parse(str(tail.bookmark)), on_data_loss)
 
 
-def tail_on(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+def tail_on(house: GroupWorld, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
     tail.on_data_loss = on_data_loss
     return tail
 
 
 @pytest.mark.conforms("E39", "W4")
 @pytest.mark.parametrize("go_on", [tail_by_bookmark, tail_on])
-def test_a_loss_in_an_unknown_space_is_reported(house: House, go_on: Callable[..., Tail]) -> None:
+def test_a_loss_in_an_unknown_space_is_reported(house: GroupWorld, go_on: Callable[..., Tail]) -> None:
     """Once, before what was published after it, also where the space's filter is another by now."""
     put(house.conn, stream_of(house.conn, "default"), b"0")
     tail = Tail(house.conn, ALL, "latest")
@@ -325,7 +325,7 @@ def test_a_loss_in_an_unknown_space_is_reported(house: House, go_on: Callable[..
 
 @pytest.mark.conforms("E39", "W4")
 @pytest.mark.parametrize("entire", [False, True])
-def test_epoch_tails_report_losses_in_new_spaces(house: House, entire: bool) -> None:
+def test_epoch_tails_report_losses_in_new_spaces(house: GroupWorld, entire: bool) -> None:
     found: list[PositionGone] = []
     put(house.conn, stream_of(house.conn, "default"), b"0")
     tail = EpochTailReader(house.conn, ALL, entire=entire, on_data_loss=found.append)
@@ -341,7 +341,7 @@ def test_epoch_tails_report_losses_in_new_spaces(house: House, entire: bool) -> 
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_a_loss_beside_a_reader_is_not_reported(house: House) -> None:
+def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
     """Of other topics, among them such as a more specific space had then, or of before the reading began."""
     found: list[PositionGone] = []
     conn = house.conn
@@ -359,7 +359,7 @@ def test_a_loss_beside_a_reader_is_not_reported(house: House) -> None:
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_a_space_that_was_away_hides_no_loss(house: House) -> None:
+def test_a_space_that_was_away_hides_no_loss(house: GroupWorld) -> None:
     """Meanwhile its topics were another's."""
     found: list[PositionGone] = []
     create_space(house.conn, "a", "a/#", shards=1)
@@ -374,7 +374,9 @@ def test_a_space_that_was_away_hides_no_loss(house: House) -> None:
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: OnDataLoss, had_messages: bool) -> None:
+def test_exported_progress_outlives_deleted_streams(
+    house: GroupWorld, on_data_loss: OnDataLoss, had_messages: bool
+) -> None:
     """It is taken where nothing of it was lost."""
     house.renew()
     stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
@@ -396,7 +398,7 @@ def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: 
 
 
 @pytest.mark.conforms("E39", "A4")
-def test_streams_that_ended_hinder_no_copy(house: House) -> None:
+def test_streams_that_ended_hinder_no_copy(house: GroupWorld) -> None:
     """Neither one that was read to its end when it was exported, nor a row that has lost its stream."""
     house.renew()
     stream = house.ended()
@@ -414,7 +416,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
 
 
 @pytest.mark.conforms("E39", "A4")
-def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
+def test_an_import_in_time_finds_what_it_has_lost(house: GroupWorld) -> None:
     """A pass of maintenance waits for its transaction, and keeps what the new group has not noticed."""
     house.renew()
     progress = progress_transfer.read_progress(house.conn, house.group)
@@ -440,7 +442,7 @@ def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
 
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_an_import_finds_what_is_gone_and_not_deleted(house: House, is_listed: bool) -> None:
+def test_an_import_finds_what_is_gone_and_not_deleted(house: GroupWorld, is_listed: bool) -> None:
     """Its stream was exported, or is of a generation that came later; what was consumed before hinders nothing."""
     lost = house.ended(b"0") if is_listed else 0
     house.renew()
@@ -470,7 +472,7 @@ def test_an_import_finds_what_is_gone_and_not_deleted(house: House, is_listed: b
 
 
 @pytest.mark.conforms("E39", "A4")
-def test_an_import_judges_by_what_was_lost(house: House) -> None:
+def test_an_import_judges_by_what_was_lost(house: GroupWorld) -> None:
     """Not by the filter that the space has by now, which may be another."""
     house.renew()
     progress = progress_transfer.read_progress(house.conn, house.group)
@@ -505,7 +507,7 @@ def rows_read(conn: Connection) -> int:
     return int(row[0])
 
 
-def renew_once(house: House) -> None:
+def renew_once(house: GroupWorld) -> None:
     """Renew over a connection of its own, and wait until it has ended and left its statistics."""
 
     def others() -> int:
@@ -522,7 +524,7 @@ def renew_once(house: House) -> None:
     eventually(lambda: others() <= before, 60)
 
 
-def idle_cost(house: House) -> int:
+def idle_cost(house: GroupWorld) -> int:
     """Rows that a renewal and a round of maintenance read while nothing happens."""
     for _ in range(2):  # the second finds what the first has left
         with connect(house.url) as conn:
@@ -542,7 +544,7 @@ def idle_cost(house: House) -> int:
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("retained", [False, True])
 @pytest.mark.long
-def test_idle_costs_do_not_grow_with_what_has_been(house: House, retained: bool) -> None:
+def test_idle_costs_do_not_grow_with_what_has_been(house: GroupWorld, retained: bool) -> None:
     """`retained`: of each generation a message is still there, which the group has consumed."""
     found = []
     for count in (10, 290):
@@ -585,7 +587,7 @@ OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'
 
 
 @pytest.mark.conforms("E39")
-def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) -> None:
+def test_regular_queries_read_only_what_is_live(house: GroupWorld, tmp_path: Path) -> None:
     """What is asked again and again reads as many rows after 3000 generations as after ten."""
     conn = house.conn
     space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri)
@@ -651,7 +653,7 @@ insert into consumed_frontier (group_id, space_id, least) select %(group)s, spac
 
 
 @pytest.mark.conforms("E39", "S5")
-def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
+def test_atomic_groups_cost_nothing_per_dropped_space(house: GroupWorld) -> None:
     conn = house.conn
     house.group = house.store.declare_group(
         Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
@@ -668,7 +670,7 @@ def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
 
 
 @pytest.mark.conforms("E39")
-def test_retention_costs_nothing_per_dropped_space(house: House) -> None:
+def test_retention_costs_nothing_per_dropped_space(house: GroupWorld) -> None:
     conn, found = house.conn, []
     for times in (10, 1000):
         conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
@@ -680,7 +682,7 @@ def test_retention_costs_nothing_per_dropped_space(house: House) -> None:
 
 
 @pytest.mark.conforms("S5")
-def test_epochs_of_a_dropped_space_come_at_its_end(house: House) -> None:
+def test_epochs_of_a_dropped_space_come_at_its_end(house: GroupWorld) -> None:
     """Once, when the group has consumed all of it."""
     conn = house.conn
     create_space(conn, "eu", "eu/#", shards=1)
@@ -702,11 +704,11 @@ def test_epochs_of_a_dropped_space_come_at_its_end(house: House) -> None:
     assert [received(), received()] == [[], []]
 
 
-def begun_and_deleted(house: House, held: Epoch, *begun: Epoch) -> Story:
+def begun_and_deleted(house: GroupWorld, held: Epoch, *begun: Epoch) -> EpochBlocks:
     """A space of which `A` holds `held`; the rows of the streams in which these have begun, each in its own, are
     deleted."""
     create_space(house.conn, "own", "own/#", shards=1)
-    story = Story(house.conn, "own")
+    story = EpochBlocks(house.conn, "own")
     story.advance(A, held)
     for epoch in begun:
         (stream,) = story.streams()
@@ -718,7 +720,7 @@ def begun_and_deleted(house: House, held: Epoch, *begun: Epoch) -> Story:
 
 
 @pytest.mark.conforms("S2", "S5", "E39")
-def test_nobody_gets_the_rest_of_a_deleted_epoch(house: House) -> None:
+def test_nobody_gets_the_rest_of_a_deleted_epoch(house: GroupWorld) -> None:
     story, conn, found = begun_and_deleted(house, (7,), (7,)), house.conn, {}
     for start in (StartingPosition.LATEST, StartingPosition.EARLIEST):
         atomic = GroupOptions(start, atomic=True)
@@ -748,14 +750,14 @@ def expire(conn: Connection, space_id: int) -> None:
     ],
     ids=["closed", "expired", "dropped"],
 )
-def test_epochs_of_deleted_streams_are_completed(house: House, end: Callable[[Connection, int], None]) -> None:
+def test_epochs_of_deleted_streams_are_completed(house: GroupWorld, end: Callable[[Connection, int], None]) -> None:
     space_id = begun_and_deleted(house, (5,), (9,)).space
     end(house.conn, space_id)
     assert epoch_leases.read_lower_frontier(house.conn, space_id) == LowerFrontier(((10,),))
 
 
 @pytest.mark.conforms("S9", "E39")
-def test_an_epoch_of_a_deleted_stream_is_not_reused(house: House) -> None:
+def test_an_epoch_of_a_deleted_stream_is_not_reused(house: GroupWorld) -> None:
     space_id = begun_and_deleted(house, (1, 1), (1, 5), (2, 4), (1, 3), (2, 4)).space
     epoch_leases.release(house.conn, space_id, A)
     for epoch in ((1, 5), (2, 4)):
@@ -767,7 +769,7 @@ def test_an_epoch_of_a_deleted_stream_is_not_reused(house: House) -> None:
 
 @pytest.mark.conforms("S9", "E39")
 @pytest.mark.parametrize("had_messages", [False, True])
-def test_epochs_are_rerouted_past_deleted_streams(house: House, had_messages: bool) -> None:
+def test_epochs_are_rerouted_past_deleted_streams(house: GroupWorld, had_messages: bool) -> None:
     with Publisher(house.url, space="default") as publisher:
         publisher.advance(7)
         if had_messages:
@@ -794,7 +796,7 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
     ids=["messages", "marks of blocks", "positions by time", "when appended"],
 )
 def test_reading_a_stream_locks_no_other_generation(
-    house: House, look: Callable[[Connection, int, int], object]
+    house: GroupWorld, look: Callable[[Connection, int, int], object]
 ) -> None:
     """A plan for any generation would lock all of them, and a server has not so many locks."""
     streams = [house.ended(b"0") for _ in range(5)]
@@ -815,7 +817,7 @@ def test_reading_a_stream_locks_no_other_generation(
     ],
     ids=["messages", "marks of blocks"],
 )
-def test_a_partition_that_cannot_be_named(house: House, read: Callable[[Connection, int, int], int]) -> None:
+def test_a_partition_that_cannot_be_named(house: GroupWorld, read: Callable[[Connection, int, int], int]) -> None:
     """What is read is read by the partition's name: not one that one may not name, or that is dropped."""
     house.conn.execute("create role reader")
     try:

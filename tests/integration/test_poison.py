@@ -130,13 +130,13 @@ def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
 
 
 @pytest.mark.conforms("W10", "X7")
-@pytest.mark.parametrize("through_nodes", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.parametrize("via_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_group_blocks_at_a_bad_block(
-    database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
+    database: str, conn: Connection, fleet: Fleet, streams: list[int], via_nodes: bool
 ) -> None:
     """It says why and how to get past it, and all other streams go on."""
     node, bad = fleet.nodes["n1"], streams[:-1]
-    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if through_nodes else {"url": database}
+    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if via_nodes else {"url": database}
     settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
     blocked = dict.fromkeys(bad, ("blocked", 4, 0))
     for life in range(2):

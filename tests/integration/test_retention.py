@@ -138,11 +138,11 @@ def test_other_groups_hold_nothing_back(conn: Connection, old: int, kind: str, f
 
 
 def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> None:
-    def deposed(_: Connection) -> None:
+    def refuse_stale_term(_: Connection) -> None:
         raise StaleTerm("the term is over")
 
     with pytest.raises(StaleTerm):
-        apply_retention(conn, deposed)
+        apply_retention(conn, refuse_stale_term)
     assert not is_gone(conn, old)
 
 

@@ -237,7 +237,7 @@ def test_a_failing_step_of_maintenance_stops_no_other(
 
 
 def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
-    def deposed(_: Connection) -> None:
+    def refuse_stale_term(_: Connection) -> None:
         raise Unavailable("the term is over")
 
     alter_space(conn, "default", rollover_s=1)
@@ -245,7 +245,7 @@ def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
     put(conn, streams(conn, "default")[0], b"x")
     before = open_streams(conn)
     with pytest.raises(Unavailable):
-        roll_over_due(conn, deposed)
+        roll_over_due(conn, refuse_stale_term)
     assert open_streams(conn) == before
 
 

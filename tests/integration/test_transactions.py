@@ -34,7 +34,7 @@ ALL = "$share/g/#"
 BORROWER = BorrowerSettings().scaled(SPEED)
 
 
-class Place:
+class OutputStage:
     """A node, a table for the output, and messages."""
 
     def __init__(self, url: str, directory: Path) -> None:
@@ -67,8 +67,8 @@ class Place:
 
 
 @pytest.fixture
-def place(database: str, tmp_path: Path) -> Iterator[Place]:
-    found = Place(database, tmp_path)
+def place(database: str, tmp_path: Path) -> Iterator[OutputStage]:
+    found = OutputStage(database, tmp_path)
     yield found
     found.connection.close()
     found.fleet.close()
@@ -90,7 +90,7 @@ def first(session: Session) -> Batch:
 
 
 @pytest.mark.conforms("E25")
-def test_output_and_progress_are_committed_together(place: Place) -> None:
+def test_output_and_progress_are_committed_together(place: OutputStage) -> None:
     place.publish(20)
     with place.session() as session:
         done = 0
@@ -146,7 +146,7 @@ IN_VAIN: dict[str, tuple[Callable[[psycopg.Connection[object]], object], type[Ex
 @pytest.mark.conforms("E17", "E25", "E37")
 @pytest.mark.parametrize("way", IN_VAIN)
 @pytest.mark.long
-def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
+def test_a_transaction_in_vain_leaves_the_batch(place: OutputStage, way: str) -> None:
     """Output and progress are as before, and the batch is still to be done, whatever ends its transaction."""
     act, error, said = IN_VAIN[way]
     place.publish(1)
@@ -180,7 +180,7 @@ def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
 
 
 @pytest.mark.conforms("E25")
-def test_a_batch_and_what_came_in_its_place_are_one(place: Place) -> None:
+def test_a_batch_and_what_came_in_its_place_are_one(place: OutputStage) -> None:
     """A transaction with both would store their messages twice."""
     with Publisher(place.url) as publisher:
         for number in range(4):
@@ -204,7 +204,7 @@ def test_a_batch_and_what_came_in_its_place_are_one(place: Place) -> None:
 
 
 @pytest.mark.conforms("E11", "E25", "E30")
-def test_of_two_of_one_name_the_newer_writes(place: Place) -> None:
+def test_of_two_of_one_name_the_newer_writes(place: OutputStage) -> None:
     """The older's transaction fails, as the stream went to the newer; its session is over for good."""
     place.publish(1)
     with place.session(name="worker") as old:
@@ -229,7 +229,7 @@ update lending set status = 'free', grant_id = grant_id + 1, borrower_id = null,
 
 
 @pytest.mark.conforms("E11", "E25", "E36")
-def test_a_stream_taken_by_hand_is_granted_anew(place: Place) -> None:
+def test_a_stream_taken_by_hand_is_granted_anew(place: OutputStage) -> None:
     place.publish(3, key="taken")
     place.publish(2, key="kept")
     lost: list[Batch] = []
@@ -258,7 +258,7 @@ def test_a_stream_taken_by_hand_is_granted_anew(place: Place) -> None:
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize(("module", "lines"), [(transaction, 50), (psycopg_transaction, 20)], ids=["ours", "psycopg's"])
-def test_a_transaction_broken_off_is_done_again(place: Place, module: ModuleType, lines: int) -> None:
+def test_a_transaction_broken_off_is_done_again(place: OutputStage, module: ModuleType, lines: int) -> None:
     """Wherever an exception of a signal handler comes from its code, and once."""
     assert module.__file__ is not None
     where = Path(module.__file__)
@@ -281,7 +281,7 @@ def test_a_transaction_broken_off_is_done_again(place: Place, module: ModuleType
 
 
 @pytest.mark.conforms("E35")
-def test_a_commit_of_a_forgotten_grant_is_unknown(place: Place) -> None:
+def test_a_commit_of_a_forgotten_grant_is_unknown(place: OutputStage) -> None:
     """Of one without an answer nobody says that nothing was written, where history does not have its grant."""
     place.publish(1)
     with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False) as session:
@@ -298,7 +298,7 @@ def test_a_commit_of_a_forgotten_grant_is_unknown(place: Place) -> None:
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
-def test_a_commit_without_an_answer_is_done_once(place: Place, away: bool) -> None:
+def test_a_commit_without_an_answer_is_done_once(place: OutputStage, away: bool) -> None:
     place.publish(3, key="k")
     with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
         calls = 0
@@ -329,7 +329,7 @@ def test_a_commit_without_an_answer_is_done_once(place: Place, away: bool) -> No
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("arrives", [False, True])
-def test_an_outcome_is_found_out_while_polling(place: Place, arrives: bool) -> None:
+def test_an_outcome_is_found_out_while_polling(place: OutputStage, arrives: bool) -> None:
     """The database comes back when the next batch has been asked for, and nothing behind is given before."""
     place.publish(3, key="k")
     seen: list[int] = []
@@ -375,7 +375,7 @@ AGAIN: dict[str, Callable[[list[Batch], list[Batch]], tuple[Batch, ...]]] = {
     ],
 )
 @pytest.mark.long
-def test_after_an_unknown_outcome_each_counts_once(place: Place, again: str, arrives: bool) -> None:
+def test_after_an_unknown_outcome_each_counts_once(place: OutputStage, again: str, arrives: bool) -> None:
     """Two streams of two batches each; of both the first is in the transaction that gets no answer."""
     for key in ("a", "b"):
         place.publish(2, key)
@@ -411,7 +411,7 @@ def test_after_an_unknown_outcome_each_counts_once(place: Place, again: str, arr
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("asks_on", [False, True])
-def test_each_batch_not_committed_is_refused_once(place: Place, asks_on: bool) -> None:
+def test_each_batch_not_committed_is_refused_once(place: OutputStage, asks_on: bool) -> None:
     """To acknowledge it passes it over only when its user knows, whoever has found the outcome out."""
     for key in ("a", "b"):
         place.publish(1, key)
@@ -434,7 +434,7 @@ def test_each_batch_not_committed_is_refused_once(place: Place, asks_on: bool) -
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("of_one_batch", [False, True])
-def test_a_batch_whose_block_did_not_run_is_refused(place: Place, of_one_batch: bool) -> None:
+def test_a_batch_whose_block_did_not_run_is_refused(place: OutputStage, of_one_batch: bool) -> None:
     """A transaction whose block did not run, as the outcome of the one before could not be found out."""
     with Publisher(place.url) as publisher:
         for key in "aabb":
@@ -457,7 +457,7 @@ def test_a_batch_whose_block_did_not_run_is_refused(place: Place, of_one_batch: 
 
 
 @pytest.mark.conforms("E37")
-def test_a_part_of_a_committed_batch_is_acknowledged(place: Place) -> None:
+def test_a_part_of_a_committed_batch_is_acknowledged(place: OutputStage) -> None:
     """The transaction got no answer, and had all of it."""
     with Publisher(place.url) as publisher:
         for number in range(5):
@@ -472,7 +472,7 @@ def test_a_part_of_a_committed_batch_is_acknowledged(place: Place) -> None:
         assert place.progress() == 5
 
 
-def test_a_function_that_commits_is_not_called_again(place: Place) -> None:
+def test_a_function_that_commits_is_not_called_again(place: OutputStage) -> None:
     """It is not called again though it raises afterwards."""
     place.publish(4, key="k")
     with place.session(auto_ack=False, max_batch_bytes=1) as session:
@@ -490,7 +490,7 @@ def test_a_function_that_commits_is_not_called_again(place: Place) -> None:
 
 
 @pytest.mark.conforms("E35")
-def test_several_batches_in_one_transaction(place: Place) -> None:
+def test_several_batches_in_one_transaction(place: OutputStage) -> None:
     """They are committed in the order of their streams."""
     for key in ("a", "b"):
         place.publish(3, key)
@@ -508,7 +508,7 @@ def test_several_batches_in_one_transaction(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
+def test_parts_of_a_batch_are_committed_in_order(place: OutputStage) -> None:
     """There is no gap, and none is committed twice."""
     with Publisher(place.url) as publisher:
         for number in range(5):
@@ -537,7 +537,7 @@ def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("trouble", ["an exception", "not arrived", "arrived"])
 @pytest.mark.parametrize("done_before", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_an_uncommitted_part_is_still_to_be_done(place: Place, trouble: str, done_before: int) -> None:
+def test_an_uncommitted_part_is_still_to_be_done(place: OutputStage, trouble: str, done_before: int) -> None:
     """A poll gives again what is left of a batch of which a part failed, or may have, and each part counts once."""
     with Publisher(place.url) as publisher:
         for number in range(5):
@@ -573,7 +573,7 @@ def test_an_uncommitted_part_is_still_to_be_done(place: Place, trouble: str, don
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("done_by", ["transactions", "ack"])
-def test_a_loop_over_parts_goes_on_where_one_failed(place: Place, done_by: str) -> None:
+def test_a_loop_over_parts_goes_on_where_one_failed(place: OutputStage, done_by: str) -> None:
     """What is done of a batch does not come again, and the same code does the rest."""
     with Publisher(place.url) as publisher:
         for number in range(5):
@@ -599,7 +599,7 @@ def test_a_loop_over_parts_goes_on_where_one_failed(place: Place, done_by: str) 
 
 
 @pytest.mark.conforms("E35", "E37")
-def test_a_failed_transaction_comes_again_in_a_loop(place: Place) -> None:
+def test_a_failed_transaction_comes_again_in_a_loop(place: OutputStage) -> None:
     """Its exception was caught within the loop, before the next was asked for."""
     place.publish(3, key="k")
     seen: list[int] = []
@@ -616,7 +616,7 @@ def test_a_failed_transaction_comes_again_in_a_loop(place: Place) -> None:
 
 
 @pytest.mark.conforms("E25")
-def test_an_async_session_commits_on_its_own_thread(place: Place) -> None:
+def test_an_async_session_commits_on_its_own_thread(place: OutputStage) -> None:
     place.publish(5, key="k")
     threads: set[int] = set()
 

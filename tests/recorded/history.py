@@ -11,7 +11,7 @@ from typing import Any
 from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.record import lines
 
-Place = tuple[int, int]
+StreamOffset = tuple[int, int]
 """(stream, offset)."""
 
 
@@ -40,7 +40,7 @@ class Message:
     asked_at: float
     outcome: Outcome = Outcome.UNKNOWN
     reported_at: float | None = None
-    place: Place | None = None
+    place: StreamOffset | None = None
     together: int | None = None
 
     @property
@@ -129,7 +129,7 @@ class History:
         return sorted((call for call in self.calls if call.group == group.name), key=lambda call: call.begun)
 
     @cached_property
-    def places(self) -> dict[Place, str]:
+    def places(self) -> dict[StreamOffset, str]:
         """Return {place: message id}; computed once."""
         return {(stream, offset): found for stream, offset, found in self.log}
 

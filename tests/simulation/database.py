@@ -245,7 +245,7 @@ class StatementOutcome(Enum):
     SILENT = "silent"  # executed, and the node does not know it
 
 
-class Way:
+class DatabaseLink:
     """One node's connection to the database. Statements are executed in order, one at a time; those already sent are
     executed even if the node dies meanwhile, as a real connection's would be, but not after a restart of the database.
     """

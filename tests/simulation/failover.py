@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.publishers import Held
+from tests.simulation.publishers import PublisherFrontier
 from tests.support.memory_store.catalogue import MemoryCatalogue
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Standby:
     gone: frozenset[tuple[int, bool]]
     journal: tuple[Any, ...]
     checkers: tuple[Any, ...]
-    holding: dict[int, list[Held]]
+    holding: dict[int, list[PublisherFrontier]]
     committed: frozenset[str]
 
 

@@ -22,7 +22,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeIncarnation
-from tests.simulation.database import Way
+from tests.simulation.database import DatabaseLink
 from tests.simulation.locks import NodeLock
 from tests.simulation.process import Process
 
@@ -37,7 +37,7 @@ class SimulatedNode(Process):
         super().__init__(simulation.world, name, drift)
         self.simulation, self.settings = simulation, settings
         self.address = f"{name}:1"
-        self.way = Way(simulation.world, simulation.store)
+        self.way = DatabaseLink(simulation.world, simulation.store)
         self.lock = NodeLock(self, simulation.locks, Random(f"the lock of {name}, {simulation.seed}"))
         self.alive = self.stopping = self._again = False
         self.lives = 0

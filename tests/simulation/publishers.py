@@ -27,7 +27,7 @@ class Publisher:
     alive: bool = True
 
 
-Held = tuple[Publisher, LowerFrontier]
+PublisherFrontier = tuple[Publisher, LowerFrontier]
 
 
 class Publishers:
@@ -46,10 +46,10 @@ class Publishers:
         self._numbers = self._random.choice((0, 1, 1, 1, 1, 1, 2, 2))
         self._holding: list[Publisher] = []
 
-    def saved(self) -> list[Held]:
+    def saved(self) -> list[PublisherFrontier]:
         return [(one, one.held) for one in self._holding]
 
-    def failed_over(self, saved: Sequence[Held]) -> None:
+    def failed_over(self, saved: Sequence[PublisherFrontier]) -> None:
         """Restore what publishers held; a dead one's capability expires after its lease again."""
         self._holding = [one for one, _ in saved]
         for one, held in saved:
@@ -73,7 +73,7 @@ class Publishers:
             self._join()
         self._settle()
 
-    def hurry(self) -> None:
+    def publish_faster(self) -> None:
         """Let one publisher use an epoch, and complete one."""
         living = [one for one in self._holding if one.alive]
         open_streams = self._streams.open_streams(self._space_id)

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
-from tests.simulation.publishers import Held, Publishers
+from tests.simulation.publishers import PublisherFrontier, Publishers
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -59,10 +59,10 @@ class Publishing:
         """Return the id of a space."""
         return self._random.choice(list(self._of))
 
-    def saved(self) -> dict[int, list[Held]]:
+    def saved(self) -> dict[int, list[PublisherFrontier]]:
         return {space_id: publishers.saved() for space_id, publishers in self._of.items()}
 
-    def failed_over(self, saved: dict[int, list[Held]]) -> None:
+    def failed_over(self, saved: dict[int, list[PublisherFrontier]]) -> None:
         """Restore what publishers held then; the ends of the streams are lost."""
         for stream_id, stream in self._streams.streams.items():
             del self.epochs[stream_id][stream.head :]
@@ -82,7 +82,7 @@ class Publishing:
         """Use, and perhaps complete, an epoch between two statements of a leader's transaction."""
         for publishers in self._of.values():
             if not self._simulation.world.calm and self._random.random() < self._intruding:
-                publishers.hurry()
+                publishers.publish_faster()
 
     def end(self) -> None:
         """Remove all publishers. In some runs a new one stays, and its last epochs are never completed."""

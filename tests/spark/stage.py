@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.deliveries import Verdict, check
+from tests.deliveries import DeliveryVerdict, check
 from tests.integration.sharing_kit import Scene
 from tests.kit_nodes import Delivered, Fleet
 from tests.spark.work import AttemptRecord, attempts
@@ -54,7 +54,7 @@ class Stage(Scene):
         ]
         return sorted(found, key=lambda delivered: delivered.at)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DeliveryVerdict:
         """Nothing is lost, no repeat is unexplained, no two attempts worked under one grant."""
         return check(self.heads(), self.delivered(), self.history())
 

@@ -26,7 +26,7 @@ from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwri
 
 S, K = GrantStatus, GrantTransitionEvent
 Pair = tuple[GrantStatus, GrantTransitionEvent]
-Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
+TransitionCase = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
 """(how to get to the status, what happens then, what the borrower is sent)"""
 
 
@@ -166,7 +166,7 @@ def finish_the_past(bench: Bench) -> None:
     bench.finished(grant_id=old_grant(bench))
 
 
-STORIES: dict[Pair, Story] = {
+STORIES: dict[Pair, TransitionCase] = {
     (S.GRANTING, K.GRANT_WRITTEN): (unwritten, Bench.commit, Grant),
     (S.REVOKING, K.GRANT_WRITTEN): (revoking_unwritten, Bench.commit, Revoke),
     (S.GRANTED, K.GRANT_WRITTEN): (reclaiming, use_before_it_is_written, None),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 
 from tests.recorded.checks.anomaly import Anomaly, Kind
-from tests.recorded.history import History, Message, Outcome, Place
+from tests.recorded.history import History, Message, Outcome, StreamOffset
 
 
 def check_log(history: History) -> list[Anomaly]:
-    places: dict[str, list[Place]] = defaultdict(list)
+    places: dict[str, list[StreamOffset]] = defaultdict(list)
     for stream, offset, found in history.log:
         places[found].append((stream, offset))
     wrong = _holes(history)
@@ -22,7 +22,7 @@ def check_log(history: History) -> list[Anomaly]:
     return wrong + _torn(history, places)
 
 
-def _stored(message: Message | None, found: str, at: list[Place]) -> list[Anomaly]:
+def _stored(message: Message | None, found: str, at: list[StreamOffset]) -> list[Anomaly]:
     streams = tuple(sorted({stream for stream, _ in at}))
 
     def wrong(kind: Kind, what: str) -> Anomaly:
@@ -56,7 +56,7 @@ def _holes(history: History) -> list[Anomaly]:
     ]
 
 
-def _torn(history: History, places: dict[str, list[Place]]) -> list[Anomaly]:
+def _torn(history: History, places: dict[str, list[StreamOffset]]) -> list[Anomaly]:
     """Messages of one transaction are all there, or none."""
     together: dict[tuple[str, int], list[str]] = defaultdict(list)
     for message in history.messages.values():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
     from tests.simulation.work import Work
 
-Place = tuple[int, ConsumedFrontier]
+StreamOffset = tuple[int, ConsumedFrontier]
 """Of a row: (position, what is consumed behind it)."""
 
 
@@ -34,8 +34,8 @@ class Epochs:
         self._wanted = ExpectedMessages(simulation, lives, record)
         self.announcements = Announcements(simulation, lives, self._wanted)
         self.groups = self.given = 0
-        self._said: dict[Key, set[Place]] = defaultdict(set)
-        self._rows: dict[Key, Place] = {}
+        self._said: dict[Key, set[StreamOffset]] = defaultdict(set)
+        self._rows: dict[Key, StreamOffset] = {}
 
     def opened(self, group: Group, rows: Mapping[int, LendingRow], before: Group | None = None) -> None:
         """A group that is atomic begins; `before`: where that one was."""
