@@ -1,0 +1,42 @@
+"""A call that reads through a node, whose client takes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from sublet_leader.feed.history_and_follow import FeedReadCall
+from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.feed_messages import FeedPage, FeedReadRequest
+
+
+class Pool:
+    """In place of the database: a reader without streams."""
+
+    async def run(self, work: Callable[..., Any]) -> Any:
+        return SimpleNamespace(bookmark=Bookmark(0, {}))
+
+
+@pytest.mark.conforms("X4")
+def test_rights_are_checked_while_nothing_is_taken() -> None:
+    """So that a call ends whose token was revoked, and what it has read with it."""
+    checks: list[None] = []
+
+    def check_right() -> None:
+        checks.append(None)
+        if len(checks) > 3:
+            raise Unauthenticated("the token was revoked")
+
+    async def never(page: FeedPage) -> None:
+        await asyncio.Event().wait()
+
+    read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
+    call = FeedReadCall(cast(Any, Pool()), cast(Any, None), read, never, check_right, hello_s=0.001)
+    with pytest.raises(Unauthenticated):
+        asyncio.run(asyncio.wait_for(call.history(), 60))
