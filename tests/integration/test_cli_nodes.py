@@ -51,7 +51,7 @@ def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
     eventually(lambda: leaders(shell) == dict.fromkeys(GROUPS, "n2"), 60.0)
     states = {node["name"]: node["draining"] for node in done(shell.run("nodes", "list", "--json"))["nodes"]}
     assert states == {"n1": True, "n2": False}
-    assert "drains" in shell.run("nodes", "list").out
+    assert "draining" in shell.run("nodes", "list").out
     publish_numbers(database, range(100))
     consumed(consumers, 200)
 
