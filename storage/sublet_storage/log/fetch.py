@@ -403,9 +403,9 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
                 if not decoded_blocks:
                     raise
                 break
+            if size and size + decoded_bytes > min(MAX_DECODED_BYTES, MAX_EXPANSION * limit_bytes):
+                break
             size += decoded_bytes
-        if decoded_blocks and size > min(MAX_DECODED_BYTES, MAX_EXPANSION * limit_bytes):
-            break
         decoded_blocks.append((*row[:4], batch))
     return decoded_blocks
 
