@@ -115,6 +115,8 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     eventually(lambda: set(lanes(chrome)) == {"anna", "bruno"}, WAIT_S)
     refused = [each for each in complaints(chrome) if "401" not in each]
     assert refused == []
+    chrome.get(f"http://{node.address}/#/nodes")
+    shown(chrome, "n1", "alive", "127.0.0.1")
     # The node goes away, and that is said.
     stage.fleet.nodes["n1"].kill()
     shown(chrome, "this node does not answer")

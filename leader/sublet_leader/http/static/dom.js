@@ -39,8 +39,8 @@ export function table(caption, columns, rows, classes = "") {
 }
 
 export function badge(state) {
-  const kinds = { ok: "good", consuming: "good", held: "good", paused: "wait", no_members: "plain", no_consumers: "plain",
-    free: "plain" };
+  const kinds = { ok: "good", alive: "good", consuming: "good", held: "good", draining: "wait", paused: "wait",
+    no_members: "plain", no_consumers: "plain", free: "plain" };
   return element("span", { class: `badge ${kinds[state] ?? "bad"}` }, state.replaceAll("_", " "));
 }
 

@@ -24,10 +24,10 @@ export class NodesPage {
 }
 
 function line(node) {
-  const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
+  const state = !node.alive ? "gone" : node.draining ? "draining" : "alive";
   const url = node.http_address?.startsWith("https://") ? node.http_address : `http://${node.http_address}`;
   const http = node.http_address ? element("a", { href: `${url}/`, rel: "noreferrer" }, node.http_address) : null;
-  return [node.name, badge(state), formatCount(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
+  return [node.name, badge(state), formatCount(node.leads), node.alive ? seconds(node.lease_remaining_s) : null, node.address, http,
     node.notify_driver, new Date(node.started_at).toLocaleString("en-GB")];
 }
 
