@@ -54,7 +54,7 @@ class FeedReadCall:
         watch: FeedHeadPoller,
         read: FeedReadRequest,
         write: Write,
-        check_right: Callable[[], None] = lambda: None,
+        check_right: Callable[[], None],
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._pool, self._watch, self._read, self._hello_s = pool, watch, read, hello_s
@@ -148,27 +148,34 @@ class FeedReadCall:
 
     async def _run_with_heartbeats(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Run `work` on the database, and send the client keep-alives meanwhile."""
-        future = asyncio.ensure_future(self._pool.run(work))
-        try:
-            while not (await asyncio.wait({future}, timeout=self._hello_s))[0]:
-                await self._write(FeedPage(self._read.subscription_id))
-            return future.result()
-        finally:
-            future.cancel()
+
+        async def send_heartbeat() -> None:
+            await self._write(FeedPage(self._read.subscription_id))
+
+        return await self._wait_for(self._pool.run(work), send_heartbeat)
 
     async def _write(self, page: FeedPage) -> None:
         if self._lost_end is not None:
             raise self._lost_end
         self._check_right()
-        writing, deadline = asyncio.ensure_future(self._write_page(page)), time.monotonic() + WRITE_TIMEOUT_S
+        deadline = time.monotonic() + WRITE_TIMEOUT_S
+
+        async def check() -> None:
+            self._check_right()
+            if time.monotonic() > deadline:
+                raise ClientStalled
+
+        await self._wait_for(self._write_page(page), check)
+
+    async def _wait_for(self, work: Awaitable[_T], meanwhile: Callable[[], Awaitable[None]]) -> _T:
+        """Return the result of the work; call `meanwhile` at intervals until then, whose error ends the work."""
+        future = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({writing}, timeout=self._hello_s))[0]:
-                self._check_right()
-                if time.monotonic() > deadline:
-                    raise ClientStalled
-            writing.result()
+            while not (await asyncio.wait({future}, timeout=self._hello_s))[0]:
+                await meanwhile()
+            return future.result()
         finally:
-            writing.cancel()
+            future.cancel()
 
 
 def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:

@@ -51,9 +51,9 @@ class LeaderLookups:
         is_first = subscription not in self._waiting_subscribers
         if is_first and len(self._waiting_subscribers) >= MAX_QUERIES:
             return False
-        askers = self._waiting_subscribers.setdefault(subscription, {})
+        subscribers = self._waiting_subscribers.setdefault(subscription, {})
         if subscriber_id is not None:
-            askers[subscriber_id] = None
+            subscribers[subscriber_id] = None
         return is_first
 
     def complete(
@@ -66,8 +66,11 @@ class LeaderLookups:
         """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
-        askers = self._waiting_subscribers.pop(subscription, {})
-        return [WatcherLeaderQueryReply(asker, str(subscription), group, alive, connected) for asker in askers]
+        subscribers = self._waiting_subscribers.pop(subscription, {})
+        return [
+            WatcherLeaderQueryReply(subscriber_id, str(subscription), group, alive, connected)
+            for subscriber_id in subscribers
+        ]
 
     def cancel(self, subscription: Subscription) -> None:
         """Drop the queries, as the database did not answer: they are repeated."""

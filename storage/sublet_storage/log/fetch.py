@@ -392,7 +392,7 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
     make a page of `limit_bytes` too large. Raise `PoisonBlock` if that is the very first."""
     decoded_blocks: list[tuple[Any, ...]] = []
-    size = 0
+    size, max_size = 0, min(MAX_DECODED_BYTES, MAX_EXPANSION * limit_bytes)
     for row in blocks:
         end_offset, count, codec, _, payload = row[:5]
         batch = None
@@ -403,7 +403,7 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
                 if not decoded_blocks:
                     raise
                 break
-            if size and size + decoded_bytes > min(MAX_DECODED_BYTES, MAX_EXPANSION * limit_bytes):
+            if size and size + decoded_bytes > max_size:
                 break
             size += decoded_bytes
         decoded_blocks.append((*row[:4], batch))
