@@ -171,16 +171,15 @@ class Stage:
         for name in names:
             self.fleet.consumer(name, ALL, pause_s, url)
         members = len(self.fleet.consumers)
-        eventually(
-            lambda: self.scene.shares() == [16 // members] * members,
-            WAIT_S,
-            lambda: f"{self.scene.rows()}{self.said()}",
-        )
+        eventually(lambda: self.scene.shares() == [16 // members] * members, WAIT_S, self.said)
 
     def said(self) -> str:
-        """The end of the output of every process, for a test that fails."""
+        """Who holds what, and the end of the output of every process, for a test that fails."""
         processes = {**self.fleet.nodes, **self.fleet.consumers}
-        return "".join(f"\n--- {name}:\n{process.output()[-1500:]}" for name, process in processes.items())
+        columns = "stream_id, status, position, borrower_id, lock_borrower_id, term, grant_id"
+        rows = self.scene.ask(f"select {columns} from lending order by stream_id")
+        outputs = (f"\n--- {name}:\n{process.output()[-1500:]}" for name, process in processes.items())
+        return "".join((f"{self.scene.claim()}\n{columns}: {rows}", *outputs))
 
     def more(self, count: int = 20, *, of: str | None = None) -> None:
         """Wait until so many more batches are delivered, by all or by one."""

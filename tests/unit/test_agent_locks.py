@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_borrower.machine.agent import (
     Agent,
@@ -19,6 +20,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.election.dead_process_detectors import DeadAgentDetector
 from sublet_leader.group.events import AgentProcessesEnded
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     HeldGrant,
@@ -40,16 +42,21 @@ SETTINGS, BORROWER = LeaderSettings(), BorrowerSettings()
 KEY = compute_lock_key("a")
 WANTED = LeaderWanted("a/1", SUBSCRIPTION, lock_valid_s=BORROWER.lock_valid_s)
 GRACE_S = SETTINGS.reconnect_grace_s
+TIMELINE = 3
+TERM_OF_TIMELINE = TIMELINE * TIMELINE_US + 1
+HOLDERS = {"a": frozenset({"a/1"})}
 
 
 # --- the leader's look ------------------------------------------------------------------------------------------------
 
 
-def look(at: float, *, is_free: bool = True, connected_at: float = 0.0) -> PeerLocksChecked:
+def look(
+    at: float, *, is_free: bool = True, connected_at: float = 0.0, timeline: int | None = TIMELINE
+) -> PeerLocksChecked:
     """It takes 10 ms."""
     key = frozenset({KEY})
     free, held = (key, frozenset[int]()) if is_free else (frozenset[int](), key)
-    return PeerLocksChecked(connected_at, at, at + 0.01, free, held)
+    return PeerLocksChecked(connected_at, at, at + 0.01, free, held, timeline)
 
 
 def watching(missing_at: float = 10.0) -> DeadAgentDetector:
@@ -122,7 +129,7 @@ def test_a_watch_ends_with_the_eviction_time() -> None:
 def test_a_former_leaders_word_counts() -> None:
     """That the lock was held when the row was granted, where this connection has never seen it held."""
     watch = DeadAgentDetector(SETTINGS)
-    watch.watch({"a"}, 10.0)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
     assert gone(watch, look(9.9), look(10.1), look(10.95), look(11.2)) == [False, False, False, True]
 
 
@@ -130,22 +137,47 @@ def test_a_lock_free_before_the_watch_began_is_new() -> None:
     """Between two looks it may have been held, and the row granted."""
     watch = watching()
     gone(watch, look(10.1))
-    watch.watch({"a"}, 10.9)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.9)
     assert gone(watch, look(11.2), look(11.9), look(12.3)) == [False, False, True]
 
 
-@pytest.mark.parametrize("comes", ["message", "poll"])
-def test_who_comes_is_watched_no_longer(comes: str) -> None:
-    """It reclaims: an older look says nothing of what it holds then."""
+@pytest.mark.parametrize("timeline", [TIMELINE - 1, None])
+def test_a_former_leaders_word_is_of_its_timeline(timeline: int | None) -> None:
     watch = DeadAgentDetector(SETTINGS)
-    watch.watch({"a"}, 10.0)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
+    assert gone(watch, *(look(at, timeline=timeline) for at in (10.1, 11.2, 12.4))) == [False] * 3
+
+
+SUCCESSOR = replace(WANTED, borrower_id="a/2", predecessor="a/1")
+
+
+@pytest.mark.conforms("E16")
+@pytest.mark.parametrize("comes", [WANTED, SUCCESSOR, Ping(("a/2",), 0.0), "poll"])
+def test_who_comes_and_dies_at_once_is_found(comes: LeaderWanted | Ping | str) -> None:
+    """Before anybody has seen its lock held: the grace begins anew."""
+    watch = DeadAgentDetector(SETTINGS)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
     gone(watch, look(10.1))
-    if comes == "message":
-        watch.note_message("a", Ping(("a/1",), 0.0), 10.9)
-    else:
+    if isinstance(comes, str):
         watch.note_poll("a", True, 10.9)
+        watch.note_poll("a", False, 10.95)
+    else:
+        watch.note_message("a", comes, 10.9)
+    assert gone(watch, look(11.2), look(11.9), look(12.3)) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    "comes",
+    [replace(SUCCESSOR, lock_valid_s=0.0), replace(SUCCESSOR, borrower_id="a/3", predecessor="a/2")],
+    ids=["lost", "acquired again"],
+)
+def test_who_comes_with_another_lock_is_not_watched(comes: LeaderWanted) -> None:
+    """It may be that of another server, and the agent be well."""
+    watch = DeadAgentDetector(SETTINGS)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
+    gone(watch, look(10.1))
+    watch.note_message("a", comes, 10.9)
     assert gone(watch, look(11.2), look(12.4)) == [False, False]
-    assert watch.keys() == ()
 
 
 # --- the leader of a group --------------------------------------------------------------------------------------------
@@ -185,9 +217,6 @@ def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
     assert bench.holders() == {1: "a/1"}
 
 
-TIMELINE = 3
-
-
 def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = True) -> Bench:
     """A stream granted to a/1, whose lock was held, by a leader whose successor may last have answered its ping up to
     5 s from now; b/1 waits."""
@@ -210,7 +239,7 @@ def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = T
 def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
     """Long before its reclaim grace ends, however long grants of the leader before are valid."""
     bench = taken_over()
-    assert bench.leader.streams.absent_agents() == {"a"}
+    assert bench.leader.streams.absent_holders() == {"a": {"a/1"}}
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "b/1"}
@@ -251,7 +280,7 @@ def test_what_is_reclaimed_is_not_taken() -> None:
     bench = taken_over()
     held = HeldGrant(1, bench.row(1).grant_id, 0)
     bench.join("a/2", predecessor="a/1", reclaim=(held,), borrower_number=2)
-    assert bench.leader.streams.absent_agents() == frozenset()
+    assert bench.leader.streams.absent_holders() == {}
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.settle()
     assert bench.holders() == {1: "a/2"}
@@ -347,4 +376,4 @@ def test_who_has_lost_its_lock_needs_a_leaders_answer() -> None:
 
 def test_settings_of_both_sides_fit() -> None:
     assert BORROWER.lock_valid_s <= SETTINGS.max_lock_valid_s
-    assert replace(SETTINGS, reconnect_grace_s=0.5).max_lock_valid_s < BORROWER.lock_valid_s
+    assert dataclasses.replace(SETTINGS, reconnect_grace_s=0.5).max_lock_valid_s < BORROWER.lock_valid_s

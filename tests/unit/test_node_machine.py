@@ -40,6 +40,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
+    HeldGrant,
     Invalidate,
     LeaderConnectResponse,
     LeaderWanted,
@@ -52,6 +53,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.tick import Tick
+from sublet_storage.db.liveness_lock import PeerLocksChecked, compute_lock_key
 from sublet_storage.groups.model.records import Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeIncarnation
 from tests.support.memory_store import groups
@@ -276,6 +278,30 @@ def test_who_is_gone_by_then_is_not_admitted(how: str) -> None:
     play.sent.clear()
     play.settle()
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["b/1"]
+
+
+@pytest.mark.conforms("E7", "E16")
+def test_who_asked_before_the_claim_and_died_is_found() -> None:
+    """Its lock was never seen held by this node, which makes it a member though it is gone."""
+    before = Play()
+    before.store.locks.add(compute_lock_key("a"))
+    before.want(lock_valid_s=0.7)
+    before.settle()
+    before.pass_time(0.3)
+    held = tuple(HeldGrant(stream_id, row.grant_id, 0) for stream_id, row in before.store.rows(1).items())
+    before.store.locks.clear()
+    play = Play("n2", before.store)
+    play.now = before.now = before.now + SETTINGS.lease_duration_s
+    play.want("a/2", predecessor="a/1", reclaim=held, borrower_number=2, lock_valid_s=0.7)
+    play.settle()
+    assert {row.borrower_id for row in play.store.rows(1).values()} == {"a/2"}
+    play.want("b/1")
+    for seconds in (0.1, 0.1 + SETTINGS.reconnect_grace_s):
+        play.pass_time(seconds)
+        play.do(PeerLocksChecked(-9.0, play.now, play.now, frozenset(play.machine.lock_keys()), timeline=0))
+        play.settle()
+    play.pass_time(0.3)
+    assert {row.borrower_id for row in play.store.rows(1).values()} == {"b/1"}
 
 
 @pytest.mark.conforms("E12")

@@ -6,12 +6,13 @@ check is not enough: two must find it free, some time apart, over one connection
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Set
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
 from sublet_storage.db.liveness_lock import PeerLocksChecked, compute_lock_key
@@ -45,13 +46,22 @@ class FreeLockDetector:
 
 
 class _MissingAgent(Struct, frozen=True):
-    """An agent that holds no poll. `since`: when that, or its last message, was noticed. `was_held`: its lock was held
-    in this database when a former leader granted it what it has not reclaimed."""
+    """An agent that holds no poll. `since`: when that, or its last message, was noticed. `holders`: those of its
+    borrowers that had not reclaimed what a former leader granted them while the lock was held in this database, on this
+    `timeline`."""
 
     agent: str
     began_at: float
     since: float
-    was_held: bool = False
+    holders: Set[str] = frozenset()
+    timeline: int | None = None
+
+    def is_same_lock(self, message: ToLeader) -> bool:
+        """Return whether the lock that the agent has by this message, if any, is the one that its holders had: a
+        borrower is replaced when the lock is lost, and again when one is acquired."""
+        if not (self.holders and isinstance(message, LeaderWanted)):
+            return True
+        return message.lock_valid_s > 0.0 and not self.holders.isdisjoint({message.borrower_id, message.predecessor})
 
 
 class DeadAgentDetector:
@@ -83,7 +93,7 @@ class DeadAgentDetector:
             return
         key = compute_lock_key(agent)
         if (missing := self._missing.pop(key, None)) is not None:
-            if not missing.was_held:  # else it reclaims, and from now on it is its poll that counts
+            if missing.is_same_lock(message):
                 self._missing[key] = replace(missing, since=now)
             self._free_locks.forget(key)
         if declares_lock and key not in self._seen:
@@ -93,16 +103,19 @@ class DeadAgentDetector:
         """Begin to watch the agent, or stop, as it polls."""
         key = compute_lock_key(agent)
         if is_held:
-            self._missing.pop(key, None)
+            missing = self._missing.pop(key, None)
+            if missing is not None and missing.holders:  # it may end again before its lock is checked
+                self._missing[key] = replace(missing, since=now)
             self._free_locks.forget(key)
         elif key in self._seen:
             self._missing.setdefault(key, _MissingAgent(agent, now, now))
 
-    def watch(self, agents: Iterable[str], now: float) -> None:
-        """Begin to watch agents that have not reclaimed what they hold, whose locks were held when they got it."""
-        for agent in agents:
+    def watch(self, holders: Mapping[str, Set[str]], term: int, now: float) -> None:
+        """Begin to watch agents whose borrowers have not reclaimed what they hold, and got while the agents' locks were
+        held on the timeline of this term, as {agent: borrowers}."""
+        for agent, borrowers in holders.items():
             key = compute_lock_key(agent)
-            self._missing[key] = _MissingAgent(agent, now, now, was_held=True)
+            self._missing[key] = _MissingAgent(agent, now, now, borrowers, timeline_number(term))
             self._free_locks.forget(key)
 
     def expire(self, now: float) -> None:
@@ -129,7 +142,7 @@ class DeadAgentDetector:
             for key in look.free
             if (missing := self._missing.get(key)) is not None
             and look.sent_at >= missing.since
-            and (missing.was_held or key in self._seen)
+            and (key in self._seen or (missing.holders and missing.timeline == look.timeline))
         )
         gone_keys = self._free_locks.check(replace(look, free=free))
         return frozenset(self._missing.pop(key).agent for key in gone_keys)

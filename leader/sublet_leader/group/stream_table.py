@@ -11,6 +11,7 @@ from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
@@ -164,10 +165,15 @@ class StreamTable:
             return unclaimed
         return [each for each in unclaimed if each.lending.agent in agents and self._has_short_lock(each.lending)]
 
-    def absent_agents(self) -> frozenset[str]:
-        """Return the agents of former holders that have not reclaimed streams, and are gone if their locks are free."""
-        rows = (entry.lending for entry in self.find_unclaimed())
-        return frozenset(row.agent for row in rows if row.agent is not None and self._has_short_lock(row))
+    def absent_holders(self) -> dict[str, set[str]]:
+        """Return the former holders that have not reclaimed streams, and are gone if their agents' locks are free, as
+        {agent: borrowers}."""
+        holders: dict[str, set[str]] = {}
+        for row in (entry.lending for entry in self.find_unclaimed()):
+            is_same_timeline = timeline_number(row.grant_id) == timeline_number(self._term)
+            if row.agent is not None and row.borrower_id is not None and is_same_timeline and self._has_short_lock(row):
+                holders.setdefault(row.agent, set()).add(row.borrower_id)
+        return holders
 
     def _has_short_lock(self, row: Lending) -> bool:
         return self._settings.is_lock_short(row.lock_valid_s)

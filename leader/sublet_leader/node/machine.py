@@ -307,12 +307,12 @@ class Node:
                 self._handle_leader_wanted(received, request, now)
 
     def _admit(self, group: Group, now: float) -> None:
-        """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
-        dead."""
+        """Pass the waiting requests to the group's leader, unless not repeated in time: their borrowers may be dead."""
         leader = self.leaders[group.group_id]
         for received, borrower_id in self.registry.take_waiters(group.subscription, now - self.settings.ping_timeout_s):
             request = received.message
             assert isinstance(request, LeaderWanted)
+            self._dead_agents.note_message(received.agent, request, now)
             if request.group_id is not None and request.group_id > group.group_id:
                 # This group is deleted, as its leader will find; or a failover has lost the other one.
                 self.registry.add_waiter(group.subscription, received, borrower_id, now)
@@ -391,8 +391,8 @@ class Node:
         takeover = transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")
         self._add_watch_events(group.group_id, [takeover])
         self._run_leader(leader, Tick(), now)
+        self._dead_agents.watch(leader.streams.absent_holders(), term, now)
         self._admit(group, now)
-        self._dead_agents.watch(leader.streams.absent_agents(), now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
         """Drop the leader; its borrowers look for the next one and keep their streams."""
