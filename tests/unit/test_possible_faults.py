@@ -155,9 +155,7 @@ def test_what_nobody_could_see_is_not_drawn(tree: Path) -> None:
         (tree / EQUIVALENT).unlink(missing_ok=True)
         drawn = draw(tree, 9, seed)
         (tree / EQUIVALENT).parent.mkdir(parents=True, exist_ok=True)
-        (tree / EQUIVALENT).write_text(
-            '[[equivalent]]\nfile = "migrations/sql/0101_log.sql"\nfind = " for update"\nreplace = ""\nbecause = "x"\n'
-        )
+        (tree / EQUIVALENT).write_text('["migrations/sql/0101_log.sql"]\n"lock:  for update" = "x"\n')
         assert draw(tree, 9, seed) == [fault for fault in drawn if fault.kind != "lock"]
 
 

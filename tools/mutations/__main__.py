@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             _show_list(mutants)
             return 0
-        check([*mutants, *load_equivalent(options.root)], options.root)
+        check(mutants, options.root)
+        load_equivalent(options.root)
         return _run([] if options.sample else mutants, options)
     except InvalidList as error:
         print(f"error: {error}", file=sys.stderr)

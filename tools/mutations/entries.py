@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.mutations.possible_faults import Fault, find_faults
 
 LISTS = Path("tools/mutations/lists")
 """Folder of the lists, relative to the root of the tree."""
@@ -15,10 +17,9 @@ SIMULATED = Path("tests/simulation/faults.toml")
 """List of the faults that the simulator finds by itself."""
 
 EQUIVALENT = Path("tools/mutations/equivalent.toml")
-"""List of changes that no test can detect, each with the reason: they are not drawn."""
+"""Faults that no test can detect, as {file: {change: reason}}: they are not drawn."""
 
 _KEYS = {"name", "ids", "file", "find", "replace", "tests"}
-_EQUIVALENT_KEYS = {"file", "find", "replace", "because"}
 _REMARK = "caught"
 """Optional key: which test noticed, for readers."""
 
@@ -56,16 +57,35 @@ def load(root: Path) -> list[Mutant]:
     return mutants
 
 
-def load_equivalent(root: Path) -> list[Mutant]:
-    """Return the changes that no test can detect, named by their reasons. Raise `InvalidList` if one cannot be read."""
+def load_equivalent(root: Path) -> set[Fault]:
+    """Return the possible faults that no test can detect. Raise `InvalidList` if the list cannot be read, or an entry
+    fits not exactly one."""
     path = root / EQUIVALENT
-    found = _parse(path).get("equivalent", ()) if path.is_file() else ()
-    for number, raw in enumerate(found, start=1):
-        if raw.keys() != _EQUIVALENT_KEYS or not all(isinstance(value, str) for value in raw.values()):
-            raise InvalidList(
-                f"{path.name}, entry {number}, needs exactly {sorted(_EQUIVALENT_KEYS)}, all of them texts."
-            )
-    return [Mutant(raw["because"], (), raw["file"], raw["find"], raw["replace"], ()) for raw in found]
+    return {_find(root, *entry) for entry in _entries(path)} if path.is_file() else set()
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield (file, change) of a list of {file: {change: reason}}."""
+    return ((file, change) for file, reasons in _parse(path).items() for change in reasons)
+
+
+def _find(root: Path, file: str, change: str) -> Fault:
+    """Return the fault that begins in the text of a change `KIND: TEXT`, or `KIND: TEXT -> REPLACEMENT`."""
+    kind, _, rest = change.partition(": ")
+    text, _, replace = rest.partition(" -> ")
+    source = (root / file).read_text(encoding="utf-8") if (root / file).is_file() else ""
+    begins = source.find(text)
+    fits = [
+        fault
+        for fault in find_faults(file, source)
+        if fault.kind == kind and begins <= fault.start < begins + len(text) and replace in ("", fault.replace)
+    ]
+    if source.count(text) != 1 or len(fits) != 1:
+        raise InvalidList(
+            f"{EQUIVALENT.name}: {change!r} fits {len(fits)} faults of {file}, its text {source.count(text)} places; "
+            "each must be one. The code has moved on: make it fit again."
+        )
+    return fits[0]
 
 
 def select(mutants: Iterable[Mutant], wanted: Collection[str]) -> list[Mutant]:

@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from tools import source_path
-from tools.mutations.entries import load_equivalent, planted
+from tools.mutations.entries import load_equivalent
 from tools.mutations.possible_faults import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
@@ -44,21 +44,19 @@ UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
     """Return `count` faults of the product, each kind in turn, the same for the same seed and sources. Changes listed
     as equivalent are left out. Raise `InvalidList` if their list cannot be read."""
-    unseen = {(each.file, planted(each, (root / each.file).read_text("utf-8"))) for each in load_equivalent(root)}
-    texts: dict[str, str] = {}
+    unseen = load_equivalent(root)
     by_kind: dict[str, list[Fault]] = defaultdict(list)
     for path in _sources(root, PRODUCT):
         name = path.relative_to(root).as_posix()
         if "_pb2" not in name and "/demo/" not in name:
-            texts[name] = path.read_text(encoding="utf-8")
-            for fault in find_faults(name, texts[name]):
+            for fault in find_faults(name, path.read_text(encoding="utf-8")):
                 by_kind[fault.kind].append(fault)
     chance = random.Random(seed)
     piles = [chance.sample(by_kind[kind], len(by_kind[kind])) for kind in KINDS]
     drawn: list[Fault] = []
     while any(piles) and len(drawn) < count:
         found = [pile.pop() for pile in piles if pile]
-        drawn += [each for each in found if (each.file, each.plant(texts[each.file])) not in unseen]
+        drawn += [fault for fault in found if fault not in unseen]
     return drawn[:count]
 
 
