@@ -189,6 +189,26 @@ def test_a_group_that_skips_goes_on_behind_a_bad_block(
         assert reported in shell.run("groups", "describe", GROUP).out
 
 
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("via_nodes", [pytest.param(False, marks=pytest.mark.long), True])
+def test_bad_blocks_in_a_row_are_skipped_at_once(
+    database: str, conn: Connection, fleet: Fleet, streams: list[int], via_nodes: bool
+) -> None:
+    """Whoever may publish writes thousands in a second."""
+    node, seen = fleet.nodes["n1"], list[bytes]()
+    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if via_nodes else {"url": database}
+    conn.execute("update block set payload = '\\x00' where stream_id = %s and end_offset in (4, 6)", (streams[-1],))
+    group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
+    with Session(GROUP, settings=BorrowerSettings().scaled(SPEED), **way) as session:
+        lost = dict.fromkeys(streams[:-1], ("held", 8, 2)) | {streams[-1]: ("held", 8, 4)}
+        take(session, seen, lambda: statuses(conn) == lost, node)
+    assert seen.count(b"%04d-06" % streams[-1]) == 1
+    skips = [line for line in read_history(conn, group.group_id).records if line.event == "skip"]
+    (line,) = [line for line in skips if line.stream_id == streams[-1]]
+    assert "ends before offset 4 cannot be decoded" in line.reason
+    assert "None from there to offset 6 can be decoded. Skipped: [2, 6), 4 messages" in line.reason
+
+
 @pytest.mark.conforms("W10", "S5")
 @pytest.mark.parametrize("whole_epochs", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_atomic_group_has_all_epochs_before_that(

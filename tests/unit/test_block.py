@@ -140,8 +140,9 @@ def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch
     assert (poison.stream_id, poison.offsets) == (7, (1000, 1300))
     where = "the block that begins at offset 1000 and ends before offset 1300 cannot be decoded"
     assert f"stream 7: {where}" in str(poison)
-    reported = PoisonBlock.from_text(str(poison))
-    assert (str(reported), reported.__dict__) == (str(poison), poison.__dict__)
+    for sent in (poison, PoisonBlock(7, poison.offsets, poison.detail, run_end=1500)):
+        reported = PoisonBlock.from_text(str(sent))
+        assert (str(reported), reported.__dict__) == (str(sent), sent.__dict__)
 
 
 @pytest.mark.conforms("W10")

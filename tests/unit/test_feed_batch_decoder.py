@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -138,10 +140,24 @@ def test_a_principal_has_half_of_the_bytes() -> None:
     gate.acquire(20, "user:b")
     gate.release(70, "user:a")
     gate.acquire(10, "user:a")
-    gate.acquire(40, "user:a")
-    with pytest.raises(NodeBusy, match="with this one 51 bytes"):
+    gate.acquire(30, "user:a")
+    with pytest.raises(NodeBusy, match="with this one 41 bytes; the limits are 4 and 40"):
         gate.acquire(1, "user:a")
-    gate.acquire(30, "user:b")
+    gate.acquire(10, "user:b")
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("size", [0, 1])
+def test_principals_together_leave_some_to_the_next(size: int) -> None:
+    """However many have as much as they get."""
+    gate, had = AdmissionLimiter("reads", 64, 64, 30), Counter[str]()
+    for principal in "abcdef":
+        with suppress(NodeBusy):
+            while True:
+                gate.acquire(size, principal)
+                had[principal] += 1
+    assert had == {"a": 32, "b": 16, "c": 8, "d": 4, "e": 2, "f": 1}
+    gate.acquire(size, "g")
 
 
 @pytest.mark.conforms("X4")

@@ -142,5 +142,5 @@ def with_final_error(progress: ProgressReported, error: PoisonBlock | PositionBe
     """Return the final progress of a stream that no session can read on, with the reason."""
     progress = replace(progress, read_error=plain(str(error)))
     if isinstance(error, PoisonBlock):
-        return replace(progress, poison=error.offsets[1])
+        return replace(progress, poison=error.run_end)
     return replace(progress, is_beyond_head=True)

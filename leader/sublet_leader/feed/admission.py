@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import NoReturn
 
 from sublet_protocol.domain.errors import Unavailable
 
@@ -17,8 +18,8 @@ class NodeBusy(Unavailable):
 
 
 class AdmissionLimiter:
-    """Limits the concurrent requests and their bytes; one principal has half of both at most, and always one request.
-    Thread-safe."""
+    """Limits the concurrent requests and their bytes. A principal has at most as much of both as is left free, alone
+    half, so that several leave something for the next; and one request where there is room. Thread-safe."""
 
     def __init__(self, request_kind: str, requests: int, size: int, retry_after_ms: int) -> None:
         self._request_kind, self._retry_after_ms = request_kind, retry_after_ms
@@ -32,10 +33,13 @@ class AdmissionLimiter:
         """Admit a request of `size` bytes, for which the caller then calls `release` once. Raise `NodeBusy` if there
         is no room. `principal` None: no one's."""
         with self._lock:
-            self._check_room(self.inside, self.bytes_inside + size, self._requests, self._size, "under way")
-            if principal is not None and (own := self._by_principal[principal]):
-                own_bytes = self._bytes_by_principal[principal] + size
-                self._check_room(own, own_bytes, self._requests // 2, self._size // 2, f"under way of {principal}")
+            free, free_bytes = self._requests - self.inside, self._size - self.bytes_inside
+            own, own_bytes = self._by_principal[principal], self._bytes_by_principal[principal] + size
+            if free < 1 or size > free_bytes:
+                self._refuse(self.inside, self.bytes_inside + size, self._requests, self._size, "under way")
+            if principal is not None and own and (own >= free or own_bytes > free_bytes - size):
+                max_own, max_bytes = (self._requests - self.inside + own) // 2, (free_bytes + own_bytes - size) // 2
+                self._refuse(own, own_bytes, max_own, max_bytes, f"under way of {principal}")
             self.inside += 1
             self.bytes_inside += size
             self._by_principal[principal] += 1
@@ -51,7 +55,6 @@ class AdmissionLimiter:
             if not self._by_principal[principal]:
                 del self._by_principal[principal], self._bytes_by_principal[principal]
 
-    def _check_room(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> None:
-        if inside >= max_inside or size > max_size:
-            room = f"{inside} {self._request_kind} are {where}, and with this one {size} bytes"
-            raise NodeBusy(f"{room}; the limits are {max_inside} and {max_size}", self._retry_after_ms)
+    def _refuse(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> NoReturn:
+        room = f"{inside} {self._request_kind} are {where}, and with this one {size} bytes"
+        raise NodeBusy(f"{room}; the limits are {max_inside} and {max_size}", self._retry_after_ms)

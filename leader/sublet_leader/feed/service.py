@@ -66,7 +66,7 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 class FeedLimits(Struct, frozen=True):
     """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds.
 
-    Where callers authenticate, half of it is the most that one principal has.
+    Where callers authenticate, one principal has at most as much of it as is left free.
     """
 
     max_batches: int = 64

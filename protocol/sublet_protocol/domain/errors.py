@@ -193,24 +193,32 @@ class PayloadObjectUnreadable(PayloadUnavailable):
 class PoisonBlock(SubletError):
     """A block that cannot be decoded, wherever its payload lies: none of its messages are delivered.
 
-    `offsets`: its first offset, and the one after its last. `detail`: what is wrong with it, and the hint. `before`:
-    text in front of that.
+    `offsets`: its first offset, and the one after its last. `detail`: what is wrong with it, and the hint. `prefix`:
+    text in front of that. `run_end`: no block from this one to that offset can be decoded.
     """
 
     _DESCRIBED = re.compile(
-        r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S
+        r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*?)"
+        r"(?: None from there to offset (\d+) can be decoded\.)?",
+        re.S,
     )
 
-    def __init__(self, stream_id: int, offsets: tuple[int, int], detail: str, prefix: str = "") -> None:
+    def __init__(
+        self, stream_id: int, offsets: tuple[int, int], detail: str, prefix: str = "", run_end: int = 0
+    ) -> None:
         self.stream_id, self.offsets, self.detail = stream_id, offsets, detail
+        self.run_end = max(run_end, offsets[1])
         block = f"stream {stream_id}: the block that begins at offset {offsets[0]} and ends before offset {offsets[1]}"
-        super().__init__(f"{prefix}{block} {detail}")
+        run = f" None from there to offset {run_end} can be decoded." if run_end > offsets[1] else ""
+        super().__init__(f"{prefix}{block} {detail}{run}")
 
     @classmethod
     def from_text(cls, text: str) -> SubletError:
         """Return the error with a text that another process has sent."""
         match = cls._DESCRIBED.fullmatch(text)
-        return cls(int(match[1]), (int(match[2]), int(match[3])), match[4]) if match else SubletError(text)
+        if match is None:
+            return SubletError(text)
+        return cls(int(match[1]), (int(match[2]), int(match[3])), match[4], run_end=int(match[5] or 0))
 
 
 class PayloadDamaged(PoisonBlock):

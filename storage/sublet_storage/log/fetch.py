@@ -399,15 +399,30 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
         if payload is not None:
             try:
                 batch, decoded_bytes = validate_block(codec, payload, stream_id, end_offset, count)
-            except PoisonBlock:
-                if not decoded_blocks:
-                    raise
-                break
+            except PoisonBlock as error:
+                if decoded_blocks:
+                    break
+                run_end = _find_run_end(stream_id, blocks)
+                raise PoisonBlock(stream_id, error.offsets, error.detail, run_end=run_end) from None
             if size and size + decoded_bytes > max_size:
                 break
             size += decoded_bytes
         decoded_blocks.append((*row[:4], batch))
     return decoded_blocks
+
+
+def _find_run_end(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> int:
+    """Return the end of the last of the first blocks none of which can be decoded: a group skips them at once."""
+    run_end = blocks[0][0]
+    for end_offset, count, codec, _, payload, *_ in blocks[1:]:
+        if payload is None:
+            break
+        try:
+            validate_block(codec, payload, stream_id, end_offset, count)
+            break
+        except PoisonBlock:
+            run_end = end_offset
+    return int(run_end)
 
 
 def _read_small_blocks(
