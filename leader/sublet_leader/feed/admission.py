@@ -38,8 +38,8 @@ class AdmissionLimiter:
             if free < 1 or size > free_bytes:
                 self._refuse(self.inside, self.bytes_inside + size, self._requests, self._size, "under way")
             if principal is not None and own and (own >= free or own_bytes > free_bytes - size):
-                max_own, max_bytes = (self._requests - self.inside + own) // 2, (free_bytes + own_bytes - size) // 2
-                self._refuse(own, own_bytes, max_own, max_bytes, f"under way of {principal}")
+                max_bytes = (free_bytes + own_bytes - size) // 2
+                self._refuse(own, own_bytes, (free + own) // 2, max_bytes, f"under way of {principal}")
             self.inside += 1
             self.bytes_inside += size
             self._by_principal[principal] += 1
