@@ -261,7 +261,7 @@ class NodeServer:
         self._lock.start()
 
     def _start_jobs(self) -> tuple[MaintenanceThreads, OutboxRelay]:
-        """Start what works only while this node leads maintenance."""
+        """Start what works only while this node leads maintenance, and return it."""
         maintenance = MaintenanceThreads(
             self._url,
             self._find_maintenance_term,

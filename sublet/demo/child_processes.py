@@ -42,7 +42,7 @@ class ChildProcesses:
         self.stop()
 
     def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
-        """Run a Python module; its input is a pipe, its output goes to the log."""
+        """Run a Python module, and return its process; its input is a pipe, its output goes to the log."""
         with (self._home / f"{name}.log").open("w") as log:
             self._started[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],

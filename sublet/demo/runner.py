@@ -72,7 +72,7 @@ def _make_temporary_directory() -> Path:
 
 
 def _make_empty_directory(directory: Path) -> Path:
-    """Create the directory if needed. Raise `UsageError` if it is not empty, or cannot be created."""
+    """Create the directory if needed, and return it. Raise `UsageError` if it is not empty, or cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         entries = sorted(entry.name for entry in directory.iterdir())
@@ -181,7 +181,7 @@ class _DemoRun(Struct):
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, overview: GroupOverview) -> bool:
-        """Kill the Python worker whose streams have the highest lag."""
+        """Kill the Python worker whose streams have the highest lag; return whether there was one."""
         agent, streams = find_busiest(overview)
         process = parse_process(agent)
         if process is None:
@@ -195,7 +195,7 @@ class _DemoRun(Struct):
         return True
 
     def _kill_leader(self, overview: GroupOverview) -> bool:
-        """Kill the node that leads the group, if there is one."""
+        """Kill the node that leads the group; return whether there was one."""
         if overview.leader is None or not overview.has_leader:
             return False
         self.processes[overview.leader.node].kill()

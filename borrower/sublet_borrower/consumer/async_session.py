@@ -253,7 +253,8 @@ class AsyncSession:
         return self._fetching
 
     async def _wait_for_fetch(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
-        """Wait for the fetch; a cancelled wait ends it, and keeps what it has taken by then."""
+        """Wait for the fetch, and return whether it is done. One that is not done when the wait ends, also by being
+        cancelled, is ended, and what it has taken by then is kept."""
         try:
             return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
         finally:
@@ -261,7 +262,8 @@ class AsyncSession:
                 session.wakeup()
 
     async def _wait_for_acknowledging(self, deadline: float | None) -> bool:
-        """Wait for what was acknowledged before: a batch that was fetched meanwhile may be among it."""
+        """Wait for what was acknowledged before, and return whether that is done: a batch that was fetched meanwhile
+        may be among it."""
         acknowledging = self._acknowledging
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         return acknowledging is None or await wait_until_done(acknowledging, left_s)

@@ -111,7 +111,8 @@ class NextBatchReader:
         return Batch(table, first, page.position, granted, self._on_acknowledged, self._on_progress, transact), True
 
     def _read_atomic(self, granted: CompleteEpochStream, transact: BeginTransaction) -> tuple[Batch | None, bool]:
-        """Read the next batch of a stream that is read in whole epochs, as `read_next` does."""
+        """Read a stream that is read in whole epochs; return its next batch, and whether it has moved on, as
+        `read_next` does."""
         has_moved, rows = False, granted.next_rows()
         try:
             if rows is None:

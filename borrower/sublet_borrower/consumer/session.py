@@ -185,7 +185,7 @@ class Session:
         return self.fetch_batch(timeout_s)
 
     def fetch_batch(self, timeout_s: float | None = None) -> Batch | None:
-        """Do what `poll` does, but for loops that it shows to be over. For `AsyncSession`, which polls elsewhere."""
+        """Return the next batch as `poll` does, without notifying loops. For `AsyncSession`, which polls elsewhere."""
         self._poll_monitor.check_thread()
         previous_batch = self._last
         try:

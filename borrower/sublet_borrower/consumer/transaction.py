@@ -276,7 +276,7 @@ class ProgressTransactions:
         return bool(doubt.was_committed)
 
     def _is_committed(self, cause: Exception) -> bool:
-        """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
+        """Return whether the transaction whose commit got no answer was committed, queried on a new connection."""
         assert self._doubt is not None
         try:
             self._doubt.was_committed = self._ask(self._doubt, consumer_progress.OUTCOME_TIMEOUT_S)

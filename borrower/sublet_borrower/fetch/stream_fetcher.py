@@ -88,7 +88,8 @@ class SessionStreamFetcher:
         return True
 
     def _begin_step(self, granted: CompleteEpochStream) -> bool:
-        """Read which epochs of what follows are completed."""
+        """Begin the next step, if need be after reading which epochs of what follows are completed. Return whether the
+        stream has moved on, or cannot be read on, as `fetch_epochs` does."""
         known_end = granted.step_planner.scanned
         has_step = granted.begin_step(self._max_batch_bytes)
         if not has_step:

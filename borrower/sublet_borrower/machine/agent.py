@@ -333,8 +333,9 @@ class Agent:
                 self._pass(handle, NodeLost(""), now)
 
     def _choose(self, borrower: Borrower, now: float) -> str | None:
-        """Choose the node to query for the leader. One that was queried and has not answered at all is not the first
-        choice again: a broken connection is reported once, and messages sent into it later are lost silently.
+        """Return the node to query for the leader, None if no node is known. One that was queried and has not answered
+        at all is not the first choice again: a broken connection is reported once, and messages sent into it later are
+        lost silently.
         """
         silent = self._queried_nodes.get(borrower.borrower_id)
         if silent is not None:

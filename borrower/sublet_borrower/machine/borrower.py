@@ -375,7 +375,7 @@ class Borrower:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
-        """Record the progress; no session is left to notify."""
+        """Record the progress; return the stream, None if it is not held, or its position is further on already."""
         assert isinstance(event, ProgressReported)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:

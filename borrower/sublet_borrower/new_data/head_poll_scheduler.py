@@ -154,7 +154,8 @@ class HeadPollScheduler:
         )
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
-        """Use what was pushed while the stream was read, if it lies behind what was read."""
+        """Note that these streams were read to their ends; return {stream: head} of what was pushed while they were
+        read and lies behind what was read."""
         new_heads: dict[int, int] = {}
         for stream_id, (grant_id, head) in streams.items():
             stream = self._streams.get(stream_id)

@@ -121,7 +121,7 @@ class CompleteEpochStream(GrantedStream):
         return True
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
-        """Take what was read for the step, as `GrantedStream.advance_read` does."""
+        """Take what was read for the step, and return whether it was accepted, as `GrantedStream.advance_read` does."""
         if (
             self.is_ended
             or self.is_aborted

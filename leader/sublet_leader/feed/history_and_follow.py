@@ -133,7 +133,7 @@ class FeedReadCall:
             await self._write(page)
 
     def _encode_pages(self, page: TailPage) -> list[FeedPage]:
-        """Encode the pages of one read. Runs on the pool's thread, as encoding takes as long as reading."""
+        """Return the pages of one read, encoded. Runs on the pool's thread, as encoding takes as long as reading."""
         make_page = partial(FeedPage, self._read.subscription_id, stream_id=page.stream_id)
         if page.gone is not None:
             return [make_page(start=page.start, position=page.position, is_gone=True, oldest_offset=page.gone.oldest)]

@@ -191,7 +191,8 @@ class _BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection open if a complete request was sent: the client may have closed its half only."""
+        """Return whether to keep the connection open: if a complete request was sent and there is no TLS, as the
+        client may have closed its half only."""
         is_encrypted = self.transport.get_extra_info("sslcontext") is not None  # TLS cannot be closed by half
         return not is_encrypted and bool(self.cycle) and not self.cycle.more_body
 

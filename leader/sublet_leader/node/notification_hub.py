@@ -159,7 +159,7 @@ class ChangedGroups(Struct, frozen=True):
 
 
 class PendingNotifications:
-    """Thread-safe. `add_head` and `add_group_change` return whether nothing of the kind waited before."""
+    """Thread-safe. `add_head` and `add_group_change` return whether the loop is to be woken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -167,7 +167,7 @@ class PendingNotifications:
         self._for_groups = ChangedGroups()
 
     def add_head(self, change: ObjectChange, subscribed_streams: Set[int]) -> bool:
-        """Add the change of a stream, instead of an earlier one."""
+        """Add the change of a stream, instead of an earlier one; return whether it is now the only one that waits."""
         stream_id = parse_stream_id(change.key)
         if stream_id is None or change.is_deleted or change.version // 2 > MAX_INT64:
             return False
@@ -178,7 +178,7 @@ class PendingNotifications:
             return len(self._heads) == 1
 
     def add_group_change(self, change: ObjectChange) -> bool:
-        """Add a change that groups are to look at."""
+        """Add a change that groups are to look at; return whether it is the first that waits."""
         with self._lock:
             before = self._for_groups
             group_id = _parse_commanded_group(change) if change.kind == GROUP else None

@@ -109,7 +109,7 @@ class SecretFilter(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Pass the record, without secrets."""
+        """Hide the secrets in the record, and return True: it is always logged."""
         _hide_in(record)
         if fields := getattr(record, "fields", None):
             record.fields = {

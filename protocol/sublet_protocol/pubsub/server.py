@@ -166,11 +166,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """Publish as `NodeSideMachine.publish` does."""
+        """Publish as `NodeSideMachine.publish` does; return the number of subscribers it is queued for."""
         return self.machine.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """Send as `NodeSideMachine.send` does."""
+        """Send as `NodeSideMachine.send` does; return False if the node does not know the subscriber."""
         return self.machine.send(subscriber_id, channel, key, body)
 
     @property
@@ -342,7 +342,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def _hand_over(
         self, subscriber_id: str, index: int, message: object, turn: SlicedWork
     ) -> CommandRefusal | None:
-        """Hand the message over, so that an error with it affects its sender only."""
+        """Hand the message over; return an error with it as a refusal, to affect its sender only, or None."""
         try:
             for part, items in wire.split_message(message):
                 result = self._on_message(subscriber_id, part)

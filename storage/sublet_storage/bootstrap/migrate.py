@@ -59,8 +59,8 @@ _alembic = threading.Lock()  # its `op` and `context` are one per process
 def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     """Bring the schema to a version, the newest if none is given, creating it if need be, with the space `default`.
 
-    That version; of a schema that is newer than this program and works with it, which stays as it is, its own. Callers
-    at the same time wait for each other. Raise `SchemaMismatch` where it is newer and does not work with this
+    Return that version; of a schema that is newer than this program and works with it, which stays as it is, its own.
+    Callers at the same time wait for each other. Raise `SchemaMismatch` where it is newer and does not work with this
     program or was never released, where `to` is older than it, where something else has the name of a table of ours,
     and where nodes are at work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.

@@ -148,8 +148,8 @@ def resolve_schema_name(explicit: str | None = None) -> str:
 def check_schema(conn: psycopg.Connection[Any]) -> str:
     """Raise `SchemaMismatch` unless this program works with the tables that are there. Two cheap reads.
 
-    Their version: this program's, or a newer one that declares itself compatible with this program's. So a schema is
-    migrated first, and the programs that use it are replaced one by one afterwards.
+    Return their version: this program's, or a newer one that declares itself compatible with this program's. So a
+    schema is migrated first, and the programs that use it are replaced one by one afterwards.
     """
     location = f"schema {_read_search_path_schema(conn)!r} of database {conn.info.dbname!r}"
     version, compatible_from = read_schema_version(conn)

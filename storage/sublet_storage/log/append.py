@@ -83,8 +83,8 @@ class AppendResult(Struct, frozen=True):
 def append(
     conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], *, in_pipeline: bool = False
 ) -> list[AppendResult]:
-    """Append the blocks in one transaction (the caller's, if it is in one), by stream id; answers in the given order.
-    `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
+    """Append the blocks in one transaction (the caller's, if it is in one), by stream id; return the answers in the
+    given order. `in_pipeline`: the caller has begun a pipeline, and a transaction in it.
 
     Raise `UnknownOutcome` if the connection died: repeat with the same stamps. Other database errors pass through,
     and then nothing was written.

@@ -144,7 +144,8 @@ def _run_of(count: int) -> pa.Array:
 
 
 def round_up(count: int) -> int:
-    """Round up to a power of two, so that the arrays cached for batches of any size have few sizes."""
+    """Return a power of two that is at least `count`, so that the arrays cached for batches of any size have few
+    sizes."""
     return 1 << max(count - 1, 1).bit_length()
 
 

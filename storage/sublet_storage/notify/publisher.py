@@ -288,7 +288,7 @@ def shared_publisher(url: str) -> NotificationPublisher:
 
 
 def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = CLOSE_S) -> bool:
-    """Publish and leave, for a process that ends at once. False if nothing went out in time; never raises."""
+    """Publish and leave, for a process that ends at once. Return False if nothing went out in time; never raise."""
     try:
         notifier = NotificationPublisher(url, settings=NotifySettings.from_env())
         notifier.publish(changes)

@@ -333,5 +333,6 @@ def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
 
 
 def _format_part_name(name: str) -> str:
-    """Create the file; the name is free: an object's name is new, that of a temporary file is made so."""
+    """Return the name of the file that is written first, and then renamed. It is free: an object's name is new, and one
+    that is not, such as the marker's, gets a random part."""
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"

@@ -165,7 +165,8 @@ def _record_uris(conn: Connection, statement: str, owner: BlockOwner, uris: Sequ
 def _delete(
     conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], deadline: float, problems: list[Exception]
 ) -> int:
-    """Delete objects and then their rows: an object that cannot be deleted keeps its row, and holds up no other."""
+    """Delete objects and then their rows, and return how many: an object that cannot be deleted keeps its row, and
+    holds up no other."""
     deleted, store = 0, get_store(location)
 
     def delete(uri: str) -> None:

@@ -18,7 +18,7 @@ HINT = "Leave it out for the default."
 
 
 def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
-    """Check that it is an integer from 1 to `maximum`. Raise `InvalidSetting`."""
+    """Return the value as an int. Raise `InvalidSetting` unless it is an integer from 1 to `maximum`."""
     number = _to_index(value)
     if number is None:
         raise InvalidSetting(f"{name} {format_value(value)}: must be a whole number. {HINT}")

@@ -106,7 +106,8 @@ class SharedPublishResult:
         return self.outcome()
 
     def is_settled_within(self, timeout_s: float | None) -> bool:
-        """Wait until settled, or the time is over. A bare lock: what a signal handler raises breaks nothing then."""
+        """Return whether it is settled, at the latest when the time is over. The wait is for a bare lock: what a signal
+        handler raises breaks nothing then."""
         done = threading.Lock()
         done.acquire()
         self.add_done_callback(done.release)
@@ -192,7 +193,7 @@ class Delivery(_DeliveryBase):
         self._row = row
 
     def result(self, timeout_s: float | None = None) -> Position:
-        """Wait for the position. Raise what went wrong, or TimeoutError while it is still being tried."""
+        """Wait for the position and return it. Raise what went wrong, or TimeoutError while it is still being tried."""
         return self._find_position(self._ticket.wait(timeout_s))
 
     def __await__(self) -> Generator[None, None, Position]:
@@ -213,7 +214,7 @@ class BatchDelivery(_DeliveryBase):
     __slots__ = ()
 
     def result(self, timeout_s: float | None = None) -> tuple[AppendedSpan, ...]:
-        """Wait for the spans. Raise what went wrong, or TimeoutError while it is still being tried."""
+        """Wait for the spans and return them. Raise what went wrong, or TimeoutError while it is still being tried."""
         return self._ticket.wait(timeout_s)
 
     def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:

@@ -176,8 +176,9 @@ class SendBuffer:
         return self._routes
 
     def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
-        """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
-        closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a queue."""
+        """Wait for work; return as much as goes into one transaction, of advances alone an empty list, or None once the
+        buffer is closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a
+        queue."""
         with self._lock:
             while not self._queued or (pause := self._pause()) > 0:
                 if not self._queued and self._count_due_advances(()):
@@ -438,7 +439,7 @@ class SendBuffer:
         return loads
 
     def _cut(self, stream_id: int, newest_at: float) -> list[PendingArrowBatch]:
-        """Take a block's worth from the head of a queue; the stream then stands last in line."""
+        """Take a block's worth from the head of a queue, and return it; the stream then stands last in line."""
         queue = self._queues.get(stream_id)
         if not queue or queue[0].ticket.entered_at > newest_at:
             return []

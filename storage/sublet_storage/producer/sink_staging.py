@@ -128,8 +128,8 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
 
 
 def _enter(conn: psycopg.Connection[Any], write: SinkBatchId, messages: int) -> int | None:
-    """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raise
-    `SinkBatchOutOfOrder`."""
+    """Record the batch, whose sink's row is locked from now on; return None, or if it is there, how many messages it
+    had. Raise `SinkBatchOutOfOrder`."""
     parameters = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
     ((newest, stored),) = conn.execute(_ENTER, parameters).fetchall()
     if newest is None:
@@ -142,7 +142,8 @@ def _enter(conn: psycopg.Connection[Any], write: SinkBatchId, messages: int) -> 
 def _publish(
     conn: psycopg.Connection[Any], write: SinkBatchId, attempts: list[uuid.UUID], messages: int
 ) -> dict[int, int]:
-    """Append what these attempts have staged, whose streams are open: {stream: head}. Raise `StagedBlocksLost`."""
+    """Append what these attempts have staged, whose streams are open; return {stream: head}. Raise
+    `StagedBlocksLost`."""
     parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
     grown = conn.execute(_PUBLISH, parameters).fetchall() if attempts else []
     stored_count = sum(total for _, _, total in grown)
@@ -152,7 +153,8 @@ def _publish(
 
 
 def _restage_closed(conn: psycopg.Connection[Any], write: SinkBatchId, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
-    """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
+    """Lock the streams, and stage anew what is for closed ones; return the attempts in order, with those that came to
+    it."""
     while attempts:
         parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
         closed = [stream_id for (stream_id,) in conn.execute(_LOCK, parameters).fetchall()]

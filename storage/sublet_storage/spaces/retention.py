@@ -202,7 +202,7 @@ def _use_role(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 
 
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
-    """Detach without blocking readers; an interrupted detach is finished first."""
+    """Detach without blocking readers, or finish an interrupted detach; return whether it was possible now."""
     mode = sql.SQL("finalize") if pending else sql.SQL("concurrently")
     return _try_execute(
         conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), mode)
@@ -210,7 +210,8 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """Drop the partition, and orphan the objects that its rows name in the same transaction."""
+    """Drop the partition, and orphan the objects that its rows name in the same transaction; return whether it was
+    possible now."""
     part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),

@@ -67,7 +67,7 @@ def hash_keys(keys: Iterable[bytes]) -> list[int]:
 
 
 def split_ring(shards: int) -> list[HashRange]:
-    """Cut the ring into `shards` half-open ranges whose sizes differ by at most one."""
+    """Return `shards` half-open ranges that make up the ring, whose sizes differ by at most one."""
     if not 1 <= shards <= MAX_SHARDS:
         raise InvalidSetting(f"shards {shards}: must be from 1 to {MAX_SHARDS}. Most spaces do well with 16.")
     cuts = [index * RING // shards for index in range(shards + 1)]

@@ -173,7 +173,8 @@ def list_fragmented_streams(
 def list_newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
-    """Merge among streams with new blocks; the others are not examined again before they have more."""
+    """Return the fragmented ones of the streams with new blocks; the others are not examined again before they have
+    more."""
     unseen = conn.execute(_UNSEEN).fetchall()
     examined = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
@@ -244,7 +245,7 @@ def _is_mergeable(run: list[BlockToMerge], row: BlockToMerge, block_messages: in
 
 def _merge_but(poison: list[PoisonBlock], run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]) -> int:
     """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted; or in parts
-    where it would be too large."""
+    where it would be too large. Return the number of blocks saved."""
     merged, parts = 0, [run]
     while parts:
         part = parts.pop()
@@ -269,7 +270,8 @@ def _merge(
     guard: Guard | None,
     run: list[BlockToMerge],
 ) -> int:
-    """Replace the run by one block with the same end, which has the times when its pieces were appended."""
+    """Replace the run by one block with the same end, which has the times when its pieces were appended. Return the
+    number of blocks saved: 0 if the run has changed meanwhile."""
     ends = [row.end_offset for row in run]
     with conn.transaction():
         if guard is not None:

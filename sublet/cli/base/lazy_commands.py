@@ -73,7 +73,8 @@ class _LazyConversionMixin:
 
 class _Command(_LazyConversionMixin, TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """Parse the arguments; report a negative number where an argument belongs as that, not as an unknown option."""
+        """Parse the arguments, and return what remains of them; report a negative number where an argument belongs as
+        that, not as an unknown option."""
         original_arguments = list(arguments)
         try:
             remaining: list[str] = super().parse_args(context, arguments)

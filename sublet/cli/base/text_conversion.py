@@ -208,7 +208,8 @@ def parse_ago(option: str, text: str, instead: str) -> datetime:
 
 
 def parse_starting_position(text: str) -> str | int | datetime:
-    """Parse `earliest`, `latest`, an offset, a time, or a duration before now. Raise `UsageError`."""
+    """Parse `earliest` or `latest`, which are returned as they are, an offset, or a time, also as a duration before
+    now. Raise `UsageError`."""
     if text in ("earliest", "latest"):
         return text
     if text == "active":

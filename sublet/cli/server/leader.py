@@ -155,8 +155,8 @@ def leader(
 def _parse_addresses(
     listen: str, http: str | None, insecure: bool, has_tls: bool
 ) -> tuple[ListenAddress, ListenAddress | None]:
-    """Parse both addresses. Raise `InvalidSetting` for one that others reach without TLS; with `insecure` only warns
-    of it."""
+    """Return both addresses, parsed; None for `http` if it is None. Raise `InvalidSetting` for one that others reach
+    without TLS; with `insecure` only warn of it."""
     from sublet_leader.listen_address import ListenAddress, is_loopback
 
     def parse(text: str) -> ListenAddress:

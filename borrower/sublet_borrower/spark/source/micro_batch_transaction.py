@@ -169,7 +169,8 @@ class Guard:
     def _settle(
         self, connection: Connection, batch_id: int, reads: Sequence[SourceRanges]
     ) -> PostgresTransactionId | None:
-        """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
+        """Move the groups' progress behind all of it, in the transaction; return the transaction's id, None where there
+        was nothing to move."""
         attempt: PostgresTransactionId | None = None
         lost: list[str] = []
         for read in reads:
@@ -201,8 +202,8 @@ class Guard:
     def _was_committed(
         self, reads: Sequence[SourceRanges], attempt: PostgresTransactionId | None, cause: Exception
     ) -> bool:
-        """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
-        by its number when it has ended, and progress shows how."""
+        """Return whether the transaction whose commit got no answer was committed, queried on a new connection: the
+        server knows by its number when it has ended, and progress shows how."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
             detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
@@ -242,7 +243,8 @@ class SourceRanges(Struct, frozen=True):
     def advance_range(
         self, connection: Connection, planned: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> PostgresTransactionId:
-        """Move the group's progress behind one range. Raise `MicroBatchFenced` if that has changed meanwhile."""
+        """Move the group's progress behind one range, and return the transaction's id. Raise `MicroBatchFenced` if that
+        has changed meanwhile."""
         assert plan.grant_id is not None
         grant = (planned.stream_id, plan.grant_id)
         key = next((each.keys[grant] for each in self.handed if grant in each.keys), None)

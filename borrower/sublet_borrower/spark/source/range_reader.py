@@ -79,7 +79,7 @@ class RangePartition(InputPartition):
         return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
 
     def split(self, count: int) -> list[RangePartition]:
-        """Divide it into `count` parts of about one size, at most one for each offset; a step is not divided."""
+        """Return `count` parts of it of about one size, at most one for each offset; a step is not divided."""
         if self.step is not None:
             return [self]
         total = self.end - self.start
@@ -116,8 +116,8 @@ def _divide(ranges: Sequence[RangePartition], min_partitions: int) -> list[Range
 
 
 def _put_together(ranges: Sequence[RangePartition], max_partitions: int) -> list[list[RangePartition]]:
-    """Deal ranges out, the largest first, each to the task with the least so far; in each task they keep their
-    order."""
+    """Deal ranges out, the largest first, each to the task with the least so far. Return those of each task that has
+    any, in their order."""
     shares: list[list[int]] = [[] for _ in range(max_partitions)]
     waiting = [(0, task) for task in range(max_partitions)]
     for index in sorted(range(len(ranges)), key=lambda index: -ranges[index].max_messages):

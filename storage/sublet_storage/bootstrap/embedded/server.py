@@ -117,7 +117,8 @@ class EmbeddedPostgres:
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a file in the data directory, after checking that no other user can have put it there."""
+        """Open a file in the data directory, after checking that no other user can have put it there. Return its
+        descriptor."""
         with name_directory_in_errors(self.data_dir):
             return open_file(self.data_dir / name, flags, list_other_owners(self._user))
 
@@ -250,7 +251,8 @@ class EmbeddedPostgres:
         return [self._binaries / "pg_ctl", "stop", "-w", "-t", "60", "-m", "fast", "-D", self._cluster]
 
     def _run_program(self, command: Sequence[str | Path]) -> tuple[int, str]:
-        """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
+        """Run a program as the server's user; return its exit code and its output, which goes to a file: a pipe would
+        be inherited by the server."""
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
                 self._make_server_user_command(command),

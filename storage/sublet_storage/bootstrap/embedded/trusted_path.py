@@ -115,7 +115,8 @@ def find_user_name(uid: int) -> str:
 
 
 def _open_or_make(part: str, parent: int) -> int:
-    """Open a directory; one that is missing is made, accessible for all, whatever the umask."""
+    """Open a directory, and return its descriptor; one that is missing is made, accessible for all, whatever the
+    umask."""
     with contextlib.suppress(FileNotFoundError):
         return os.open(part, _OPEN_FLAGS, dir_fd=parent)
     with contextlib.suppress(FileExistsError):

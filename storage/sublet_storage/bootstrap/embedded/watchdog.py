@@ -50,7 +50,8 @@ def main(spec: dict[str, Any]) -> None:
 
 
 def _try_stop(spec: dict[str, Any], users: int, server: int) -> bool:
-    """Wait until there seems to be no user; then look again with the server's lock held, and stop it."""
+    """Wait until there seems to be no user; then look again with the server's lock held, and stop it if there is
+    none. Return whether there was none."""
     fcntl.flock(users, fcntl.LOCK_EX)
     fcntl.flock(users, fcntl.LOCK_UN)
     fcntl.flock(server, fcntl.LOCK_EX)

@@ -62,7 +62,7 @@ class _Findings(Struct, frozen=True):
 def commit_batch(
     connection: Connection, batch: Sequence[GroupWrites], now_us: int | None
 ) -> tuple[GroupWriteResult, ...]:
-    """Execute the batch in the open transaction."""
+    """Execute the batch in the open transaction; return the results in the order of the batch."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
     moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _is_plain_advance(change)]
     left_out = set(lending_statements.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()

@@ -174,8 +174,8 @@ def renew(
     *,
     wait: bool,
 ) -> frozenset[int]:
-    """Extend the leases of this incarnation, at their terms and unexpired, and declare its lock. Without `wait`, rows
-    that others have locked are left."""
+    """Extend the leases of this incarnation, at their terms and unexpired, and declare its lock; return their ids.
+    Without `wait`, rows that others have locked are left."""
     rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
     renewed = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
@@ -186,7 +186,7 @@ def renew(
 def release(
     connection: Connection, node: NodeIncarnation, terms: Mapping[int, int], now_us: int | None
 ) -> frozenset[int]:
-    """Expire the leases that are still this incarnation's at their terms."""
+    """Expire the leases that are still this incarnation's at their terms; return their ids."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
     expire(connection, own)
     return frozenset(own)

@@ -92,10 +92,10 @@ class GroupStore(Protocol):
         self, node: NodeIncarnation, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired, and
-        declare its lock, or with None that it has none."""
+        declare its lock, or with None that it has none. Return their ids."""
 
     def release(self, node: NodeIncarnation, terms: Mapping[int, int]) -> frozenset[int]:
-        """Expire (never delete) those rows that are still this incarnation's at that term."""
+        """Expire (never delete) those rows that are still this incarnation's at that term; return their ids."""
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         """Return all unfinished rows of the group, after claiming it. Raise `StaleTerm` if the term is over."""

@@ -157,7 +157,7 @@ def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_Sync
 
 def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int, *, adds_all: bool) -> set[Key]:
     """Insert missing rows: of some streams, oldest first, or of all (`adds_all`). An atomic group has all, as an epoch
-    may have messages in any."""
+    may have messages in any. Return the keys of those that are free."""
     generations = read_generation_filters(connection)
     groups = [group for group in groups if group.after_generation < generations.newest_generation_id]
     if not groups:

@@ -45,6 +45,7 @@ def direct_listener_slots() -> int:
 
 def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     """Listen on this connection from now on, if a slot is free and some node listens the same way.
+    Return whether this connection listens.
 
     Never through a pooler that shares the server's connections: the server's process is another there than the one that
     the connection began with.

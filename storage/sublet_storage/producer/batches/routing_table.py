@@ -92,7 +92,8 @@ class PublisherRoutingTable:
             self._find_space_id(topic)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
-        """Split a batch by stream, preserving the order within each. No Python per message, only per distinct key."""
+        """Return a batch split by stream, the order within each preserved. No Python per message, only per distinct
+        key."""
         targets = self._find_streams(batch)
         if isinstance(targets, int):
             return [(targets, batch, rows)]
