@@ -159,7 +159,7 @@ begin
       from space p where p.space_id = p_space;
   end if;
   update space
-     set lower_frontier = lower, epoch_dimensions = coalesce(jsonb_array_length(lower -> 0), epoch_dimensions),
+     set lower_frontier = lower, epoch_dimensions = coalesce(epoch_dimensions, jsonb_array_length(lower -> 0)),
          frontier_move_count = frontier_move_count + 1
    where space_id = p_space and dropped_at is null and lower_frontier is distinct from lower
      and admits_all(coalesce(lower_frontier, lower), lower);
@@ -198,6 +198,7 @@ begin
       'they are a list of 1 to 1000, each a list of as many numbers', 'Give such a list, as [[17]].');
   end if;
   perform lock_producer(p_producer);
+  perform check_incarnation(p_producer, p_incarnation);
   select epoch_dimensions, lower_frontier into target from space
    where space_id = p_space and dropped_at is null for no key update;
   if not found then

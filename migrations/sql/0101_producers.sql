@@ -211,6 +211,10 @@ begin
       perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;
     end if;
+    if jsonb_array_length(p_epochs #> '{least,0}') <> jsonb_array_length(least -> 0) then
+      perform reject_message('epochs ' || left(p_epochs::text, 80),
+        'all of a space have as many numbers as ' || (least -> 0)::text, 'Give that many.');
+    end if;
     if p_epochs #> '{least,0,1}' is null then
       greatest := (p_epochs #>> '{greatest,0,0}')::bigint;
       is_behind := (p_epochs #>> '{least,0,0}')::bigint < (least #>> '{0,0}')::bigint;

@@ -96,11 +96,11 @@ create function append_staged_blocks(p_sink text, p_batch bigint, p_attempts uui
   returns table (of_stream bigint, ends bigint, total bigint)
 language plpgsql security definer set search_path from current as $$
 begin
-  perform check_block(b.count, b.first_timestamp, b.last_timestamp, b.topics, b.payload) from staged_block b
-    where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts);
   return query
-    with lot as (
-      select b.*, sum(b.count) over (partition by b.stream_id order by named.nth, b.ordinal) as upto
+    -- Checked in the statement that appends them, as only that sees the same rows.
+    with lot as materialized (
+      select b.*, sum(b.count) over (partition by b.stream_id order by named.nth, b.ordinal) as upto,
+             check_block(b.count, b.first_timestamp, b.last_timestamp, b.topics, b.payload) as checked
         from staged_block b join unnest(p_attempts) with ordinality as named (attempt, nth) using (attempt)
        where b.sink = p_sink and b.batch = p_batch),
     grown as (

@@ -22,6 +22,7 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
 
 APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
 ATTEMPT = UUID(int=1)
+HOLD = "select outcome from hold_epochs(%(space)s, 'etl', %(incarnation)s, %(epochs)s, 60)"
 APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
 
 
@@ -31,7 +32,7 @@ def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
     return {
         "stream": open_streams(conn)[0].stream_id, "count": one.count, "first": one.first_timestamp,
         "last": one.last_timestamp,
-        "topics": one.topics, "codec": one.codec, "payload": bytes(one.payload),
+        "topics": one.topics, "codec": one.codec, "payload": bytes(one.payload), "space": 1, "epochs": "[[4]]",
     }  # fmt: skip
 
 
@@ -109,10 +110,11 @@ def test_a_row_at_its_limits_is_appended(
 def test_no_incarnation_leaves_none_to_be_drawn(
     conn: psycopg.Connection[Any], good: dict[str, Any], incarnation: int
 ) -> None:
-    """Neither one that is registered, nor that of a block."""
+    """Neither one that is registered, nor that of a block or a capability."""
     register, wrong = "select register_producer('etl', %(incarnation)s)", {**good, "incarnation": incarnation}
     assert "it is one that was drawn" in refused(conn, wrong, register)
     assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
+    assert "it is one that was drawn" in refused(conn, wrong, HOLD)
     last_timeline = (2047 << 52) + register_producer(conn, "other")
     conn.execute(register, {"incarnation": last_timeline})
     assert register_producer(conn, "etl") == last_timeline + 1
@@ -128,6 +130,21 @@ def test_no_block_fences_what_is_drawn_next(conn: psycopg.Connection[Any], good:
         drawn = register_producer(conn, "etl")
         assert "it is one that was drawn" in refused(conn, {**good, "incarnation": drawn + ahead_us}, APPEND_OF)
         assert conn.execute(APPEND_OF, {**good, "incarnation": drawn}).fetchone() == ("appended",)
+
+
+@pytest.mark.parametrize(("held", "appended"), [("[[4]]", "[[9, 1]]"), ("[[4, 1]]", "[[9]]")])
+def test_epochs_of_a_block_have_the_spaces_numbers(
+    conn: psycopg.Connection[Any], good: dict[str, Any], held: str, appended: str
+) -> None:
+    """What is completed had others then, and honest publishers were refused."""
+    space = conn.execute("select space_id from stream where stream_id = %(stream)s", good).fetchall()[0][0]
+    row = {**good, "space": space, "incarnation": register_producer(conn, "etl"), "epochs": held}
+    assert conn.execute(HOLD, row).fetchone() == ("held",)
+    bounds = f'{{"has_unset": false, "least": {appended}, "greatest": {appended}}}'
+    statement = APPEND_OF.replace("bytea, null)", "bytea, %(epochs)s)")
+    assert "all of a space have as many numbers as" in refused(conn, {**row, "epochs": bounds}, statement)
+    row["epochs"] = bounds.replace(appended, held)
+    assert conn.execute(statement, row).fetchone() == ("appended",)
 
 
 @pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])

@@ -156,7 +156,13 @@ def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_
     file.write_text(json.dumps({**exported, "options": {**exported["options"], "strategy": "even"}}))
     refused(shell.run("groups", "import", str(file)), 4, "its strategy is load, not even")
     file.write_text(json.dumps({**exported, "subscription": "$share/billing/#"}))
-    refused(shell.run("groups", "import", str(file)), 2, "positions are those of the filter orders/#")
+    refused(shell.run("groups", "import", str(file)), 2, "positions are those of the filter 'orders/#'")
+    file.write_text(json.dumps({**exported, "filter": "x\x1b]0;p\a\nsublet: done"}))
+    answer = shell.run("groups", "import", str(file), "--debug")
+    assert (answer.code, "\x1b" in answer.err, "\nsublet: done" in answer.err) == (2, False, False)
+    for unusable in ("x" * 2_000_000, "\0", None):
+        file.write_text(json.dumps({**exported, "exported_at": unusable}))
+        refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
     file.write_text("[]")
     refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
 

@@ -111,11 +111,15 @@ def waiting_for(locked: TextIO) -> int:
     return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
-def test_a_server_is_durable_and_private(home: Path) -> None:
+def test_a_server_is_durable_and_private(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other programs of its user can read its environment."""
+    monkeypatch.setenv("SUBLET_ADMIN_TOKEN", "planted-0123456789")
     with EmbeddedPostgres(home / "data") as server, psycopg.connect(server.url) as conn:
         for name, value in {"fsync": "on", "synchronous_commit": "on", "listen_addresses": ""}.items():
             assert conn.execute("select current_setting(%s)", (name,)).fetchone() == (value,)
         conn.execute("create table kept as select 42 as answer")
+        pid = conn.info.backend_pid
+        assert b"planted" not in Path(f"/proc/{pid}/environ").read_bytes()
         assert stat.S_IMODE((home / "data" / "socket").stat().st_mode) == 0o700
         url = server.url
     assert not answers(url)

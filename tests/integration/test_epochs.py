@@ -236,6 +236,16 @@ def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.
     assert epoch_leases.expire(conn) == [(space, "a")]
 
 
+def test_locked_producers_hold_up_no_others(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    """Whoever may append can lock all their names in one transaction, for as long as he likes."""
+    for producer in (A, B):
+        hold(conn, space, producer, [(3,)], lease_s=0.0)
+    with connect(database) as other, other.transaction():
+        other.execute("select lock_producer('a')")
+        assert epoch_leases.expire(conn) == [(space, "b")]
+    assert epoch_leases.expire(conn) == [(space, "a")]
+
+
 def test_a_later_life_takes_over_what_was_held(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)])
     assert least(hold(conn, space, ProducerIdentity("a", 2), [(4,)])) == [(4,)]

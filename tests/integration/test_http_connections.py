@@ -34,8 +34,8 @@ def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpDataba
         pool.close()
 
 
-def ask(pool: HttpDatabasePool, statement: str = "select 1") -> Any:
-    with pool.connection() as connection:
+def ask(pool: HttpDatabasePool, statement: str = "select 1", principal: str | None = None) -> Any:
+    with pool.connection(principal) as connection:
         row = connection.execute(statement).fetchone()
     assert row is not None
     return row[0]
@@ -73,12 +73,27 @@ def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Co
         held = [stack.enter_context(pool.connection()) for _ in range(MAX_CONNECTIONS)]
         assert len({id(each) for each in held}) == MAX_CONNECTIONS
         for asked in [threads.submit(ask, pool) for _ in range(ASKERS)]:
-            with pytest.raises(Unavailable, match="others"):
+            with pytest.raises(Unavailable, match=r"others|19 queries are under way"):
                 asked.result()
         assert conn.execute(OURS).fetchone() == (MAX_CONNECTIONS,)
         waiting = threads.submit(ask, pool)
         stack.close()
         assert waiting.result() == 1
+
+
+@pytest.mark.conforms("X4")
+def test_one_principal_leaves_others_their_turn(database: str) -> None:
+    with a_pool(database) as pool, ThreadPoolExecutor(ASKERS) as threads, ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS):
+            stack.enter_context(pool.connection("user:a"))
+        asked = [threads.submit(ask, pool, principal="user:a") for _ in range(ASKERS - 1)]
+        refused = eventually(lambda: [each for each in asked if each.done()])
+        others = threads.submit(ask, pool, principal="user:b")
+        stack.close()
+        assert others.result() == 1
+        for each in refused:
+            with pytest.raises(Unavailable, match="under way of user:a"):
+                each.result()
 
 
 @pytest.mark.long

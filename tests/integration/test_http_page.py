@@ -26,7 +26,7 @@ from tools.browser import browser, missing
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 TOKEN = "the-token-of-an-admin"
-TURNED = "$share/a\u202etnuocca\u200b/x"
+TURNED = "$share/a\u202etnuocca\u200b\u2003  /x"
 EVIL = "$share/<img src=x onerror=document.title='taken'>/\"><script>alert(1)</script>/x"
 
 
@@ -133,7 +133,7 @@ def test_many_groups_are_searched_and_paged(stage: Stage, chrome: Chrome) -> Non
     node = served(stage)
     complaints(chrome)
     chrome.get(f"http://{node.address}/#/")
-    shown(chrome, "1–50 of 62", "$share/g01/#", EVIL, r"$share/a\u{202e}tnuocca\u{200b}/x")
+    shown(chrome, "1–50 of 62", "$share/g01/#", EVIL, r"$share/a\u{202e}tnuocca\u{200b}\u{2003} \u{20}/x")
     chrome.find_element(By.ID, "page-Next").click()
     shown(chrome, "51–62 of 62", "$share/g59/#", "no consumers")
     chrome.find_element(By.LINK_TEXT, "$share/g59/#").click()

@@ -30,7 +30,7 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces.small_block_compaction import compact_stream
+from sublet_storage.spaces.small_block_compaction import compact_stream, list_newly_fragmented
 from sublet_storage.spaces.space_changes import create_space
 from tests.integration.cli_kit import a_shell
 from tests.integration.feed_kit import address_of, serving
@@ -270,6 +270,9 @@ def test_compaction_leaves_a_bad_block_as_it_is(conn: Connection, streams: list[
         assert rows == [(4, 4), (6, 2), (8, 2)]
         assert pa.Table.from_batches(fetch(conn, stream, 0).batches) == pa.Table.from_batches(ahead)
         assert read(conn, stream, 6) == behind
+    listed = list_newly_fragmented(conn, at_least=1, older_than_s=0)
+    assert not set(listed) & set(streams[:-1]), "they are not read again and again"
+    assert streams[-1] in listed
     assert compact_stream(conn, streams[-1], older_than_s=0) == 3
     after = dict(conn.execute("select stream_id, payload from block where end_offset = %s", (BAD,)).fetchall())
     assert after == {stream: before[stream] for stream in streams[:-1]}

@@ -217,7 +217,8 @@ def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
 def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: ChangeNotification) -> None:
     raw = encode(envelope)
     with contextlib.suppress(MalformedNotification):
-        decode(raw[:place] + noise + raw[place + len(noise) :])
+        damaged = decode(raw[:place] + noise + raw[place + len(noise) :])
+        assert damaged == decode(encode(damaged))
 
 
 @given(st.integers(0, 2**32), st.integers(200, 3000))

@@ -32,7 +32,7 @@ def test_numbers_and_times_fit_at_any_width(
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
 
 
-@pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800"])
+@pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800", "\u2800"])
 def test_what_moves_a_cursor_is_escaped(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Or turns a line around: in JSON and in tables alike."""
     text = f"ü☃{odd}"
@@ -43,8 +43,16 @@ def test_what_moves_a_cursor_is_escaped(odd: str, capsys: pytest.CaptureFixture[
     reported = capsys.readouterr()
     shown = reported.out.replace("\n", "") + reported.err.replace("\n", "")
     assert shown.isprintable(), shown
+    assert "\u2800" not in reported.out.partition("\n")[2] + reported.err
     assert "ü☃" in shown
     assert json.loads(reported.out.splitlines()[0]) == {"subscription": text}
+
+
+def test_a_name_is_no_markup(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    CliOutput(json=False).print_table(("GROUP",), [(":skull:",), (r"\[b",), ("a\\",)])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert [line.strip() for line in shown.splitlines()[1:]] == [":skull:", r"\[b", "a\\"]
 
 
 def test_a_log_for_people_turns_no_line_around() -> None:

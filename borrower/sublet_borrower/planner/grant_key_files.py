@@ -79,12 +79,18 @@ def _make_prefix(subscription: str, session: str) -> str:
 @contextlib.contextmanager
 def _open_folder() -> Iterator[int]:
     """Yield the user's directory below that of temporary files, as a descriptor. Raise `InvalidSetting` if others can
-    access it.
+    access it, or have made it.
     """
     path = Path(tempfile.gettempdir(), f"sublet-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (PermissionError, NotADirectoryError) as error:
+        raise InvalidSetting(
+            f"{path}: the keys of a query's grants are handed on in it, and another user made it ({error.strerror}). "
+            "Have it removed, or set TMPDIR to a directory of this user's own, for the query's driver."
+        ) from None
     try:
         status = os.fstat(folder)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:

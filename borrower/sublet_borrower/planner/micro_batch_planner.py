@@ -7,6 +7,7 @@ later. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -312,8 +313,8 @@ class MicroBatchPlanner:
         reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it" if not_granted else silent
         raise Unavailable(
             f"{self.subscription}: {reason} within {self._granted_within_s:g} s, and what was there is not all read. "
-            f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "
-            "longer."
+            f"`sublet groups why {shlex.quote(str(self.subscription))}` says what they wait for; the option "
+            "availableNowWait waits longer."
         )
 
     def spaces(self, grants: Iterable[tuple[int, int]]) -> dict[int, str]:

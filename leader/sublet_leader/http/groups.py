@@ -19,7 +19,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.history_queries import read_behind
-from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
+from sublet_storage.groups.status.group_pages import GroupListPage, GroupSort, list_group_page
 from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
 from sublet_storage.groups.status.overview import describe_group
 
@@ -40,12 +40,12 @@ class GroupsApi:
         )
         sort = GroupSort(query_fields.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
         descending = query_fields.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
-        with self._pool.connection() as connection:
-            search, is_visible = (
-                query_fields.read_text(request, "search", "")[:200],
-                _make_visibility_filter(get_caller(request)),
-            )
-            page = list_group_page(connection, search, sort, descending, limit, offset, is_visible)
+        caller, search = get_caller(request), query_fields.read_text(request, "search", "")[:200]
+        page = GroupListPage((), 0)
+        if caller.may_somewhere(Right.WATCH):
+            is_visible = _make_visibility_filter(caller)
+            with self._pool.connection(caller.principal) as connection:
+                page = list_group_page(connection, search, sort, descending, limit, offset, is_visible)
         times, lags = self._lag_history.read(overview.group.group_id for overview in page.groups)
         return json_response(
             {
@@ -61,7 +61,7 @@ class GroupsApi:
     def describe_group(self, request: Request) -> Response:
         """Return one group with its streams, and with its standby members if it is led here. Raise `NotFound`."""
         subscription = _read_watched(request)
-        with self._pool.connection() as connection:
+        with self._pool.connection(get_caller(request).principal) as connection:
             overview = describe_group(connection, subscription)
         group_id = overview.group.group_id
         times, lags = self._lag_history.read((group_id,))
@@ -78,7 +78,7 @@ class GroupsApi:
             query_fields.read_text(request, "after", ""),
             query_fields.read_integer(request, "limit", 100, MAX_RECORDS),
         )
-        with self._pool.connection() as connection:
+        with self._pool.connection(get_caller(request).principal) as connection:
             group = group_lifecycle.get_live(connection, subscription)
             page = read_behind(connection, group.group_id, after or None, limit)
         records = [{"number": number, **history_to_json(record)} for number, record in page.lines]

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sublet_leader.http import body_fields
+from sublet_leader.http.auth import get_caller
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes_and_metrics import check_to_json
 from sublet_leader.http.responses import json_response
@@ -45,7 +46,7 @@ class NodesApi:
 
     def list_nodes(self, request: Request) -> Response:
         """Return the registered nodes, and the groups that each leads."""
-        with self._pool.connection() as connection:
+        with self._pool.connection(get_caller(request).principal) as connection:
             entries, led = node_directory.list_nodes(connection), node_directory.count_led_groups(connection)
         return json_response({"nodes": [node_directory.node_to_json(entry, led) for entry in entries]})
 

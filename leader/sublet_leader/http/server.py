@@ -226,6 +226,8 @@ class _BoundedProtocol(H11Protocol):
         )
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 
 
 class _Gate:

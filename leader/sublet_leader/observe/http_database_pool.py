@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import psycopg_pool
 
+from sublet_leader.feed.admission import AdmissionLimiter
 from sublet_leader.observe.health import Health, HealthState
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
@@ -22,6 +23,7 @@ STATEMENT_TIMEOUT_S = 5.0
 RECEIVE_TIMEOUT_S = 6.0
 ACQUIRE_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 0.5
+RETRY_AFTER_MS = 1000
 
 Connection = psycopg.Connection[Any]
 
@@ -51,18 +53,19 @@ class _ReadingConnection(BoundedConnection):
 
 
 class HttpDatabasePool:
-    """Pools the threads' connections, one for each at a time. `get_health` is called first and checks the database."""
+    """Pools the threads' connections, one for each at a time. `get_health` is called first and checks the database. One
+    principal has a part of what there is, as others do, and metrics."""
 
     def __init__(self, url: str, get_health: Callable[[], Health]) -> None:
         self._get_health = get_health
         self._hindrance: SubletError | None = None
+        self._admission = AdmissionLimiter("queries", MAX_CONNECTIONS + MAX_WAITING, 0, RETRY_AFTER_MS)
         self._pool = psycopg_pool.ConnectionPool(
             url,
             connection_class=_ReadingConnection,
             kwargs={"note": self._set_hindrance},
             min_size=0,
             max_size=MAX_CONNECTIONS,
-            max_waiting=MAX_WAITING,
             timeout=ACQUIRE_TIMEOUT_S,
             reconnect_timeout=ACQUIRE_TIMEOUT_S,
             check=psycopg_pool.ConnectionPool.check_connection,
@@ -70,16 +73,23 @@ class HttpDatabasePool:
         )
 
     @contextmanager
-    def connection(self) -> Iterator[Connection]:
-        """Provide a connection. Raise `Unavailable` if the database is known to be unreachable, or all connections are
-        in use."""
+    def connection(self, principal: str | None = None) -> Iterator[Connection]:
+        """Provide a connection. Raise `Unavailable` if the database is known to be unreachable, or all connections, or
+        those for the principal, are in use."""
         check = self._get_health().check_named("database")
         if check.state is HealthState.UNREACHABLE:
             raise Unavailable(f"the database is unreachable: {check.detail}")
+        self._admission.acquire(principal=principal)
+        try:
+            with self._take_connection() as connection:
+                yield connection
+        finally:
+            self._admission.release(principal=principal)
+
+    @contextmanager
+    def _take_connection(self) -> Iterator[Connection]:
         try:
             connection = self._pool.getconn()
-        except psycopg_pool.TooManyRequests:
-            raise Unavailable(f"{MAX_WAITING} others are waiting to ask the database. Try again.") from None
         except psycopg_pool.PoolTimeout:
             busy = f"{MAX_CONNECTIONS} others have been asking the database for {ACQUIRE_TIMEOUT_S:g} s. Try again."
             raise Unavailable(busy if self._hindrance is None else str(self._hindrance)) from None

@@ -98,6 +98,15 @@ def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int,
         raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
 
 
+def is_decodable(codec: int, payload: Stored, count: int) -> bool:
+    """Return whether a block with this payload and number of messages can be decoded."""
+    try:
+        validate_block(codec, payload, 0, count, count)
+    except PoisonBlock:
+        return False
+    return True
+
+
 def restore(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Return validated batches that are stored alike as one: less work than to restore one by one and to copy them
     together."""

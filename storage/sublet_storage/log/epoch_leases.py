@@ -9,6 +9,7 @@ or it ends with its lease.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -51,6 +52,9 @@ LEASE_S = 30.0
 
 MIN_LEASE_S, MAX_LEASE_S = 1.0, 7 * 86400.0
 """The bounds of a publisher's lease."""
+
+LOCK_WAIT_S = 2.0
+"""How long a pass waits for the locks of producers, where the leases of several have run out."""
 
 _LOCK = "select lock_producer(%s)"
 """Locks the table of spaces and the producer, before its streams and the space's row, in the order of changes of
@@ -148,7 +152,8 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
         "select space_id, producer_id from capability where expired_at is null and expires_at < clock_timestamp()"
         " order by space_id, producer_id"
     ).fetchall()
-    return [(space_id, id) for space_id, id in overdue if expire_one(conn, space_id, id, guard)]
+    wait_s = None if len(overdue) <= 1 else LOCK_WAIT_S / len(overdue)  # one transaction may hold the locks of all
+    return [(space_id, id) for space_id, id in overdue if expire_one(conn, space_id, id, guard, wait_s)]
 
 
 def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
@@ -174,12 +179,21 @@ def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> ObjectChang
     return epochs_change(space_id, *row)
 
 
-def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None = None) -> bool:
-    """End what a producer holds in a space if its lease has run out; return False if it has not, or it is locked."""
+def expire_one(
+    conn: psycopg.Connection[Any],
+    space_id: int,
+    producer_id: str,
+    guard: Guard | None = None,
+    wait_s: float | None = None,
+) -> bool:
+    """End what a producer holds in a space if its lease has run out; return False if it has not, or is locked for
+    `wait_s`, or as long as the connection waits."""
     try:
         with conn.transaction():
             if guard is not None:
                 guard(conn)
+            if wait_s is not None:
+                conn.execute("select set_config('lock_timeout', %s, true)", (f"{math.ceil(wait_s * 1000)}ms",))
             conn.execute(_LOCK, (producer_id,))
             lock = "select from space where space_id = %s and dropped_at is null for no key update"
             if not conn.execute(lock, (space_id,)).rowcount:

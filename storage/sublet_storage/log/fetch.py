@@ -36,6 +36,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     MAX_PAYLOAD_BYTES,
     MIN_ARROW_VALUES,
     decode_block,
+    is_decodable,
     restore,
     validate_block,
 )
@@ -402,7 +403,7 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
             except PoisonBlock as error:
                 if decoded_blocks:
                     break
-                run_end = _find_run_end(stream_id, blocks)
+                run_end = _find_run_end(blocks)
                 raise PoisonBlock(stream_id, error.offsets, error.detail, run_end=run_end) from None
             if size and size + decoded_bytes > max_size:
                 break
@@ -411,17 +412,13 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
     return decoded_blocks
 
 
-def _find_run_end(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> int:
+def _find_run_end(blocks: Sequence[tuple[Any, ...]]) -> int:
     """Return the end of the last of the first blocks none of which can be decoded: a group skips them at once."""
     run_end = blocks[0][0]
     for end_offset, count, codec, _, payload, *_ in blocks[1:]:
-        if payload is None:
+        if payload is None or is_decodable(codec, payload, count):
             break
-        try:
-            validate_block(codec, payload, stream_id, end_offset, count)
-            break
-        except PoisonBlock:
-            run_end = end_offset
+        run_end = end_offset
     return int(run_end)
 
 

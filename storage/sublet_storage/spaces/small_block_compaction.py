@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import psycopg
@@ -22,7 +23,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.arrow_batch_decoder import decode_block
+from sublet_storage.log.arrow_batch_decoder import decode_block, is_decodable
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.spaces.rollover import partition_table
 
@@ -106,6 +107,14 @@ class _RunTooLarge(Exception):
         super().__init__(f"the first {index} blocks of a run fill a block")
 
 
+class _RunUndecodable(Exception):
+    """An error for a run with blocks at these `indexes` that cannot be decoded; `first` is that of one of them."""
+
+    def __init__(self, indexes: Sequence[int], first: PoisonBlock) -> None:
+        self.indexes, self.first = indexes, first
+        super().__init__(f"{len(indexes)} blocks of a run cannot be decoded")
+
+
 class BlockToMerge(Struct, frozen=True):
     """A block to be merged. `frontiers`: a hash of its epochs and frontiers."""
 
@@ -128,7 +137,8 @@ def compact_stream(
     blocks saved.
 
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
-    that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
+    that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged, and the stream is not
+    listed again before it has more.
     """
     row = conn.execute(
         "select s.generation_id, p.compression from stream s join space p using (space_id)"
@@ -138,15 +148,17 @@ def compact_stream(
     if row is None:
         return 0
     generation_id, compression = row
-    saved, last_offset, poison = 0, -1, list[PoisonBlock]()
+    saved, last_offset, poison = 0, -1, None
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
             for run in find_runs(rows, block_messages, block_bytes):
-                saved += _merge_but(poison, run, merge)
+                merged, problem = _merge_decodable(run, merge)
+                saved, poison = saved + merged, poison or problem
             last_offset = rows[-1].end_offset
-    if poison:
-        raise poison[0]
+    if poison is not None:
+        _set_seen(conn, guard, [(stream_id, last_offset)])
+        raise poison
     return saved
 
 
@@ -184,11 +196,16 @@ def list_newly_fragmented(
     fragmented = list_fragmented_streams(conn, at_least, older_than_s, among) if among else []
     examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
     if examined:
-        with conn.transaction():
-            if guard is not None:
-                guard(conn)
-            conn.execute(_SEEN, {"streams": [entry[0] for entry in examined], "upto": [entry[1] for entry in examined]})
+        _set_seen(conn, guard, examined)
     return fragmented
+
+
+def _set_seen(conn: psycopg.Connection[Any], guard: Guard | None, examined: Sequence[tuple[int, int]]) -> None:
+    """Note that these streams need not be examined again before they have more than up to these offsets."""
+    with conn.transaction():
+        if guard is not None:
+            guard(conn)
+        conn.execute(_SEEN, {"streams": [entry[0] for entry in examined], "upto": [entry[1] for entry in examined]})
 
 
 def _group_by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
@@ -243,23 +260,25 @@ def _is_mergeable(run: list[BlockToMerge], row: BlockToMerge, block_messages: in
     )
 
 
-def _merge_but(poison: list[PoisonBlock], run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]) -> int:
-    """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted; or in parts
-    where it would be too large. Return the number of blocks saved."""
-    merged, parts = 0, [run]
+def _merge_decodable(
+    run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]
+) -> tuple[int, PoisonBlock | None]:
+    """Merge the run, or what lies between its blocks that cannot be decoded, or in parts where it would be too large.
+    Return the number of blocks saved, and the error of such a block."""
+    merged, problem, parts = 0, None, [run]
     while parts:
         part = parts.pop()
         if len(part) < 2:
             continue
         try:
             merged += merge(part)
-        except PoisonBlock as error:
-            poison.append(error)
-            index = [row.end_offset for row in part].index(error.offsets[1])
-            parts += part[index + 1 :], part[:index]
+        except _RunUndecodable as undecodable:
+            problem = problem or undecodable.first
+            borders = [-1, *undecodable.indexes, len(part)]
+            parts += [part[begin + 1 : end] for begin, end in pairwise(borders)]
         except _RunTooLarge as large:
             parts += part[large.index :], part[: large.index]
-    return merged
+    return merged, problem
 
 
 def _merge(
@@ -310,10 +329,16 @@ def _merge(
 
 def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of blocks to be merged. Raise `_RunTooLarge` before they are more than a block may have, and
-    `PoisonBlock`."""
+    `_RunUndecodable`."""
     size = 0
     for index, (end_offset, count, codec, payload, *_) in enumerate(rows):
-        batch = decode_block(codec, payload, stream_id, end_offset, count)
+        try:
+            batch = decode_block(codec, payload, stream_id, end_offset, count)
+        except PoisonBlock as error:
+            others = ((n, row) for n, row in enumerate(rows) if n > index)
+            indexes = [index, *(n for n, row in others if not is_decodable(row[2], row[3], row[1]))]
+            # Without its traceback, whose frames hold all the rows.
+            raise _RunUndecodable(indexes, PoisonBlock(stream_id, error.offsets, error.detail)) from None
         size += batch.nbytes
         if index and size > MAX_PACKED_BYTES:
             raise _RunTooLarge(index)

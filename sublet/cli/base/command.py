@@ -229,7 +229,7 @@ def run_command(cli: CliCommandContext, command: Callable[[], int | None]) -> in
             cli.log.critical("%s", text, exc_info=cli.debug)
             return code
         if cli.debug:
-            sys.stderr.write(hide_secrets(traceback.format_exc()))
+            cli.print_info(hide_secrets(traceback.format_exc()).rstrip())
         cli.print_error(text, code)
         return code
 

@@ -23,7 +23,7 @@ WRAPPED_COLUMNS = frozenset(
 MIN_WRAPPED_WIDTH = 8
 """Minimum width of these columns; in a narrower terminal the terminal itself wraps the lines."""
 
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | frozenset(map(chr, range(0xFE00, 0xFE10)))
+_BLANK = frozenset("\u2800\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0") | frozenset(map(chr, range(0xFE00, 0xFE10)))
 """Printable characters that are not seen."""
 
 
@@ -104,8 +104,8 @@ def _print_fitting_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) 
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):  # Rich takes a tenth of a short command to load
         return False
     from rich.console import Console, JustifyMethod
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     wide = zip(columns, _measure_columns(columns, rows), strict=True)
     min_widths = [min(width, MIN_WRAPPED_WIDTH) if column in WRAPPED_COLUMNS else width for column, width in wide]
@@ -116,7 +116,7 @@ def _print_fitting_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) 
         justify: JustifyMethod = "right" if column.endswith(">") else "left"
         table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in WRAPPED_COLUMNS)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*map(Text, row))
     Console(highlight=False).print(table)
     sys.stdout.flush()
     return True

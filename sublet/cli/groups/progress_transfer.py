@@ -120,7 +120,8 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str
     try:
         options = dict(document["options"])
         start = options.pop("starting_position")
-        subscription, exported_at = Subscription.parse(document["subscription"]), str(document["exported_at"])
+        subscription = Subscription.parse(document["subscription"])
+        exported_at = datetime.fromisoformat(document["exported_at"]).isoformat()
         filter_text = document.get("filter", subscription.filter.text)
         result = subscription, GroupOptions.from_row(start, options), progress_from_json(document), exported_at
     except SubletError as error:
@@ -131,9 +132,9 @@ def _read(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str
         ) from None
     if filter_text != subscription.filter.text:
         raise UsageError(
-            f"{file}: its positions are those of the filter {filter_text}, and {subscription} has another: some would "
-            f"be passed over. Write '${subscription.kind}/{subscription.group}/{filter_text}', or create a group with "
-            "a --from of its own."
+            f"{file}: its positions are those of the filter {filter_text!r}, and {subscription} has another: some "
+            "would be passed over. Write that filter into the file's subscription, or create a group with a --from of "
+            "its own."
         )
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -171,7 +172,8 @@ def _explain_waiting(url: str, subscription: Subscription) -> str | None:
     if group is None or group.desired_state.pause_reason is None:
         return None
     reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
-    return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams granted again."
+    command = f"sublet groups resume {shlex.quote(str(subscription))}"
+    return f"The group is paused{reason}: `{command}` has its streams granted again."
 
 
 def _explain_silence(nodes: list[str]) -> str | None:

@@ -161,8 +161,9 @@ def _open_log(spec: dict[str, Any]) -> Iterator[int]:
 
 
 def make_environment(cluster: str) -> dict[str, str]:
-    """Return what the programs of a server are run with: of ours, nothing that means another server."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    """Return what the programs of a server are run with: of ours only what they need, as other programs of its user can
+    read it."""
+    variables = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PATH", "TZ") if name in os.environ}
     return variables | {"LC_ALL": "C", "PGDATA": cluster}
 
 

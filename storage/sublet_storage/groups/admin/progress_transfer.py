@@ -7,6 +7,7 @@ doubt or unreadable are free in the new group, at the durable position.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -162,7 +163,7 @@ def create_from_progress(
     if group_id is None:
         raise Conflict(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
-            f"`sublet groups delete '{subscription}'` first."
+            f"`sublet groups delete {shlex.quote(str(subscription))}` first."
         )
     absent = find_deleted_streams(connection, [row.stream_id for row in progress.positions])
     existing = replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
