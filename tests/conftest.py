@@ -173,10 +173,10 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_publisher_is_left() -> Iterator[None]:
     """Close the process's notification publishers, which exist once per URL, all at the same time."""
-    before = set(publisher._shared)
+    before = set(publisher.shared_publishers)
     yield
-    for url in publisher._shared.keys() - before:
-        publisher._shared.pop(url).close(0)
+    for url in publisher.shared_publishers.keys() - before:
+        publisher.shared_publishers.pop(url).close(0)
 
 
 def _database(server_url: str, template: str) -> Iterator[str]:

@@ -164,12 +164,12 @@ def _in_a_buffer(case: Case, dice: random.Random) -> Case:
         return _anywhere(case, dice)
     message = pa.ipc.read_message(case.payload)
     given, body = message.metadata.to_pybytes(), message.body.to_pybytes()
-    root = header._read_offset(given, 0)
-    table = header._read_offset(given, _there(given, root, header._HEADER))
-    vector = header._read_offset(given, _there(given, table, header._BUFFERS))
+    root = header.read_offset(given, 0)
+    table = header.read_offset(given, _there(given, root, header.HEADER))
+    vector = header.read_offset(given, _there(given, table, header.BUFFERS))
     contents = [
         _content(body[start : start + size], case.compression)
-        for start, size in header._read_spans(given, vector, len(body))
+        for start, size in header.read_spans(given, vector, len(body))
     ]
     for _ in range(dice.randrange(1, 3)):
         place = dice.choice([index for index, each in enumerate(contents) if each])
@@ -185,7 +185,7 @@ def _in_a_buffer(case: Case, dice: random.Random) -> Case:
 
 
 def _there(metadata: bytes, table: int, index: int) -> int:
-    found = header._find_field(metadata, table, index)
+    found = header.find_field(metadata, table, index)
     assert found is not None
     return found
 

@@ -162,7 +162,7 @@ _READERS: tuple[tuple[Callable[[str], object], tuple[str, ...]], ...] = (
     (partial(text_conversion.parse_number, "--weight"), ("2", "0.5")),
     (partial(text_conversion.parse_time, "--to-time"), ("2026-01-31T12:00:00Z",)),
     (text_conversion.parse_starting_position, ("earliest", "1000", "15m", "2026-01-31T12:00")),
-    (reset._parse_epoch, ("7", "3,1", "(3,1)")),
-    (partial(_in_file, lambda file: reset._read_offsets(file, Subscription.parse(GROUP))), (json.dumps(FILE),)),
-    (partial(_in_file, progress_transfer._read), (json.dumps(FILE),)),
+    (reset.parse_epoch, ("7", "3,1", "(3,1)")),
+    (partial(_in_file, lambda file: reset.read_reset_file(file, Subscription.parse(GROUP))), (json.dumps(FILE),)),
+    (partial(_in_file, progress_transfer.read_export_file), (json.dumps(FILE),)),
 )

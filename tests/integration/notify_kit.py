@@ -13,7 +13,6 @@ import psycopg
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
-from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
     CatchUpSnapshot,
     ChangeNotification,
@@ -75,15 +74,7 @@ class Received:
 
 def wait_until_caught_up(subscriber: NotificationSubscriber, timeout_s: float = 10) -> None:
     """Wait until every channel has been read once, and its changes are passed on."""
-
-    def is_caught_up() -> bool:
-        with subscriber._lock:
-            return all(
-                channel.begun_at > 0 and not channel.is_running and CatchUpCause.RETRY not in channel.needs
-                for channel in subscriber._machine.catch_ups.channels.values()
-            )
-
-    eventually(is_caught_up, timeout_s)
+    eventually(lambda: subscriber.is_caught_up, timeout_s)
 
 
 @contextmanager

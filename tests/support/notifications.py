@@ -8,4 +8,4 @@ from sublet_storage.notify.version_cache import VersionCache
 
 def list_objects(cache: VersionCache, kind: str) -> dict[str, ObjectChange]:
     """All living objects of a kind, by key."""
-    return {key: entry.change for key, entry in cache._live.get(kind, {}).items()}
+    return {key: entry.change for key, entry in cache.live.get(kind, {}).items()}

@@ -158,7 +158,7 @@ def flush(buffer: SendBuffer) -> None:
 def log_of(buffer: SendBuffer) -> dict[int, list[bytes]]:
     """What the sender gets of the buffer, by stream; all of it is stored."""
     log: dict[int, list[bytes]] = {}
-    while buffer._queued:
+    while buffer.queued_count:
         loads = buffer.take()
         assert loads is not None
         for load in loads:
@@ -240,7 +240,7 @@ def test_late_messages_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         clock[0] = second
         publish(buffer, b"%g" % second)
     taken = []
-    while buffer._queued:
+    while buffer.queued_count:
         loads = buffer.take(AGE_SPREAD_S) or []
         taken.append([value for load in loads for value in load.to_batch().column("value").to_pylist()])
         settle(buffer, loads)

@@ -35,7 +35,8 @@ class Node:
         self._valid = valid
         self.access = AccessCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
-        self.rights = CallerAuthorizer(self.gate, make_node_side_machine("n1"))
+        self.publisher = make_node_side_machine("n1")
+        self.rights = CallerAuthorizer(self.gate, self.publisher)
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
@@ -101,7 +102,7 @@ def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
 
 def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:
     """It comes again, and is asked."""
-    publisher = node.rights._publisher
+    publisher = node.publisher
     publisher.receive("agent.1", 1, [Subscribe(Channel.GROUP, GROUP)], 0.0)
     publisher.receive("other.1", 1, [], 0.0)
     node.rights.expel_watchers()

@@ -185,8 +185,12 @@ def test_where_nobody_is_known_the_newest_has_the_name() -> None:
 def test_few_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forged_session_checker, "MAX_REMEMBERED", 2)
     play = Play()
-    for name in ("one", "two", "three"):
-        play.want(f"{name}/1", session=name, session_epoch=drawn(play, name))
+    epochs = {name: drawn(play, name) for name in ("one", "two", "three")}
+    for name, epoch in epochs.items():
+        play.want(f"{name}/1", session=name, session_epoch=epoch)
         play.settle()
-    assert len(play.machine._session_epochs._last_epochs) == 2
     assert admitted(play) == ["one/1", "two/1", "three/1"]
+    for name, epoch in epochs.items():
+        play.want(f"{name}/1", session=name, session_epoch=epoch)
+    read = [request.session for request in play.requests if isinstance(request, ReadSessionEpoch)]
+    assert read == ["one"], "the others are remembered"

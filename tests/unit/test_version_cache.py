@@ -121,11 +121,6 @@ def test_unasked_keys_are_forgotten_in_time() -> None:
     assert list_objects(cache, "space") == {"a": space("a", 5)}
 
 
-def unconfirmed_bytes(cache: VersionCache) -> int:
-    """Of changes that no snapshot has confirmed, and of tombstones."""
-    return cache._notified.size + cache._tombstones.size
-
-
 @pytest.mark.conforms("X4")
 def test_made_up_changes_are_bounded_by_bytes() -> None:
     """Living and deleted ones, by their keys and data; what was read stays, and what a change has replaced is known."""
@@ -134,17 +129,17 @@ def test_made_up_changes_are_bounded_by_bytes() -> None:
     for number in range(1_000):
         assert cache.apply(ObjectChange("space", f"{number}", 1, data={"filter": "x" * 5_000}), NOW).value == "newer"
         cache.apply(space(f"{number}" + "x" * 5_000, 1, deleted=True), NOW)
-        assert unconfirmed_bytes(cache) <= 150_000
+        assert cache.unconfirmed_bytes <= 150_000
     assert len(list_objects(cache, "space")) == 1 + 100_000 // 5_900
     assert cache.get("space", "true") == space("true", 5)
     assert cache.get("space", "999") is not None
     merge(cache, space("true", 5))
     assert list_objects(cache, "space") == {"true": space("true", 5)}
-    assert unconfirmed_bytes(cache) <= 50_000
+    assert cache.unconfirmed_bytes <= 50_000
 
 
 def test_what_a_reading_has_confirmed_takes_no_room() -> None:
     cache = holding(space("a", 5), ObjectChange("space", "b", 5, data={"filter": "x" * 5_000}))
     assert merge(cache, space("a", 5), space("b", 5)) == []
-    assert unconfirmed_bytes(cache) == 0
+    assert cache.unconfirmed_bytes == 0
     assert list_objects(cache, "space") == {"a": space("a", 5), "b": space("b", 5)}

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 from msgspec import Struct
 
-_HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4
-_LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
+HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4
+_LENGTH, _NODES, BUFFERS, _COMPRESSION = 0, 1, 2, 3
 """Where the fields stand in the tables `Message` and `RecordBatch` of Arrow's Message.fbs."""
 
 _PREFIX = 8
@@ -38,12 +38,12 @@ class ArrowBatchHeaderTemplate:
     def __init__(self, stored: bytes) -> None:
         """`stored`: a message of our own that has a body. Raise `ValueError` where a number is absent."""
         metadata = stored[_PREFIX:]
-        root = _read_offset(metadata, 0)
-        table = _read_offset(metadata, _get_field(metadata, root, _HEADER))
+        root = read_offset(metadata, 0)
+        table = read_offset(metadata, _get_field(metadata, root, HEADER))
         self._count = _PREFIX + _get_field(metadata, table, _LENGTH)
         self._body = _PREFIX + _get_field(metadata, root, _BODY_LENGTH)
         self._nodes, self._node_numbers = _find_numbers(metadata, table, _NODES)
-        self._spans, self._span_numbers = _find_numbers(metadata, table, _BUFFERS)
+        self._spans, self._span_numbers = _find_numbers(metadata, table, BUFFERS)
         self.size = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
         self._header = stored[: self.size]
 
@@ -68,7 +68,7 @@ class ArrowBatchHeaderTemplate:
 
 def _find_numbers(metadata: bytes, table: int, index: int) -> tuple[int, str]:
     """Return where the numbers of a vector of pairs stand in the message, and their format."""
-    vector = _read_offset(metadata, _get_field(metadata, table, index))
+    vector = read_offset(metadata, _get_field(metadata, table, index))
     return _PREFIX + vector + 4, f"<{2 * struct.unpack_from('<I', metadata, vector)[0]}q"
 
 
@@ -83,18 +83,18 @@ def parse_envelope(message: pa.ipc.Message) -> ArrowBatchHeader:
 
 
 def _read(metadata: bytes, body: memoryview) -> ArrowBatchHeader:
-    root = _read_offset(metadata, 0)
-    if _find_field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
+    root = read_offset(metadata, 0)
+    if find_field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
         raise ValueError("a record batch with metadata of its own")
-    header = _find_field(metadata, root, _HEADER)
+    header = find_field(metadata, root, HEADER)
     if header is None:
         raise ValueError("a record batch without a header")
-    table = _read_offset(metadata, header)
-    length = _find_field(metadata, table, _LENGTH)
+    table = read_offset(metadata, header)
+    length = find_field(metadata, table, _LENGTH)
     count = 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
-    compressed = _find_field(metadata, table, _COMPRESSION) is not None
-    buffers = _find_field(metadata, table, _BUFFERS)
-    spans = [] if buffers is None else _read_spans(metadata, _read_offset(metadata, buffers), len(body))
+    compressed = find_field(metadata, table, _COMPRESSION) is not None
+    buffers = find_field(metadata, table, BUFFERS)
+    spans = [] if buffers is None else read_spans(metadata, read_offset(metadata, buffers), len(body))
     if not compressed:
         return ArrowBatchHeader(count, sum(size for _, size in spans), compressed)
     return ArrowBatchHeader(
@@ -102,7 +102,7 @@ def _read(metadata: bytes, body: memoryview) -> ArrowBatchHeader:
     )
 
 
-def _read_spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
+def read_spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
     """Return (start, size) of each buffer in the body."""
     (count,) = struct.unpack_from("<I", metadata, vector)
     numbers = struct.unpack_from(f"<{2 * count}q", metadata, vector + 4)
@@ -122,12 +122,12 @@ def _read_decoded_size(body: memoryview, start: int, size: int) -> int:
     return size - 8 if length == _UNCOMPRESSED else int(length)
 
 
-def _read_offset(data: bytes, at: int) -> int:
+def read_offset(data: bytes, at: int) -> int:
     """Return where the flatbuffer's offset at that place leads."""
     return int(at + struct.unpack_from("<I", data, at)[0])
 
 
-def _find_field(data: bytes, table: int, index: int) -> int | None:
+def find_field(data: bytes, table: int, index: int) -> int | None:
     """Return where a field of a flatbuffer's table stands; None if it is absent."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0 or 6 + 2 * index > struct.unpack_from("<H", data, vtable)[0]:
@@ -137,7 +137,7 @@ def _find_field(data: bytes, table: int, index: int) -> int | None:
 
 
 def _get_field(data: bytes, table: int, index: int) -> int:
-    position = _find_field(data, table, index)
+    position = find_field(data, table, index)
     if position is None:
         raise ValueError(f"a record batch without the field {index}")
     return position

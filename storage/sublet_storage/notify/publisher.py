@@ -272,7 +272,9 @@ class NotificationPublisher:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
 
-_shared: dict[str, NotificationPublisher] = {}
+shared_publishers: dict[str, NotificationPublisher] = {}
+"""This process's publishers, by the URL of the database."""
+
 _inherited: list[NotificationPublisher] = []
 """Of the processes that this one was forked from: never released, as that might close the parent's sockets."""
 
@@ -282,9 +284,9 @@ _sharing = threading.Lock()
 def shared_publisher(url: str) -> NotificationPublisher:
     """Return this process's publisher for that database, which is closed when the process ends."""
     with _sharing:
-        if url not in _shared:
-            _shared[url] = NotificationPublisher(url, settings=NotifySettings.from_env())
-        return _shared[url]
+        if url not in shared_publishers:
+            shared_publishers[url] = NotificationPublisher(url, settings=NotifySettings.from_env())
+        return shared_publishers[url]
 
 
 def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = CLOSE_S) -> bool:
@@ -300,14 +302,14 @@ def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = C
 
 
 def _close_all() -> None:
-    for notifier in list(_shared.values()):
+    for notifier in list(shared_publishers.values()):
         notifier.close(CLOSE_S / 2)
 
 
 def _forget_parents() -> None:
     global _sharing
-    _inherited.extend(_shared.values())
-    _shared.clear()
+    _inherited.extend(shared_publishers.values())
+    shared_publishers.clear()
     _sharing = threading.Lock()
 
 

@@ -25,7 +25,7 @@ from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
-from sublet_storage.notify.catch_up_scheduler import StartCatchUp
+from sublet_storage.notify.catch_up_scheduler import CatchUpCause, StartCatchUp
 from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, MalformedNotification, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
@@ -123,6 +123,15 @@ class NotificationSubscriber:
     def request_catch_up(self, kind: str) -> None:
         """Read the objects of that kind soon."""
         self._put(CatchUpRequested(kind))
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether every channel has been read, and none is being read or waits for another attempt."""
+        with self._lock:
+            return all(
+                channel.begun_at > 0 and not channel.is_running and CatchUpCause.RETRY not in channel.needs
+                for channel in self._machine.catch_ups.channels.values()
+            )
 
     def counters(self) -> dict[str, int]:
         """Return what has been seen, missed, healed and read so far; catch-ups also by what they were for."""

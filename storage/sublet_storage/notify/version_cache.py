@@ -56,7 +56,8 @@ class VersionCache:
         self.old = 0
         """Changes that were not newer than what was known."""
         self._tombstone_s = tombstone_s
-        self._live: dict[str, dict[str, _CachedVersion]] = {}
+        self.live: dict[str, dict[str, _CachedVersion]] = {}
+        """Objects that exist, by kind and key."""
         self._notified = _BoundedKeys(notified_bytes)  # of the living: not confirmed by a snapshot
         self._dead: OrderedDict[_Key, _CachedVersion] = OrderedDict()  # by when they died
         self._tombstones = _BoundedKeys(tombstone_bytes)  # all of the dead
@@ -65,7 +66,7 @@ class VersionCache:
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
         """Return the newest change of an object that exists."""
-        entry = self._live.get(kind, {}).get(key)
+        entry = self.live.get(kind, {}).get(key)
         return entry.change if entry else None
 
     def apply(self, change: ObjectChange, now: float) -> ChangeNovelty:
@@ -87,6 +88,11 @@ class VersionCache:
         self.old += novelty is ChangeNovelty.OLD
         return novelty
 
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """Of changes that no snapshot has confirmed, and of tombstones."""
+        return self._notified.size + self._tombstones.size
+
     def begin_snapshot(self) -> int:
         """Call before a snapshot is read, and hand what it returns to `merge`."""
         return self._turn
@@ -99,7 +105,7 @@ class VersionCache:
         self._expire(now)
         changes = [change for change in snapshot.changes if self._confirm(change, begun, now)]
         keys = {change.key for change in snapshot.changes}
-        for key, entry in list(self._live.get(kind, {}).items()):
+        for key, entry in list(self.live.get(kind, {}).items()):
             if key in keys or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
@@ -119,7 +125,7 @@ class VersionCache:
             is_new = change.order_key > self._get_order_key(object_key) or self._is_refuted(object_key, change, begun)
         if is_new:
             self._put(change, now)
-        elif entry := self._live.get(change.kind, {}).get(change.key):
+        elif entry := self.live.get(change.kind, {}).get(change.key):
             entry.at = now
             if change.order_key == entry.change.order_key:
                 entry.change = change  # other fields of a notification are not trusted
@@ -129,12 +135,12 @@ class VersionCache:
     def _is_refuted(self, object_key: _Key, change: ObjectChange, begun: int) -> bool:
         """Return whether the snapshot refutes an entry from before its reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
-        entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
+        entry = self.live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 
     def _get_order_key(self, object_key: _Key) -> int:
         kind, key = object_key
-        entry = self._live.get(kind, {}).get(key) or self._dead.get(object_key)
+        entry = self.live.get(kind, {}).get(key) or self._dead.get(object_key)
         return entry.change.order_key if entry else -1
 
     def _put(self, change: ObjectChange, now: float) -> None:
@@ -147,11 +153,11 @@ class VersionCache:
             self._tombstones.add(object_key, _count_bytes(change))
             self._expire(now)
         else:
-            self._live.setdefault(change.kind, {})[change.key] = entry
+            self.live.setdefault(change.kind, {})[change.key] = entry
 
     def _remove(self, object_key: _Key) -> None:
         kind, key = object_key
-        self._live.get(kind, {}).pop(key, None)
+        self.live.get(kind, {}).pop(key, None)
         self._notified.discard(object_key)
         self._dead.pop(object_key, None)
         self._tombstones.discard(object_key)

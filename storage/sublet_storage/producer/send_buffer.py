@@ -65,7 +65,9 @@ class SendBuffer:
         self._unsettled: dict[SharedPublishResult, bool] = {}  # in the order of their coming; True: it is flushed
         self._advances: deque[tuple[SharedPublishResult, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
-        self._bytes = self._queued = 0
+        self._bytes = 0
+        self.queued_count = 0
+        """Messages that were not taken yet."""
         self._oldest_at = 0.0
         self._advanced_at = float("-inf")
         self._closed: Exception | None = None
@@ -127,7 +129,7 @@ class SendBuffer:
             try:
                 self._unsettled[ticket] = False
                 self._advances.append((ticket, epochs))
-                if not self._queued:
+                if not self.queued_count:
                     self._work.notify_all()
             except BaseException:
                 if self._advances and self._advances[-1][0] is ticket:
@@ -180,12 +182,12 @@ class SendBuffer:
         buffer is closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a
         queue."""
         with self._lock:
-            while not self._queued or (pause := self._pause()) > 0:
-                if not self._queued and self._count_due_advances(()):
+            while not self.queued_count or (pause := self._pause()) > 0:
+                if not self.queued_count and self._count_due_advances(()):
                     return []
-                if not self._queued and self._closed is not None:
+                if not self.queued_count and self._closed is not None:
                     return None
-                self._work.wait(pause if self._queued else None)
+                self._work.wait(pause if self.queued_count else None)
             newest_at = min(queue[0].ticket.entered_at for queue in self._queues.values()) + age_spread_s
             loads: list[PendingBlock] = []
             for stream_id in list(self._queues):
@@ -199,7 +201,7 @@ class SendBuffer:
         None also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
-            if is_early and self._queued and self._pause() <= 0 and not self._is_flushing:
+            if is_early and self.queued_count and self._pause() <= 0 and not self._is_flushing:
                 return None
             count = self._count_due_advances(loads)
             return self._advances[count - 1][1] if count else None
@@ -255,7 +257,7 @@ class SendBuffer:
             dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
             for stream_id in dict.fromkeys([*refused, *dead]):
                 waiting = [piece.seal() for piece in self._queues.pop(stream_id, ())]
-                self._queued -= sum(piece.count for piece in waiting)
+                self.queued_count -= sum(piece.count for piece in waiting)
                 for piece in [*refused.get(stream_id, ()), *waiting]:
                     self._bytes -= piece.size
                     self._enqueue(_route_piece(routes, piece))
@@ -268,7 +270,7 @@ class SendBuffer:
             self._queues.clear()
             self._unsettled.clear()
             self._advances.clear()
-            self._queued = self._bytes = 0
+            self.queued_count = self._bytes = 0
             if tickets:
                 self._error = self._error or error
         for ticket in tickets:
@@ -314,12 +316,12 @@ class SendBuffer:
             builder.add(message, size)
             self._enter([(stream_id, builder)])
             return builder
-        previous_state = self._queued, self._bytes, last.count, last.size
+        previous_state = self.queued_count, self._bytes, last.count, last.size
         try:
             last.add(message, size)
             self._count_added(last.ticket, 1, size)
         except BaseException:
-            self._queued, self._bytes, *former = previous_state
+            self.queued_count, self._bytes, *former = previous_state
             last.cut_back(*former)
             raise
         return last
@@ -327,14 +329,14 @@ class SendBuffer:
     def _enter(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
         """Queue all of these parts of one ticket, or none, whatever is raised."""
         ticket = parts[0][1].ticket
-        previous_state, is_known = (self._queued, self._bytes), ticket in self._unsettled
+        previous_state, is_known = (self.queued_count, self._bytes), ticket in self._unsettled
         try:
             if ticket.error is None:
                 ticket.entered_at = time.monotonic()
             self._enqueue(parts)
             ticket.entered += sum(part.count for _, part in parts)
         except BaseException:
-            self._queued, self._bytes = previous_state
+            self.queued_count, self._bytes = previous_state
             for stream_id, part in reversed(parts):
                 if (queue := self._queues.get(stream_id)) and queue[-1] is part:
                     queue.pop()
@@ -356,12 +358,12 @@ class SendBuffer:
 
     def _count_added(self, ticket: SharedPublishResult, count: int, size: int) -> None:
         self._unsettled.setdefault(ticket, False)
-        if not self._queued:
+        if not self.queued_count:
             self._oldest_at = time.monotonic()
             self._work.notify_all()
-        elif self._limits.linger_s and self._queued + count >= self._limits.block_messages:
+        elif self._limits.linger_s and self.queued_count + count >= self._limits.block_messages:
             self._work.notify_all()
-        self._queued += count
+        self.queued_count += count
         self._bytes += size
 
     def _has_room(self) -> bool:
@@ -428,7 +430,7 @@ class SendBuffer:
         """Return the seconds left to linger before taking what is queued."""
         if not self._limits.linger_s or self._is_flushing or self._closed is not None:
             return 0
-        if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
+        if self.queued_count >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
             return 0
         return self._oldest_at + self._limits.linger_s - time.monotonic()
 
@@ -457,7 +459,7 @@ class SendBuffer:
             count, size, room = count - piece.count, size - piece.size, room - piece.nbytes
         if queue:
             self._queues[stream_id] = queue
-        self._queued -= sum(piece.count for piece in pieces)
+        self.queued_count -= sum(piece.count for piece in pieces)
         return pieces
 
     def _divide(

@@ -83,7 +83,7 @@ def import_(
     from sublet_storage.groups.model.group_errors import check_same_options
     from sublet_storage.groups.model.history_record_builder import reason_with_user
 
-    subscription, options, progress, exported_at = _read(file)
+    subscription, options, progress, exported_at = read_export_file(file)
     with _open_transaction(cli, subscription, dry_run) as connection:
         live_group = group_lifecycle.find_live(connection, subscription)
         if live_group is None:
@@ -112,7 +112,8 @@ def _open_transaction(
             publish_once(database.url, [group_change(str(subscription), group.group_id)])
 
 
-def _read(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str]:
+def read_export_file(file: Path) -> tuple[Subscription, GroupOptions, ExportedProgress, str]:
+    """Return what was exported, and when. Raise `UsageError` for another file."""
     from sublet_storage.groups.admin.progress_transfer import progress_from_json
     from sublet_storage.groups.model.options import GroupOptions
 

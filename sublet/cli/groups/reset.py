@@ -164,8 +164,8 @@ def _parse_target(
             else [ResetTarget.time(text_conversion.parse_ago("--by-duration", duration, "--to-earliest"))]
         ),
         *([] if shift is None else [ResetTarget.shift(shift)]),
-        *([] if epoch is None else [ResetTarget.at_epoch(_parse_epoch(epoch))]),
-        *([] if file is None else [_read_offsets(file, subscription)]),
+        *([] if epoch is None else [ResetTarget.at_epoch(parse_epoch(epoch))]),
+        *([] if file is None else [read_reset_file(file, subscription)]),
     ]
     if len(targets) != 1:
         raise UsageError(
@@ -175,7 +175,8 @@ def _parse_target(
     return targets[0]
 
 
-def _parse_epoch(text: str) -> tuple[int, ...]:
+def parse_epoch(text: str) -> tuple[int, ...]:
+    """Return the epoch of `--to-epoch`. Raise `UsageError` for another text."""
     try:
         return tuple(int(part) for part in text.strip("()").split(","))
     except ValueError:
@@ -184,7 +185,7 @@ def _parse_epoch(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _read_offsets(file: Path, subscription: Subscription) -> ResetTarget:
+def read_reset_file(file: Path, subscription: Subscription) -> ResetTarget:
     """Return each stream's `position`, or the result of a reset: `after`. Raise `UsageError` for another group's
     positions."""
     document = text_conversion.read_json_file(f"--from-file {file}", file)
