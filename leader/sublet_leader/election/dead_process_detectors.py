@@ -71,7 +71,7 @@ class DeadAgentDetector:
     That is enough, whatever happened to connections: an agent with a lock begins calls for a shorter time than that
     after it last saw its lock held, and one that has lost its lock needs a leader's answer before it goes on. A lock
     counts only if this very connection has seen it held: the agent's database may be another, or a standby. Or if the
-    database has, for a former leader: then its new leader compares the timelines.
+    database has, when a former leader granted what is not reclaimed, and is on the same timeline now.
     """
 
     def __init__(self, settings: LeaderSettings) -> None:

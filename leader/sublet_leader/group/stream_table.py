@@ -169,9 +169,11 @@ class StreamTable:
         """Return the former holders that have not reclaimed streams, and are gone if their agents' locks are free, as
         {agent: borrowers}."""
         holders: dict[str, set[str]] = {}
+        timeline = timeline_number(self._term)
         for row in (entry.lending for entry in self.find_unclaimed()):
-            is_same_timeline = timeline_number(row.grant_id) == timeline_number(self._term)
-            if row.agent is not None and row.borrower_id is not None and is_same_timeline and self._has_short_lock(row):
+            if row.agent is None or row.borrower_id is None or not self._has_short_lock(row):
+                continue
+            if timeline_number(row.grant_id) == timeline:
                 holders.setdefault(row.agent, set()).add(row.borrower_id)
         return holders
 

@@ -199,8 +199,7 @@ class _BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Set the deadline by which the client must have taken the written answer."""
         super().on_response_complete()
-        self._deadline.cancel()
-        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
+        self._restart_deadline()
 
     def send_400_response(self, msg: str) -> None:
         """Reject what h11 cannot parse as HTTP."""
@@ -226,6 +225,9 @@ class _BoundedProtocol(H11Protocol):
         )
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self.transport.close()
+        self._restart_deadline()
+
+    def _restart_deadline(self) -> None:
         self._deadline.cancel()
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 

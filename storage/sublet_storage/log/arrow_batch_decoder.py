@@ -101,8 +101,8 @@ def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int,
 def is_decodable(codec: int, payload: Stored, count: int) -> bool:
     """Return whether a block with this payload and number of messages can be decoded."""
     try:
-        validate_block(codec, payload, 0, count, count)
-    except PoisonBlock:
+        _read_or_reject(partial(_read_block, codec, payload, count))
+    except InvalidRecordBatch:
         return False
     return True
 

@@ -26,7 +26,8 @@ export const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
 
 export const owner = (line) => line.session || shortAgent(line.agent);
 
-// What would turn a text round, not be seen in it, or look like a blank or less of them, is shown as an escape: a name must not look like another.
+// What would turn a text round, or not be seen in it, is shown as an escape, and so is every blank but a single plain one: a name
+// must not look like another.
 export const visible = (text) => String(text).replace(/(?! )[\p{Cc}\p{Cf}\p{Default_Ignorable_Code_Point}\p{Z}\u2800]|(?<= ) /gu,
   (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
 
