@@ -246,7 +246,7 @@ def test_our_own_lists_fit_the_code() -> None:
     mutants = load(root)
     check(mutants, root)
     assert load_equivalent(root)
-    assert len(mutants) <= 150, "a new one takes the place of one that is worth less (docs/testing.md)"
+    assert len(mutants) <= 150, "a new one takes the place of one that is worth less (tools/mutations/README.md)"
 
 
 def test_a_broken_list_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
