@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
 from sublet_protocol.domain.in_doubt_range import choose_latest_in_doubt
-from sublet_protocol.domain.limits import MAX_ANTICHAIN, MIN_EPOCH
+from sublet_protocol.domain.limits import MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransitionResult,
@@ -30,10 +30,6 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 
-MAX_COMPARISONS = 500_000
-"""Of epochs with each other, a tenth of a second: a group's frontier that takes more, or would have too many,
-waits until less is held back."""
-
 
 def merge_consumed_frontier(
     former: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
@@ -49,9 +45,9 @@ def merge_consumed_frontier(
     ):
         return former  # one that is not alike no honest consumer has reported
     everything = lower if former is None else former.intersect(lower)
-    reached = everything.meet_within(MAX_COMPARISONS, (frontier for frontier in frontiers if frontier is not None))
-    if reached is None or len(reached.least) > MAX_ANTICHAIN:
-        return former
+    reached = everything.meet_within_limits(frontier for frontier in frontiers if frontier is not None)
+    if reached is None:
+        return former  # until less is held back
     return reached if former is None else former.intersect(reached)
 
 
