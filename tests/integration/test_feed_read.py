@@ -20,6 +20,7 @@ from sublet_borrower.node_client import feed_reader
 from sublet_borrower.node_client.feed_client import Feed
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
+from sublet_protocol.domain.limits import MAX_BOOKMARK_STREAMS
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -394,6 +395,23 @@ def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> No
         assert read_values(inside, 1) == [b"0"]
         inside.close()
         assert values(list(feed.history())) == [b"0"]
+
+
+@pytest.mark.conforms("X4")
+def test_bookmarks_of_readers_are_bounded(database: str) -> None:
+    """Together, as each is in memory for as long as its call lasts."""
+    streams = MAX_BOOKMARK_STREAMS // 2 + 1
+    large = pb.FeedBookmark(positions=[pb.FeedPosition(stream_id=2**62 + n) for n in range(streams)])
+    limits = FeedLimits(max_reader_bytes=160 * MAX_BOOKMARK_STREAMS)
+    with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
+        inside = service.Follow(follow_request(bookmark=large), timeout=60)
+        eventually(lambda: server.feed.readers.bytes_inside > 0)
+        with pytest.raises(grpc.RpcError, match=f"1 readers are .* {320 * streams} bytes") as refused:
+            next(service.Follow(follow_request(bookmark=large), timeout=20))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert values(list(feed.history())) == []
+        inside.cancel()
+        eventually(lambda: server.feed.readers.bytes_inside == 0)
 
 
 @pytest.mark.conforms("X4")

@@ -36,7 +36,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
-from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages import feed_messages, member_reads
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -63,6 +63,10 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 )
 
 
+POSITION_BYTES = 160
+"""Memory of a stream's position in a bookmark."""
+
+
 class FeedLimits(Struct, frozen=True):
     """What a node takes on at a time, and with how many connections to the database. Times are in milliseconds.
 
@@ -75,6 +79,8 @@ class FeedLimits(Struct, frozen=True):
     """Most bytes of requests to publish that are under way."""
     max_readers: int = 1000
     """Calls to read: each may hold a page or two."""
+    max_reader_bytes: int = 64 << 20
+    """Most memory of the bookmarks that these calls begin at."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 4
@@ -106,7 +112,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._gate = gate or AccessGate()
         self._writer = FeedPublishWriter()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
-        self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
+        self.readers = AdmissionLimiter(
+            "readers", limits.max_readers, limits.max_reader_bytes, limits.reader_retry_after_ms
+        )
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
         self.head_poller = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
@@ -232,7 +240,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         if isinstance(read, SubletError):
             await _refuse(context, read)
             return
-        caller = self._gate.get_caller()
+        caller, start = self._gate.get_caller(), read.starting_position
+        size = POSITION_BYTES * len(start.offsets) if isinstance(start, Bookmark) else 0
 
         def check_right() -> None:
             caller.check(Right.READ, read.filter)
@@ -243,11 +252,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
         try:
             check_right()
-            self.readers.acquire(principal=caller.principal)
+            self.readers.acquire(size, caller.principal)
             try:
                 await operation(FeedReadCall(self._reading, self.head_poller, read, write, check_right))
             finally:
-                self.readers.release(principal=caller.principal)
+                self.readers.release(size, caller.principal)
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
