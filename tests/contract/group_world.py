@@ -253,6 +253,7 @@ class PostgresWorld(World):
         with connect(self.url) as holder:
             assert acquire_lock(holder, key)
             yield
+            holder.execute("select pg_advisory_unlock_all()")  # the server notices a closed connection only later
 
     def reset(
         self,

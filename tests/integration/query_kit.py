@@ -6,12 +6,16 @@ a batch that it has is not written again, but what it was given then has to be t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
+from sublet_borrower.consumer.group_membership import GroupMembership
+from sublet_borrower.planner import micro_batch_planner
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
@@ -60,10 +64,32 @@ class Run:
         fast = Fast(**{name: getattr(found, name) for name in StreamingQueryOptions.__slots__})
         self.checkpoint, self.reader = checkpoint, SubletStreamReader(fast, all_columns())
         self._limit: ReadLimit = self.reader.getDefaultReadLimit()
-        self._begun = False
+        self._members: list[GroupMembership[Any]] = []
+        self._begun = self._is_gone = False
+
+    @contextmanager
+    def _as_members(self) -> Iterator[None]:
+        """Note with what it joins the group."""
+
+        def make(*arguments: Any, **named: Any) -> GroupMembership[Any]:
+            self._members.append(GroupMembership(*arguments, **named))
+            return self._members[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(micro_batch_planner, "GroupMembership", make)
+            yield
+
+    def join(self) -> None:
+        """Join the group, and look at nothing yet."""
+        with self._as_members():
+            self.reader.partitions(self.reader.initialOffset(), self.reader.initialOffset())
 
     def step(self, die: str = "") -> bool:
         """One round of the engine; False where there was nothing to do."""
+        with self._as_members():
+            return self._step(die)
+
+    def _step(self, die: str) -> bool:
         if not self._begun:
             self._begun = True
             self.reader.initialOffset()
@@ -101,7 +127,8 @@ class Run:
 
         def has_all() -> bool:
             start = self.checkpoint.offsets[-1] if self.checkpoint.offsets else self.reader.initialOffset()
-            assert self.reader.latestOffset(start, ReadMaxRows(0)) == start
+            with self._as_members():
+                assert self.reader.latestOffset(start, ReadMaxRows(0)) == start
             progress = self.reader.reportLatestOffset()
             return progress is not None and progress["lag"] >= count
 
@@ -123,13 +150,14 @@ class Run:
 
     def vanish(self) -> None:
         """Gone without a word: whoever leads learns it by its silence."""
-        planner, self.reader._planner = self.reader._planner, None
-        if planner is not None:
-            planner._member.agent.close(0.0)
-            planner._member.resources.close()
+        (member,) = self._members
+        member.agent.close(0.0)
+        member.resources.close()
+        self._is_gone = True
 
     def stop(self) -> None:
-        self.reader.stop()
+        if not self._is_gone:
+            self.reader.stop()
 
 
 def rows_of(batches: Iterable[Any]) -> Rows:

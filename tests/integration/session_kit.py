@@ -23,7 +23,7 @@ from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Comm
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, OnMessage, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
 FAST = AgentConnectionSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
@@ -46,7 +46,13 @@ class Node:
     """A node in this process: its session service on a real port."""
 
     def __init__(
-        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelCatalog = CHANNELS
+        self,
+        incarnation: str,
+        hold_s: float,
+        mailbox: MailboxLimits,
+        port: int,
+        channels: ChannelCatalog = CHANNELS,
+        on_message: OnMessage | None = None,
     ) -> None:
         publisher = make_node_side_machine(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
@@ -55,7 +61,7 @@ class Node:
         self.interest: list[tuple[str, str | None, bool]] = []
         self.sessions = PubSubServer(
             publisher,
-            self.on_message,
+            on_message or self.on_message,
             on_expired=self.expired.extend,
             on_interest=lambda *one: self.interest.append(one),
             channels=channels,
@@ -139,8 +145,10 @@ async def a_node(
     mailbox: MailboxLimits | None = None,
     port: int = 0,
     channels: ChannelCatalog = CHANNELS,
+    on_message: OnMessage | None = None,
 ) -> AsyncIterator[Node]:
-    node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port, channels)
+    """`on_message` is called instead of the node's own."""
+    node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port, channels, on_message)
     await node.server.start()
     try:
         yield node

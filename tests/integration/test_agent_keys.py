@@ -221,7 +221,7 @@ def test_a_key_is_shown_nowhere(
             str(stage.scene.ask(f"select (to_jsonb(t) - 'grant_key')::text from \"{name}\" t")) for (name,) in tables
         )
         grant_keys = [bytes(key) for (key,) in stage.scene.ask("select grant_key from lending where status = 'held'")]
-        shown = f"{session!r} {vars(session)!r} {batch!r} {vars(batch)!r} {batch._granted!r} {refused}"
+        shown = f"{session!r} {vars(session)!r} {batch!r} {vars(batch)!r} {refused}"
         stage.fleet.nodes["n1"].kill()
         eventually(lambda: "node connection lost" in caplog.text, WAIT_S)
         stage.serve("n1")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.producer import Publisher
 from tests.integration.async_kit import ALL, Scene, in_a_loop
 from tests.integration.session_kit import until
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S
 from tests.postgres_proxy import PostgresProxy
 
 NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"
@@ -24,6 +28,20 @@ NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"
 @pytest.fixture(autouse=True)
 def output(scene: Scene) -> None:
     scene.connection.execute("create table public.output (first bigint)")
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
+    """Return what runs on the threads of sessions, or has run."""
+    found: list[Future[Any]] = []
+    submit = SingleThreadExecutor.submit
+
+    def noting(executor: SingleThreadExecutor, call: Callable[[], Any]) -> Future[Any]:
+        found.append(submit(executor, call))
+        return found[-1]
+
+    monkeypatch.setattr(SingleThreadExecutor, "submit", noting)
+    return found
 
 
 def publish(scene: Scene, count: int) -> None:
@@ -61,12 +79,12 @@ async def commit_without_an_answer(session: AsyncSession, batch: Batch, cutter: 
         await commit(session, batch)
 
 
-async def fetch_beside(session: AsyncSession, scene: Scene) -> None:
+async def fetch_beside(session: AsyncSession, scene: Scene, submitted: list[Future[Any]]) -> None:
     """Have the session fetch one more batch, which nobody takes: the task that waits for it is cancelled."""
     waiting = asyncio.create_task(session.poll())
     await asyncio.sleep(0)
     publish(scene, 1)
-    eventually(lambda: session._fetching is not None and session._fetching.done(), WAIT_S)  # the loop stands still
+    submitted[-1].result(WAIT_S)  # the loop stands still
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -196,14 +214,14 @@ async def test_close_raises_what_an_ack_did(scene: Scene, fails: bool, caplog: p
 
 @pytest.mark.conforms("E37")
 @in_a_loop
-async def test_a_settled_batch_is_not_given_again(scene: Scene) -> None:
+async def test_a_settled_batch_is_not_given_again(scene: Scene, submitted: list[Future[Any]]) -> None:
     """Its loop failed, and it was fetched again, when its user acknowledged it after all."""
     publish(scene, 1)
     async with scene.session() as session:
         with contextlib.suppress(ZeroDivisionError):
             async for batch in session:  # noqa: B007 used behind it
                 raise ZeroDivisionError
-        await fetch_beside(session, scene)
+        await fetch_beside(session, scene, submitted)
         batch.ack()
         assert (await polled(session)).first == 1
     assert progress(scene) == 2
@@ -211,14 +229,14 @@ async def test_a_settled_batch_is_not_given_again(scene: Scene) -> None:
 
 @pytest.mark.conforms("E37")
 @in_a_loop
-async def test_a_failed_batch_comes_before_a_fetched_one(scene: Scene) -> None:
+async def test_a_failed_batch_comes_before_a_fetched_one(scene: Scene, submitted: list[Future[Any]]) -> None:
     publish(scene, 1)
     firsts: list[int] = []
     async with scene.session() as session:
         with contextlib.suppress(ZeroDivisionError):
             async for batch in session:
                 firsts.append(batch.first)
-                await fetch_beside(session, scene)
+                await fetch_beside(session, scene, submitted)
                 raise ZeroDivisionError
         publish(scene, 1)
         async for batch in session:
@@ -231,13 +249,13 @@ async def test_a_failed_batch_comes_before_a_fetched_one(scene: Scene) -> None:
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("arrives", [True, False])
 @in_a_loop
-async def test_a_fetched_batch_waits_for_an_outcome(scene: Scene, arrives: bool) -> None:
+async def test_a_fetched_batch_waits_for_an_outcome(scene: Scene, submitted: list[Future[Any]], arrives: bool) -> None:
     """It lies behind one whose transaction got no answer, which may have to come first."""
     publish(scene, 1)
     with PostgresProxy(scene.url) as cutter:
         async with scene.session(url=cutter.url, auto_ack=False) as session:
             batch = await polled(session)
-            await fetch_beside(session, scene)
+            await fetch_beside(session, scene, submitted)
             await commit_without_an_answer(session, batch, cutter, arrives)
             cutter.resume()
             cutter.go_away()
@@ -252,7 +270,7 @@ async def test_a_fetched_batch_waits_for_an_outcome(scene: Scene, arrives: bool)
 
 @pytest.mark.conforms("E29")
 @in_a_loop
-async def test_a_cancelled_wait_loses_no_end(scene: Scene) -> None:
+async def test_a_cancelled_wait_loses_no_end(scene: Scene, submitted: list[Future[Any]]) -> None:
     """That another session took its name is raised by the next call."""
     async with scene.session(name="n") as session:
         await until(session.assignment, WAIT_S)
@@ -261,7 +279,7 @@ async def test_a_cancelled_wait_loses_no_end(scene: Scene) -> None:
                 waiting = asyncio.create_task(session.wait(0.0))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
-                session._worker.submit(lambda: None).result()  # it has looked, and the loop stands still
+                submitted[-1].result(WAIT_S)  # it has looked, and the loop stands still
                 waiting.cancel()
                 await asyncio.wait({waiting})
             with pytest.raises(SubscriptionEnded, match="fenced"):

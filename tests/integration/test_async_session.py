@@ -87,19 +87,16 @@ async def test_a_timeout_of_0_gets_what_has_come(scene: Scene, stream: int) -> N
 async def test_a_timeout_begins_when_a_session_is_open(
     scene: Scene, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session, ahead_s = scene.session(), [0.0]
-    begin = session._begin
-
-    def open_for_an_hour() -> Session:
-        ahead_s.append(3600.0)
-        return begin()
-
-    monkeypatch.setattr(session, "_begin", open_for_an_hour)
+    gate, ahead_s = asyncio.Event(), [0.0]
     monkeypatch.setattr(async_session, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[-1]))
     scene.publish(1)
-    try:
-        assert await session.poll(WAIT_S) is not None
-    finally:
+    async with postgres_through_this_loop(scene.url, gate) as url:
+        session = scene.session(url=url)
+        polling = asyncio.create_task(session.poll(WAIT_S))
+        await asyncio.sleep(0)
+        ahead_s.append(3600.0)  # it opens for an hour
+        gate.set()
+        assert await polling is not None
         await session.close()
 
 

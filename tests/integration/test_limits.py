@@ -272,14 +272,13 @@ def test_others_have_their_turn_between_slices() -> None:
 
     async def test() -> None:
         order: list[object] = []
-        async with a_node() as node, an_agent(node.address) as agent:
 
-            def received(subscriber_id: str, message: object) -> None:
-                if not order:
-                    asyncio.get_running_loop().call_soon(order.append, "another")
-                order.append(message)
+        def received(subscriber_id: str, message: object) -> None:
+            if not order:
+                asyncio.get_running_loop().call_soon(order.append, "another")
+            order.append(message)
 
-            node.sessions._on_message = received
+        async with a_node(on_message=received) as node, an_agent(node.address) as agent:
             streams = tuple(StreamProgress(number, 1, 1) for number in range(1, 1_001))
             agent.node.send(Ping(tuple(f"a/{number}" for number in range(1_000)), 1.0))
             agent.node.send(UpdateProgress("a/1", 1, streams))

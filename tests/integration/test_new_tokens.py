@@ -139,8 +139,15 @@ def test_notifications_that_wait_are_one_reading(
     reader: AccessRefreshThread, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is left with psycopg, which keeps what nobody takes."""
+    opened: list[BoundedConnection] = []
+
+    def open_connection(url: str, **more: Any) -> BoundedConnection:
+        opened.append(connect(url, **more))
+        return opened[-1]
+
+    monkeypatch.setattr(access_refresh, "connect", open_connection)
     reader.open()
-    connection = reader._reconnecting.get_connection()
+    (connection,) = opened
     conn.execute("select pg_notify(%s, repeat('x', 7000) || n) from generate_series(1, 300) n", (CHANNEL,))
     backlog = connection._notifies_backlog
     assert backlog is not None

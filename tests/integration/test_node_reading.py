@@ -171,9 +171,10 @@ def test_without_a_node_it_is_said_who_was_asked(greeting: bytes | None, nowhere
 
 
 def test_a_session_passes_over_what_is_no_node(database: str) -> None:
-    with a_port(None) as silent, serving(database) as feed:
-        session = member([silent, "127.0.0.1:1", feed.address], settings=HASTY)
-        session.close()
+    """And draws the epoch of its name at the one that is."""
+    with a_port(None) as silent, serving(database) as feed, connect(database) as conn:
+        member([silent, "127.0.0.1:1", feed.address], settings=HASTY, name="etl").close()
+        assert conn.execute("select subscription, session from session_epoch").fetchall() == [(ALL, "etl")]
 
 
 @pytest.mark.conforms("X4")

@@ -53,8 +53,12 @@ def test_a_node_that_comes_later_is_found_and_greeted(database: str, notifier: N
             assert two.subscriber.counters()["publishers"] == 1
 
 
+def threads(name: str) -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == f"sublet {name}"}
+
+
 def senders() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "sublet notify postgres sender"}
+    return threads("notify postgres sender")
 
 
 def test_after_silence_an_incarnation_begins(database: str, conn: Connection, notifier: NotificationPublisher) -> None:
@@ -250,15 +254,17 @@ def test_who_could_not_look_looks_again_by_itself(database: str, caplog: pytest.
 
 
 def test_who_closes_waits_for_no_directory(database: str) -> None:
+    publishing, reading = threads("notification publisher"), threads("directory")
     with PostgresProxy(database) as proxy:
         proxy.hold()
         notifier = NotificationPublisher(proxy.url, settings=SETTINGS)
         notifier.publish([stream_change(5, 1, False)])
-        eventually(lambda: notifier._is_refreshing)
+        (publisher,) = threads("notification publisher") - publishing
+        reads = eventually(lambda: threads("directory") - reading)
         notifier.close(0.1)
-        assert notifier._thread is not None
-        notifier._thread.join(60)
-        assert notifier._is_refreshing, "it has not waited for the end of that"
+        publisher.join(60)
+        assert not publisher.is_alive()
+        assert reads <= threads("directory"), "it has not waited for the end of that"
         proxy.resume()
 
 

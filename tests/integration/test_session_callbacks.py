@@ -15,7 +15,6 @@ from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.agent_side_events import (
     ConnectionLostReason,
     ConnectionStatus,
-    PollWithoutSubscriptions,
     ReportConnectionLost,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
@@ -100,7 +99,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
         try:
             async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
                 reported = Subscriptions(agent)
-                agent.node._decide(PollWithoutSubscriptions(True))
+                agent.node.send(Ping((), 1.0))  # it polls from now on, without a subscription
                 await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
                 reported.add(Channel.GROUP, None)
@@ -130,7 +129,6 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
                     assert reported.seen["group/all"] == [event(2)]
                     assert all(reported.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
                     assert set(reported.failures.values()) == {1}
-                    agent.node._decide(PollWithoutSubscriptions(False))
                     await agent.node.close()
         finally:
             victim.kill()

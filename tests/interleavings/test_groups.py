@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet_borrower.consumer import transaction
+from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
 from sublet_protocol.domain.grant_keys import GrantSecret
@@ -230,6 +233,47 @@ def test_a_frontier_is_read_when_a_commit_is_over(stage: Stage, database: str) -
             {"commit": commit, "read": lambda conn: consumer_progress.read_consumed_frontier(conn, *grant)}, judge
         )
     assert read > 1
+
+
+@pytest.mark.conforms("E25")
+def test_a_transaction_locks_rows_in_their_order(stage: Stage, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the order of its batches: so it and a deletion, which locks all of the group, end without a deadlock."""
+    streams = sorted((stream_of(stage.conn, "default"), stage.stream))
+    put(stage.conn, stream_of(stage.conn, "default"), b"x")
+    with closing(PostgresGroupStore(database)) as store:
+        group = store.declare_group(Subscription.parse("$share/both/#"), GroupOptions(StartingPosition.EARLIEST))
+        term = store.claim(group.group_id, NODE, 3600).term
+        store.commit([GroupWrites(group.group_id, term, (), True)])
+        grants = tuple(GrantStream(stream, "b", "a", "s", "share") for stream in streams)
+        (granted,) = store.commit([GroupWrites(group.group_id, term, grants, False)])
+    held = [grant_of(group, each.lending) for each in granted.results if each.lending is not None]
+    batches: list[Any] = [
+        SimpleNamespace(
+            stream_id=stream,
+            grant_id=grant,
+            grant_key=key,
+            ticket=0,
+            next_offset=1,
+            consumed_frontier=None,
+            complete_transaction=lambda *, recovered: None,
+        )
+        for _, stream, grant, key in reversed(held)
+    ]
+
+    def consume(conn: Connection) -> None:
+        monkeypatch.setattr(transaction, "connect", lambda *_, **__: conn)
+        with ProgressTransactions(database, lambda: group.group_id, 60.0).begin(batches):
+            pass
+
+    def delete(conn: Connection) -> None:
+        with conn.transaction():
+            group_lifecycle.delete(conn, group.group_id, None)
+
+    def judge(run: Run) -> None:
+        assert all(isinstance(error, GrantLost) for error in run.errors)
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"consume": consume, "delete": delete}, judge) > 1
 
 
 def test_of_two_commands_neither_is_lost(orders: Interleavings, stage: Stage) -> None:

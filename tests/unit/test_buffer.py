@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +16,9 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
-from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, PendingMessageBatch
-from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
-from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
+from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, RoutedRows
+from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery, Rows
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamCatalogRow, split_ring
 from tests.interrupted_calls import run_interrupted
@@ -256,14 +256,23 @@ def test_a_batch_is_as_old_as_its_last_part(monkeypatch: pytest.MonkeyPatch, fai
     buffer = a_buffer(ONE_MESSAGE)
     ages: list[float] = []
 
-    def sent_for_a_minute(parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
-        enqueue(parts)
-        ages.append(parts[0][1].ticket.entered_at)
+    def send_for_a_minute() -> None:
+        loads = buffer.take()
+        assert loads
+        ages.append(find_entered_at(loads))
         clock[0] += 60.0
         if failed:
-            parts[0][1].ticket.fail(1, SubletError("lost"))
+            buffer.fail_batches(loads, SubletError("lost"))
+        else:
+            settle(buffer, loads)
 
-    enqueue = buffer._enqueue
-    monkeypatch.setattr(buffer, "_enqueue", sent_for_a_minute)
+    def route(routes: PublisherRoutingTable, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
+        if buffer.queued_count:  # the part before
+            send_for_a_minute()
+        return partition_rows(routes, batch, rows)
+
+    partition_rows = PublisherRoutingTable.partition_rows
+    monkeypatch.setattr(PublisherRoutingTable, "partition_rows", route)
     buffer.add_batches(to_record_batches({"topic": "t", "value": [b"1", b"2", b"3"]}))
+    send_for_a_minute()
     assert ages == ([0.0, 0.0, 0.0] if failed else [0.0, 60.0, 120.0])

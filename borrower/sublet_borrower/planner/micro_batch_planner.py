@@ -378,7 +378,9 @@ class MicroBatchPlanner:
             known_ends = self._ledger.known_ends(stream_ids)
             heads = self._reader.fetch_heads(stream_ids)
             self._ledger.update_heads(heads)
-            self._ledger.end_beyond_head(heads, known_ends)
+            for stream_id, error in self._ledger.end_beyond_head(heads, known_ends).items():
+                text = "stream unreadable, handed back: subscription=%s stream_id=%d: %s"
+                log.warning(text, self.subscription, stream_id, error)
 
     def _may_start(self, granted: PlannerStream) -> bool:
         return self._member.may_start_call(granted.grant.stream_id, granted.grant.grant_id)

@@ -140,14 +140,20 @@ class MicroBatchPlanLedger:
             held = {stream_id: self._granted[stream_id] for stream_id in stream_ids if stream_id in self._granted}
             return {stream_id: (granted.grant.grant_id, granted.known_end) for stream_id, granted in held.items()}
 
-    def end_beyond_head(self, heads: Iterable[tuple[int, int]], known_ends: Mapping[int, tuple[int, int]]) -> None:
-        """Plan no more of streams that end before what was planned of them. `known_ends`: as that method returned them
-        before the heads were read; a grant or a plan that came meanwhile may be further than these."""
+    def end_beyond_head(
+        self, heads: Iterable[tuple[int, int]], known_ends: Mapping[int, tuple[int, int]]
+    ) -> dict[int, PositionBeyondHead]:
+        """Plan no more of streams that end before what was planned of them; return {stream: that error} of those of
+        which it was not known. `known_ends`: as that method returned them before the heads were read; a grant or a plan
+        that came meanwhile may be further than these."""
+        found = {}
         with self.changed:
             for stream_id, head in heads:
                 grant_id, known_end = known_ends.get(stream_id, (0, 0))
-                if head < known_end and (granted := self._find_granted(stream_id, grant_id)) is not None:
-                    granted.beyond_head = beyond_head_error(stream_id, known_end, head)
+                granted = self._find_granted(stream_id, grant_id) if head < known_end else None
+                if granted is not None and granted.beyond_head is None:
+                    found[stream_id] = granted.beyond_head = beyond_head_error(stream_id, known_end, head)
+        return found
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """Record each (stream, head) as a hint from a source that may be wrong: only what the log has is planned."""

@@ -65,14 +65,15 @@ class HeadWaiter:
 class FeedHeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `update_heads` is called from any thread.
 
-    `timeline`: of the database at the last poll, None if unknown. `poll_count`: number of polls.
+    `timeline`: of the database at the last poll, None if unknown. `heads`: the newest of the streams that are followed.
+    `poll_count`: number of polls.
     """
 
     def __init__(self, read_heads: ReadHeads) -> None:
         self._read_heads = read_heads
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[int, set[HeadWaiter]] = {}
-        self._heads: dict[int, HeadState] = {}
+        self.heads: dict[int, HeadState] = {}
         self._task: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
         self.timeline: str | None = None
@@ -89,10 +90,10 @@ class FeedHeadPoller:
             self._waiters[stream_id].discard(waiter)
             if not self._waiters[stream_id]:
                 del self._waiters[stream_id]
-                self._heads.pop(stream_id, None)
+                self.heads.pop(stream_id, None)
         for stream_id in stream_ids - waiter.watched:
             self._waiters.setdefault(stream_id, set()).add(waiter)
-            self._heads.pop(stream_id, None)
+            self.heads.pop(stream_id, None)
             if self._task is not None:
                 self._hurried.set()
         waiter.watched = stream_ids
@@ -117,13 +118,13 @@ class FeedHeadPoller:
 
     def _record_heads(self, heads: Mapping[int, int]) -> None:
         for stream_id, head in heads.items():
-            known_head = self._heads.get(stream_id)
+            known_head = self.heads.get(stream_id)
             self._notify({stream_id: HeadState(head, known_head is not None and known_head.is_closed, False)})
 
     async def _run(self) -> None:
         pause_s = BACKOFF_INITIAL_S
         while self._waiters:
-            began, previous_heads = self._loop.time(), self._heads.copy()
+            began, previous_heads = self._loop.time(), self.heads.copy()
             heads = await self._try_read_heads(list(self._waiters))
             changed = self._notify(heads or {}, previous_heads)
             pause_s = BACKOFF_INITIAL_S if changed else min(pause_s * GROWTH, BACKOFF_MAX_S)
@@ -159,8 +160,8 @@ class FeedHeadPoller:
         by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
             is_lower = stream_id in previous_heads and head.head < previous_heads[stream_id].head
-            if stream_id in self._waiters and (is_lower or _is_new(head, self._heads.get(stream_id))):
-                self._heads[stream_id] = head
+            if stream_id in self._waiters and (is_lower or _is_new(head, self.heads.get(stream_id))):
+                self.heads[stream_id] = head
                 for waiter in self._waiters[stream_id]:
                     by_waiter.setdefault(waiter, {})[stream_id] = head
                     if is_lower:

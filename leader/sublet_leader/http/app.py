@@ -74,11 +74,12 @@ class NodeHttpService:
             self._pool, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
         self._lag_history.start()
-        self._app = build_app(self._build_routes(node_view, gate, self._pool, self._lag_history))
+        self._app = build_app(self.build_routes(node_view, gate, self._pool, self._lag_history))
 
-    def _build_routes(
+    def build_routes(
         self, node_view: NodeView, gate: AccessGate, pool: HttpDatabasePool, lag_history: LagHistory
     ) -> list[BaseRoute]:
+        """Return all routes of the port, each with who may ask it."""
         probes, pages = HealthProbes(node_view.ref.name, node_view.health, is_brief=gate.is_on), StaticFiles()
         may_act = gate.is_on or self._token is not None
         groups, nodes = GroupsApi(node_view, pool, lag_history), NodesApi(node_view, pool, may_act)
