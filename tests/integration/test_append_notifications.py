@@ -73,7 +73,7 @@ def test_what_an_append_in_one_write_raises(database: str, conn: Connection) -> 
     notification = HeadNotification("somebody's", "t0", stream)
     with connect(database) as appending:
         assert [append_and_notify(appending, stamped, notification)[0].outcome for _ in outcomes] == outcomes
-        with pytest.raises(psycopg.Error, match="incarnation .* is one that was drawn"):
+        with pytest.raises(psycopg.Error, match=r"incarnation .* is one that was drawn"):
             append_and_notify(appending, replace(stamped, stamp=ProducerStamp("p", 2**62, 1)), notification)
         assert append_and_notify(appending, stamped, replace(notification, channel="x" * 64)) == (
             AppendResult(AppendOutcome.DUPLICATE, 1),

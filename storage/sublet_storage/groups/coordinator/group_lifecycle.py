@@ -73,7 +73,11 @@ _UPDATE_DESIRED_STATE = """
 update consumer_group set desired_state = %(desired_state)s::jsonb, desired_state_version = desired_state_version + 1
  where group_id = %(group)s"""
 
-_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_statements.KEYLESS_ROW}"
+_DROP = f"""
+with locked as materialized (
+  select group_id, stream_id from lending where group_id = %(group)s order by stream_id for update)
+delete from lending l using locked where l.group_id = locked.group_id and l.stream_id = locked.stream_id
+returning {lending_statements.KEYLESS_ROW}"""
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
