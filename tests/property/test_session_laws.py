@@ -24,7 +24,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscriptions,
     ReportConnectionLost,
     SendCommands,
 )
@@ -187,7 +186,7 @@ def test_nothing_is_lost_or_repeated_silently(seed: int, loss: float, restarts: 
         Subscribe("log", "k"),
         Subscribe("log", None),
         Subscribe("state", None),
-        PollWithoutSubscriptions(True),
+        MessageToNode("m"),
     ):
         world.decide(event)
     for _ in range(300):

@@ -20,7 +20,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscriptions,
     ReportConnectionLost,
     ReportConnectionStillLost,
     ReportRejectedCommands,
@@ -150,14 +149,12 @@ def test_a_failed_batch_is_repeated_unchanged() -> None:
     assert harness.wait() == [again]
 
 
-def test_a_poll_is_held_only_while_something_is_wanted() -> None:
+def test_a_poll_is_held_for_answers_to_a_message() -> None:
+    """From the first message on, also without a subscription."""
     harness = Harness()
-    assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
+    assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands, CallPoll]
     harness.batch_ok()
-    assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(PollWithoutSubscriptions(True))] == [CallPoll]
-    assert harness.do(PollWithoutSubscriptions(False)) == [CancelPollCall()]
-    assert harness.machine.status is ConnectionStatus.IDLE
+    assert harness.machine.status is ConnectionStatus.CONNECTED
 
 
 def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
@@ -397,12 +394,12 @@ def test_a_subscription_asked_for_again_is_wanted() -> None:
 
 def test_an_agent_at_rest_keeps_nothing() -> None:
     harness = Harness()
-    harness.do(Subscribe("logs", "k"), MessageToNode("m"))
+    harness.do(Subscribe("logs", "k"), Subscribe("logs", "x"))
     assert harness.machine.find_leaks() == ()
     harness.machine.status = ConnectionStatus.IDLE
     assert len(harness.machine.find_leaks()) == 3, "had it come to rest with all that"
     harness.machine.status = ConnectionStatus.CONNECTING
-    harness.do(Unsubscribe("logs", "k"))
+    harness.do(Unsubscribe("logs", "k"), Unsubscribe("logs", "x"))
     harness.batch_ok()
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE

@@ -34,12 +34,6 @@ class ConnectionLostReason(StrEnum):
 # --- events; commands are events too ---
 
 
-class PollWithoutSubscriptions(Struct, frozen=True):
-    """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
-
-    is_expected: bool
-
-
 class CommandsReplied(Struct, frozen=True):
     """The node's receipt for a batch. `jitter` in [0, 1), as in all answers, spreads what many agents do next."""
 
@@ -84,16 +78,7 @@ class ConnectionRejected(Struct, frozen=True):
     reason: str
 
 
-Event = (
-    Command
-    | PollWithoutSubscriptions
-    | CommandsReplied
-    | PollReplied
-    | CommandsUnanswered
-    | PollUnanswered
-    | ConnectionRejected
-    | Tick
-)
+Event = Command | CommandsReplied | PollReplied | CommandsUnanswered | PollUnanswered | ConnectionRejected | Tick
 
 
 # --- instructions ---

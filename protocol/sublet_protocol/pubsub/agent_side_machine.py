@@ -36,7 +36,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     Instruction,
     PollReplied,
     PollUnanswered,
-    PollWithoutSubscriptions,
     ReportConnectionLost,
     ReportConnectionStillLost,
     ReportRejectedCommands,
@@ -191,9 +190,8 @@ class AgentSideMachine:
                 self._remove_subscription((channel, key))
                 self._enqueue(event, now)
             case MessageToNode():
+                self._listening = True  # for what is answered, also without a subscription
                 self._enqueue(event, now)
-            case PollWithoutSubscriptions(is_listening):
-                self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._subscriber.id and self.status is not ConnectionStatus.IDLE:
                     self._handle_answer(event, now)

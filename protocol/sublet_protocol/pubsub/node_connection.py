@@ -36,7 +36,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     Event,
     Instruction,
     PollUnanswered,
-    PollWithoutSubscriptions,
     ReportConnectionLost,
     ReportConnectionStillLost,
     ReportRejectedCommands,
@@ -172,7 +171,6 @@ class NodeConnection:
         """Queue a message to the node, and hold a poll for its answers from now on."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
-        self._decide(PollWithoutSubscriptions(True))
         self._decide(command)
 
     def subscribe(
