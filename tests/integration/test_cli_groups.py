@@ -272,3 +272,19 @@ def test_an_atomic_group_shows_how_far_it_has_come(shell: Shell, database: str) 
         consume_before_8(database)
         assert "all before 8 consumed, all before 8 completed" in shell.run("groups", "describe", GROUP).out
     assert "consumed are all epochs before 8" in shell.run("groups", "history", GROUP).out
+
+
+def test_a_time_that_cannot_be_shown_is_left_out(shell: Shell, database: str) -> None:
+    """As an operator can write it: all groups are listed."""
+    times = {"a": "infinity", "b": "-infinity", "c": "10000-01-01", "d": "0001-01-01 BC", "e": "2026-01-01 00:00+00"}
+    with connect(database) as connection:
+        for name, time in times.items():
+            done(shell.run("groups", "create", f"$queue/{name}/#", "--json"))
+            connection.execute("update consumer_group set created_at = %s where name = %s", (time, name))
+    groups = done(shell.run("groups", "list", "--json"))["groups"]
+    assert [(group["name"], group["created_at"]) for group in groups] == [
+        *((name, None) for name in "abcd"),
+        ("e", "2026-01-01T00:00:00+00:00"),
+    ]
+    assert shell.run("groups", "list").out.count("$queue/") == 5
+    assert done(shell.run("groups", "describe", "$queue/a/#", "--json"))["created_at"] is None

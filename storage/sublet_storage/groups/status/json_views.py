@@ -28,7 +28,7 @@ def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
         "name": group.name,
         "filter": group.filter,
         **options_to_json(group.options),
-        "created_at": group.created_at.isoformat(),
+        "created_at": None if group.created_at is None else group.created_at.isoformat(),
         "paused": group.desired_state.pause_reason,
         "weights": dict(group.desired_state.weights),
         "state": group_state(overview),
