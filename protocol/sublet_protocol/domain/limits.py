@@ -64,6 +64,8 @@ MIN_EPOCH, MAX_EPOCH = -(2**63), 2**63 - 2
 MAX_ANTICHAIN = 1_000
 """Most epochs of a frontier, and where epochs have several numbers, most that all publishers of a space hold
 together."""
+MAX_HELD_EPOCHS = 10_000
+"""Where epochs have several numbers, most that all publishers of a space hold, each counted for each that holds it."""
 MAX_HEADERS = 100
 """Most headers of a message."""
 MAX_HEADER_BYTES = 16 << 10
