@@ -152,8 +152,13 @@ create function settle_epochs(p_space bigint) returns void language plpgsql as $
 declare
   lower jsonb;
 begin
-  select least_epochs(jsonb_agg(e.epoch)) into lower
-    from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
+  if (select epoch_dimensions = 1 from space where space_id = p_space) then
+    select jsonb_build_array(jsonb_build_array(min((c.least #>> '{0,0}')::bigint))) into lower
+      from capability c where c.space_id = p_space and c.expired_at is null having count(*) > 0;
+  else
+    select least_epochs(jsonb_agg(e.epoch)) into lower
+      from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
+  end if;
   if lower is null then
     select complete_epochs(p.lower_frontier, coalesce(space_upper_frontier(p_space), '[]')) into lower
       from space p where p.space_id = p_space;
@@ -181,8 +186,9 @@ end $$;
 --   numbers    all epochs of the space have other dimensions: `lower` is an example
 --   backward   it has advanced beyond one of p_least: to `lower`
 --   completed  one of p_least is completed: what may still come is at or after `lower`
---   many       all producers of the space together would hold more than 1000 epochs, of several numbers each. That
---              bounds the frontier, also when some of them release or lose theirs.
+--   many       all producers of the space together would hold more than 1000 epochs, of several numbers each, or 10000
+--              where each counts for each of its producers. The first bounds the frontier, also when some of them
+--              release or lose theirs; the second, what an advance looks at.
 create function hold_epochs(
   p_space bigint, p_producer text, p_incarnation bigint, p_least jsonb, p_lease_s double precision,
   out outcome text, out lower jsonb, out moves bigint
@@ -230,7 +236,7 @@ begin
   end if;
   p_least := least_epochs(p_least);
   if p_least #> '{0,1}' is not null and (
-    select count(distinct epoch) > 1000 from (
+    select count(*) > 10000 or count(distinct epoch) > 1000 from (
       select jsonb_array_elements(p_least) union all
       select jsonb_array_elements(c.least) from capability c
        where c.space_id = p_space and c.expired_at is null and c.producer_id <> p_producer) held(epoch)) then

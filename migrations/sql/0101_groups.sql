@@ -18,6 +18,16 @@ create table consumer_group (
   created_timeline text default timeline_now(),        -- the timeline it is on until it has a leader
   deleted_at timestamptz,
   -- Operators write rows, and every node reads all groups: it cannot go on at one that is none.
+  check (jsonb_typeof(options) = 'object' and jsonb_typeof(desired_state) = 'object'),
+  check (not options @? 'strict $.on_data_loss ? (@.type() != "string" || @ != "fail" && @ != "skip")'
+         and not options @? 'strict $.on_poison ? (@.type() != "string" || @ != "block" && @ != "skip")'),
+  check (not options @? 'strict $.strategy ? (@.type() != "string")'
+         and not options @? 'strict $.session_expiry_s ? (@.type() != "number")'
+         and not options @? 'strict $.atomic ? (@.type() != "boolean")'
+         and not options @? 'strict $.holds_retention ? (@.type() != "boolean")'),
+  check (not desired_state @? 'strict $.paused ? (@.type() != "string")'
+         and not desired_state @? 'strict $.weights ? (@.type() != "object")'
+         and not desired_state @? 'strict $.weights.* ? (@.type() != "number")'),
   check (length(name) between 1 and 255 and name !~ '[/+#]'),
   check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
          and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')

@@ -272,3 +272,54 @@ def test_an_atomic_group_shows_how_far_it_has_come(shell: Shell, database: str) 
         consume_before_8(database)
         assert "all before 8 consumed, all before 8 completed" in shell.run("groups", "describe", GROUP).out
     assert "consumed are all epochs before 8" in shell.run("groups", "history", GROUP).out
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"options": "[]"},
+        {"options": '{"on_data_loss": null}'},
+        {"options": '{"on_poison": ["skip"]}'},
+        {"options": '{"strategy": 1}'},
+        {"options": '{"session_expiry_s": "1"}'},
+        {"options": '{"atomic": 1}'},
+        {"options": '{"holds_retention": "true"}'},
+        {"desired_state": "[]"},
+        {"desired_state": '{"paused": 1}'},
+        {"desired_state": '{"weights": {"a": "1"}}'},
+    ],
+)
+def test_an_operator_writes_no_row_that_is_none(shell: Shell, database: str, row: dict[str, str]) -> None:
+    done(shell.run("groups", "create", QUEUE, "--json"))
+    ((column, document),) = row.items()
+    with connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(f"update consumer_group set {column} = %s".encode(), (document,))
+
+
+def test_options_that_cannot_be_are_listed_as_stored(shell: Shell, database: str) -> None:
+    done(shell.run("groups", "create", QUEUE, "--json"))
+    done(shell.run("groups", "create", "$queue/z/#", "--json"))
+    with connect(database) as connection:
+        stored = '{"atomic": true, "on_data_loss": "skip"}'
+        connection.execute(
+            "update consumer_group set options = %s, starting_position = 'x' where name = 'z'", (stored,)
+        )
+    groups = done(shell.run("groups", "list", "--json"))["groups"]
+    shown = [(group["starting_position"], group["atomic"], group["strategy"]) for group in groups]
+    assert shown == [("latest", False, "even"), ("x", True, "even")]
+
+
+def test_a_time_that_cannot_be_shown_is_left_out(shell: Shell, database: str) -> None:
+    """As an operator can write it: all groups are listed."""
+    times = {"a": "infinity", "b": "-infinity", "c": "10000-01-01", "d": "0001-01-01 BC", "e": "2026-01-01 00:00+00"}
+    with connect(database) as connection:
+        for name, time in times.items():
+            done(shell.run("groups", "create", f"$queue/{name}/#", "--json"))
+            connection.execute("update consumer_group set created_at = %s where name = %s", (time, name))
+    groups = done(shell.run("groups", "list", "--json"))["groups"]
+    assert [(group["name"], group["created_at"]) for group in groups] == [
+        *((name, None) for name in "abcd"),
+        ("e", "2026-01-01T00:00:00+00:00"),
+    ]
+    assert shell.run("groups", "list").out.count("$queue/") == 5
+    assert done(shell.run("groups", "describe", "$queue/a/#", "--json"))["created_at"] is None

@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     UsageError,
 )
-from sublet_protocol.domain.limits import MAX_ANTICHAIN
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH, MAX_HELD_EPOCHS, MIN_EPOCH
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
@@ -448,7 +448,7 @@ def test_producers_hold_so_many_epochs_together(conn: psycopg.Connection[Any], s
     mine = [(number, -number) for number in range(-400, 0)]
     hold(conn, space, C, [(-MAX_ANTICHAIN, -MAX_ANTICHAIN)])  # before all others: alone in the frontier
     hold(conn, space, A, theirs)
-    with pytest.raises(InvalidEpoch, match="over 1000 epochs, which is the limit of a space"):
+    with pytest.raises(InvalidEpoch, match=r"over 1000 epochs, or 10000 .* which is the limit of a space"):
         hold(conn, space, B, [*mine, (0, 0)])
     assert least(hold(conn, space, B, mine)) == [(-MAX_ANTICHAIN, -MAX_ANTICHAIN)]
     with pytest.raises(InvalidEpoch, match="over 1000 epochs"):
@@ -458,6 +458,29 @@ def test_producers_hold_so_many_epochs_together(conn: psycopg.Connection[Any], s
     assert len(least(read_lower_frontier(conn, space))) == MAX_ANTICHAIN - 1
     release(conn, space, A)
     assert least(hold(conn, space, ProducerIdentity("d", 1), [(0, 1)])) == mine
+
+
+@pytest.mark.conforms("X4")
+def test_producers_of_the_same_epochs_are_bounded(conn: psycopg.Connection[Any], space: int) -> None:
+    """An advance compares what each of them holds, also where it is the same."""
+    same = [(number, -number) for number in range(MAX_ANTICHAIN)]
+    for number in range(MAX_HELD_EPOCHS // MAX_ANTICHAIN):
+        hold(conn, space, ProducerIdentity(str(number), 1), same)
+    with pytest.raises(InvalidEpoch, match="over 1000 epochs, or 10000 with each counted for each that holds it"):
+        hold(conn, space, A, same[:1])
+    hold(conn, space, ProducerIdentity("0", 1), same[1:])
+    hold(conn, space, A, same[:1])
+
+
+def test_the_least_epoch_is_the_least_number(conn: psycopg.Connection[Any], space: int) -> None:
+    """However it is written, and whoever leaves."""
+    for name, number in (("0", MIN_EPOCH), ("1", -20), ("2", -3), ("3", 10), ("4", 9), ("5", MAX_EPOCH)):
+        hold(conn, space, ProducerIdentity(name, 1), [(number,)])
+    frontiers = []
+    for name in "01243":
+        release(conn, space, ProducerIdentity(name, 1))
+        frontiers.append(least(read_lower_frontier(conn, space)))
+    assert frontiers == [[(-20,)], [(-3,)], [(9,)], [(10,)], [(MAX_EPOCH,)]]
 
 
 def test_epochs_of_one_number_have_one_least(conn: psycopg.Connection[Any], space: int) -> None:

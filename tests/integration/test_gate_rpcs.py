@@ -13,7 +13,12 @@ import pytest
 
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.domain.limits import MAX_SUBSCRIBERS_OF_PRINCIPAL
+from sublet_protocol.domain.limits import (
+    MAX_COMMANDS,
+    MAX_GROUP_CHARACTERS,
+    MAX_SUBSCRIBERS_OF_PRINCIPAL,
+    MAX_UNREAD_BYTES_OF_PRINCIPAL,
+)
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.agent_secret import derive_agent_id
@@ -224,6 +229,38 @@ def test_a_principal_has_so_many_subscribers(node: grpc.Channel, tokens: dict[st
         assert "user:right has 1000 subscriber ids at this node, which is the limit" in refused.value.details()
         assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]
         poll(channels[2], tokens["other"]).result()
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_leaves_so_much_unread(node: grpc.Channel, tokens: dict[str, str | None]) -> None:
+    """Errors of batches, with texts that are wide in memory. Another principal is served meanwhile."""
+    stub = sublet_pb2_grpc.SessionStub(node)
+    subscription = f"$share/\N{GRINNING FACE}{'g' * (MAX_GROUP_CHARACTERS - 1)}/{'x' * 200}"
+    wanted = pb.LeaderWanted(borrower_id="b", subscription=subscription, weight=1, starting_position="earliest")
+    batches = [
+        pb.CommandBatch(
+            **session(), number=1, commands=MAX_COMMANDS * [pb.Command(message=pb.ToLeader(leader_wanted=wanted))]
+        )
+        for _ in range(MAX_UNREAD_BYTES_OF_PRINCIPAL // (MAX_COMMANDS * 4 * 2 * MAX_GROUP_CHARACTERS))
+    ]
+
+    def send(request: pb.CommandBatch, name: str = "other") -> Any:
+        return stub.Commands(request, timeout=WAIT_S, metadata=bearer(tokens[name]))
+
+    def send_all() -> None:
+        for request in batches:
+            send(request)
+            request.number += 1
+
+    with pytest.raises(grpc.RpcError) as refused:
+        send_all()
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert f"send no more from {MAX_UNREAD_BYTES_OF_PRINCIPAL // 2} on" in refused.value.details()
+    assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]
+    assert not send(commands(), "right").errors
+    for request in batches:
+        del request.commands[:]
+    send_all()  # who sends the next batch has the errors of the last: the fourth of these is again below the bound
 
 
 @pytest.mark.conforms("X4")

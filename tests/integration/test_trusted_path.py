@@ -137,6 +137,23 @@ def test_nothing_of_others_is_handed_over(home: Path) -> None:
     assert mine.stat().st_uid == owner.pw_uid
 
 
+def test_only_plain_files_are_handed_over(home: Path) -> None:
+    plain, pipe, link, linked = (home / name for name in ("plain", "pipe", "link", "linked"))
+    plain.touch()
+    os.mkfifo(pipe)
+    link.symlink_to(plain)
+    linked.touch()
+    (home / "second").hardlink_to(linked)
+    me = os.geteuid(), os.getegid()
+    for path in (pipe, linked, Path("/dev/null")):
+        with pytest.raises(PermissionError, match=f"{path} is no plain file or directory, or has a second name"):
+            give_to(path, *me)
+    with pytest.raises(PermissionError, match=f"{link} is a symbolic link"):
+        give_to(link, *me)
+    give_to(plain, *me)
+    give_to(home, *me)
+
+
 def program(directory: Path, ran: Path) -> None:
     """Create programs that claim to be Postgres, and leave a trace if they are run."""
     directory.mkdir(parents=True)

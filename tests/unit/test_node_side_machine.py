@@ -27,7 +27,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
-from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
+from sublet_protocol.pubsub.subscriber_mailbox import MESSAGE_BYTES, MailboxLimits
 
 CHANNELS = {"logs": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"
@@ -277,6 +277,49 @@ def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
     node.expire(now=100)
     assert node.find_leaks() == ()
     subscribed(node, "c", ("logs", "1234567890"))
+
+
+@pytest.mark.conforms("X4", "R10")
+def test_a_principal_leaves_so_much_unread() -> None:
+    """At all its ids together: from half of it on no new batch is executed, and what is beyond it is a gap."""
+    settings = SubscriberLimits(unread_bytes_of_principal=3 * 1_000 + 6 * MESSAGE_BYTES)
+    node = NodeSideMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+    for name, principal in {"a": "user:etl", "b": "user:etl", "c": "user:other", "d": None}.items():
+        assert node.receive(name, 1, [], 0, principal) == CommandsAccepted((), ())
+    for name in "acd":
+        node.send(name, "logs", "", "1" * 1_000)
+    assert node.find_unread_excess("a", 2, "user:etl") is None
+    for name in "ad":
+        node.send(name, "logs", "", "2" * 1_000)
+    refused = node.find_unread_excess("new", 1, "user:etl")
+    assert isinstance(refused, SubscriberRefused)
+    assert f"user:etl leaves {2 * (1_000 + MESSAGE_BYTES)} bytes unread" in refused.reason
+    assert node.find_unread_excess("a", 1, "user:etl") is None, "it was executed, and is answered again"
+    assert node.find_unread_excess("c", 2, "user:other") is node.find_unread_excess("d", 2, None) is None
+    for name, text in (("b", "3"), ("b", "4"), ("c", "3"), ("d", "3")):
+        node.send(name, "logs", "", text * 1_000)
+    assert node.find_leaks() == ()
+    assert [len(taken(node, name)) for name in ("a", "c", "d")] == [2, 2, 3]
+    assert bodies(taken(node, "b")) == [MailboxOverflow(2, ("logs",))]
+    taken(node, "a", acknowledged=2)
+    assert node.find_unread_excess("new", 1, "user:etl") is None
+    node.expire(now=1e9)
+    subscribed(node, "e", ("logs", None))
+    assert node.find_leaks() == ()
+
+
+@pytest.mark.conforms("X4")
+def test_errors_count_until_the_next_batch() -> None:
+    """A text is counted as Python stores it: four bytes a character, if one of them is an emoji."""
+    node = NodeSideMachine(INCARNATION, SubscriberLimits(unread_bytes_of_principal=8_000), channels=CHANNELS)
+    node.receive("a", 1, [UndecodableCommand("x" * 899 + "\U0001f600")], 0, "user:etl")
+    assert node.find_unread_excess("b", 1, "user:etl") is None
+    node.add_errors("a", 1, [CommandRefusal(1, "x" * 400)])
+    assert node.find_leaks() == ()
+    assert isinstance(node.find_unread_excess("b", 1, "user:etl"), SubscriberRefused)
+    assert node.find_unread_excess("a", 2, "user:etl") is None, "who sends the next batch has the errors of this one"
+    assert node.find_unread_excess("b", 1, "user:etl") is None
+    assert node.find_leaks() == ()
 
 
 @pytest.mark.conforms("X4")

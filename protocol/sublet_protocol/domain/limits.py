@@ -64,6 +64,8 @@ MIN_EPOCH, MAX_EPOCH = -(2**63), 2**63 - 2
 MAX_ANTICHAIN = 1_000
 """Most epochs of a frontier, and where epochs have several numbers, most that all publishers of a space hold
 together."""
+MAX_HELD_EPOCHS = 10_000
+"""Where epochs have several numbers, most that all publishers of a space hold, each counted for each that holds it."""
 MAX_HEADERS = 100
 """Most headers of a message."""
 MAX_HEADER_BYTES = 16 << 10
@@ -94,6 +96,9 @@ MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
 """Most subscriber ids of one principal at an authenticating node."""
+MAX_UNREAD_BYTES_OF_PRINCIPAL = 64 << 20
+"""What the subscriber ids of one principal at an authenticating node have not taken yet, together, in bytes of memory:
+messages, and errors of batches. From half of it on a new batch is refused; beyond it messages turn into a gap."""
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
 MAX_BORROWERS_OF_PRINCIPAL = 10_000

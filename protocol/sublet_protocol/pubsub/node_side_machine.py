@@ -8,12 +8,19 @@ come, or the last has gone; `subscribed_keys` has the same at any time.
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
-from sublet_protocol.domain.limits import MAX_KEY_BYTES, MAX_SUBSCRIBERS, MAX_SUBSCRIPTIONS
+from sublet_protocol.domain.limits import (
+    MAX_KEY_BYTES,
+    MAX_SUBSCRIBERS,
+    MAX_SUBSCRIPTIONS,
+    MAX_UNREAD_BYTES_OF_PRINCIPAL,
+)
 from sublet_protocol.pubsub.channel_subscribers import LatestValues, SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import (
@@ -37,7 +44,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
-from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage
+from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage, UnreadBytes
 
 MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""
@@ -54,16 +61,30 @@ class SubscriberLimits(Struct, frozen=True):
     subscribers: int = MAX_SUBSCRIBERS
     subscriptions_each: int = MAX_SUBSCRIPTIONS
     key_bytes: int = MAX_KEY_BYTES
+    unread_bytes_of_principal: int = MAX_UNREAD_BYTES_OF_PRINCIPAL
 
 
 class _Subscriber(Struct):
     """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox
+    unread: UnreadBytes
     received_at: float
     batch: int = 0
     errors: tuple[CommandRefusal, ...] = ()
     subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
+
+    def keep_errors(self, errors: tuple[CommandRefusal, ...]) -> None:
+        """Keep the errors of the last batch, in place of those of the batch before."""
+        self.unread.count += _measure_errors(errors) - _measure_errors(self.errors)
+        self.errors = errors
+
+    def measure(self) -> int:
+        return self.mailbox.memory_bytes + _measure_errors(self.errors)
+
+    def close(self) -> None:
+        self.keep_errors(())
+        self.mailbox.close()
 
     def list_subjects(self) -> Iterator[tuple[str, str | None]]:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
@@ -92,6 +113,7 @@ class NodeSideMachine:
         self._size_of = size_of
         self._counts: Counter[str] = Counter()
         self._subscribers: dict[str, _Subscriber] = {}
+        self._unread: WeakValueDictionary[str, UnreadBytes] = WeakValueDictionary()
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
         self._subscriber_ids: dict[str, str] = {}
@@ -101,11 +123,33 @@ class NodeSideMachine:
 
     # --- from subscribers ---
 
+    def find_unread_excess(self, subscriber_id: str, number: int, principal: str | None) -> SubscriberRefused | None:
+        """Return that its principal leaves too much unread for one more batch; None: it does not, or the batch was
+        executed before.
+        """
+        subscriber = self._subscribers.get(subscriber_id)
+        if subscriber is not None:
+            if number <= subscriber.batch:
+                return None
+            subscriber.keep_errors(())  # it has them: else it would send the batch before again
+        unread = None if principal is None else self._unread.get(principal)
+        if unread is None or unread.count < unread.limit / 2:
+            return None
+        return SubscriberRefused(
+            f"{principal} leaves {unread.count} bytes unread at this node, and may send no more from "
+            f"{unread.limit // 2} on. Poll with each subscriber id, acknowledge what comes, and send the batch again."
+        )
+
     def receive(
-        self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
+        self,
+        subscriber_id: str,
+        number: int,
+        commands: Sequence[ReceivedCommand],
+        now: float,
+        principal: str | None = None,
     ) -> CommandsAccepted | CommandsAlreadyExecuted | UnknownSubscriber | SubscriberRefused:
-        """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
-        subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
+        """Execute batch `number` (1, 2, 3, ... per subscriber id), once. `principal`: whose id it is; None: unknown."""
+        subscriber = self._find(subscriber_id, now, principal, may_be_new=number == 1)
         if isinstance(subscriber, UnknownSubscriber | SubscriberRefused):
             return subscriber
         if number == subscriber.batch:
@@ -124,18 +168,24 @@ class NodeSideMachine:
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None or subscriber.batch != number:
             return tuple(errors)
-        subscriber.errors = tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index))
+        subscriber.keep_errors(tuple(sorted((*subscriber.errors, *errors), key=lambda error: error.index)))
         self._counts["rejected_commands"] += len(errors)
         return subscriber.errors
 
     def poll(
-        self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
+        self,
+        subscriber_id: str,
+        acknowledged: int,
+        incarnation: str,
+        now: float,
+        hold_s: float,
+        principal: str | None = None,
     ) -> PollReply | HoldPoll | UnknownSubscriber | SubscriberRefused:
         """Drop what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._reject_unknown(f"incarnation {incarnation} of this node is over")
-        subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
+        subscriber = self._find(subscriber_id, now, principal, may_be_new=not incarnation and not acknowledged)
         if isinstance(subscriber, UnknownSubscriber | SubscriberRefused):
             return subscriber
         subscriber.received_at = now
@@ -250,12 +300,16 @@ class NodeSideMachine:
         leaks += [f"subscription {entry}: messages pass it by" for entry in subscriptions - entries]
         for name, subscriber in self._subscribers.items():
             leaks += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
+        for principal, unread in self._unread.items():
+            held = sum(one.measure() for one in self._subscribers.values() if one.unread is unread)
+            if unread.count != held:
+                leaks.append(f"{unread.count} bytes are counted for {principal}, and {held} are held")
         return tuple(leaks)
 
     # --- inside ---
 
     def _find(
-        self, subscriber_id: str, now: float, *, may_be_new: bool
+        self, subscriber_id: str, now: float, principal: str | None, *, may_be_new: bool
     ) -> _Subscriber | UnknownSubscriber | SubscriberRefused:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
@@ -272,12 +326,19 @@ class NodeSideMachine:
         if len(self._subscribers) >= self.settings.subscribers:
             limit = self.settings.subscribers
             return SubscriberRefused(f"the node serves {limit} subscribers already, which is its limit")
-        subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
+        unread = self._find_unread(principal)
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox, unread), unread, now)
         self._subscribers[subscriber_id] = subscriber
         if agent:
             self._subscriber_ids[agent] = subscriber_id
         self._counts["incarnations"] += 1
         return subscriber
+
+    def _find_unread(self, principal: str | None) -> UnreadBytes:
+        if principal is None:
+            return UnreadBytes()
+        limit = self.settings.unread_bytes_of_principal
+        return self._unread.setdefault(principal, UnreadBytes(limit))
 
     def _reject_unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
@@ -290,6 +351,7 @@ class NodeSideMachine:
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
+        subscriber.close()
         subjects = tuple(subscriber.list_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
         self._key_bytes -= sum(len(key or "") for _, key in subjects)
@@ -322,7 +384,7 @@ class NodeSideMachine:
                     refusal = self._unsubscribe(subscriber_id, subscriber, channel, key)
             if refusal is not None:
                 errors.append(CommandRefusal(index, refusal))
-        subscriber.errors = tuple(errors)
+        subscriber.keep_errors(tuple(errors))
         self._counts.update(batches=1, commands=len(commands), rejected_commands=len(errors))
         return CommandsAccepted(tuple(messages), subscriber.errors)
 
@@ -376,6 +438,11 @@ class NodeSideMachine:
         self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries
+
+
+def _measure_errors(errors: tuple[CommandRefusal, ...]) -> int:
+    """Return their bytes of memory: a character that is not ASCII makes all of its text wider."""
+    return sum(sys.getsizeof(error) + sys.getsizeof(error.text) for error in errors)
 
 
 def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:

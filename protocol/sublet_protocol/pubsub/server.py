@@ -204,6 +204,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, excess)
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
+        if (refused := self.machine.find_unread_excess(subscriber_id, request.number, self._principal())) is not None:
+            await _refuse(context, refused)
         await self._admit(subscriber_id, context)
         turn = self._begin_in_turn(subscriber_id, request)
         try:
@@ -233,7 +235,9 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def _answer_poll(self, subscriber_id: str, request: Any, context: Any) -> Any:
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
-        answer = self.machine.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
+        answer = self.machine.poll(
+            subscriber_id, request.acknowledged, request.incarnation, now, hold_s, self._principal()
+        )
         if isinstance(answer, HoldPoll):
             if not await self._hold(subscriber_id, answer.hold_until - now):
                 return wire.encode_poll_reply(self.machine.incarnation)
@@ -314,7 +318,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         for command in request.commands:
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
-        answer = self.machine.receive(subscriber_id, request.number, commands, self._clock())
+        answer = self.machine.receive(subscriber_id, request.number, commands, self._clock(), self._principal())
         if not self.machine.has_subscriber(subscriber_id):
             self._unknown.add(subscriber_id)
         match answer:

@@ -3,18 +3,29 @@
 A message first *waits*, then is *handed out* under a sequence number, then is acknowledged and removed. Only what waits
 can be dropped: what was handed out is bounded by one reply, and a reply that got lost must be repeated.
 
-When too much waits, the channel that takes the most room is emptied: all its messages are dropped and a
-`MailboxOverflow` takes their place. The other channels lose nothing.
+When too much waits, or its principal leaves too much unread, the channel that takes the most room is emptied: all its
+messages are dropped and a `MailboxOverflow` takes their place. The other channels lose nothing.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
 from msgspec import Struct
 
 from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
+
+MESSAGE_BYTES = 320
+"""What a message takes in memory beside its key and body, in bytes, approximately."""
+
+
+class UnreadBytes(Struct, weakref=True):
+    """The memory, in bytes, of what one principal has not taken yet at all its subscriber ids."""
+
+    limit: int = sys.maxsize
+    count: int = 0
 
 
 class MailboxLimits(Struct, frozen=True):
@@ -44,10 +55,11 @@ class QueuedMessage(Struct):
 
 
 class Mailbox:
-    """The numbered messages of one subscriber id."""
+    """The numbered messages of one subscriber id; they count in `unread`, until `close`."""
 
     __slots__ = (
         "_arrivals",
+        "_counted_bytes",
         "_dropped",
         "_dropped_channels",
         "_last_on",
@@ -56,12 +68,15 @@ class Mailbox:
         "_out",
         "_out_bytes",
         "_sequence",
+        "_unread",
         "_waiting",
         "_waiting_bytes",
     )
 
-    def __init__(self, limits: MailboxLimits) -> None:
+    def __init__(self, limits: MailboxLimits, unread: UnreadBytes | None = None) -> None:
         self._limits = limits
+        self._unread = unread or UnreadBytes()
+        self._counted_bytes = 0
         self._waiting: OrderedDict[Hashable, QueuedMessage] = OrderedDict()
         self._waiting_bytes = 0
         self._out: list[tuple[SequencedMessage, QueuedMessage | None]] = []
@@ -84,6 +99,11 @@ class Mailbox:
         """Return the last number that was handed out."""
         return self._sequence
 
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory of its messages, in bytes, approximately."""
+        return self._waiting_bytes + self._out_bytes + MESSAGE_BYTES * (len(self._waiting) + len(self._out))
+
     def put(self, message: QueuedMessage) -> None:
         """Queue a message; if there is too much, the fullest channel's messages turn into a gap."""
         if message.is_deduplicated:
@@ -95,8 +115,10 @@ class Mailbox:
             self._waiting_bytes -= older.size
         self._waiting[queue_key] = message
         self._waiting_bytes += message.size
-        while len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
+        self._count()
+        while self._has_too_much():
             self._make_room()
+            self._count()
 
     def acknowledge(self, sequence: int) -> bool:
         """Remove all up to `sequence`; return False if that was never handed out."""
@@ -105,6 +127,7 @@ class Mailbox:
             if message is not None:
                 self._out_bytes -= message.size
                 self._once.pop(message.identity, None)
+        self._count()
         return sequence <= self._sequence
 
     def take(self) -> tuple[SequencedMessage, ...]:
@@ -113,7 +136,12 @@ class Mailbox:
             self._hand_out_gap()
         while self._waiting and not self._dropped and self._has_room(next(iter(self._waiting.values())).size):
             self._hand_out(self._waiting.popitem(last=False)[1])
+        self._count()
         return tuple(delivery for delivery, _ in self._out)
+
+    def close(self) -> None:
+        """End counting its messages."""
+        self._unread.count -= self._counted_bytes
 
     def find_leaks(self) -> Iterator[str]:
         """Return bookkeeping that should have gone with its messages; empty unless there is a leak."""
@@ -124,6 +152,18 @@ class Mailbox:
             yield f"{self._waiting_bytes} bytes are said to wait, and {waiting} do"
         if self._out_bytes != (handed_out := sum(message.size for message in out)):
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
+        if self._counted_bytes != self.memory_bytes:
+            yield f"{self._counted_bytes} bytes of memory are counted, and {self.memory_bytes} are held"
+
+    def _count(self) -> None:
+        held = self.memory_bytes
+        self._unread.count += held - self._counted_bytes
+        self._counted_bytes = held
+
+    def _has_too_much(self) -> bool:
+        if len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
+            return True
+        return bool(self._waiting) and self._unread.count > self._unread.limit
 
     def _make_queue_key(self, message: QueuedMessage) -> Hashable:
         """Return the key under which it waits: a state replaces the older value that still waits; everything else goes

@@ -34,7 +34,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     UnknownSpace,
 )
-from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH, MAX_HELD_EPOCHS
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -278,8 +278,8 @@ def _fetch_hold(
         case "many":
             raise InvalidEpoch(
                 f"producer {producer.producer_id!r} with {len(frontier.least)} more: all publishers of space "
-                f"{space_id} would hold over {MAX_ANTICHAIN} epochs, which is the limit of a space. Name fewer, or "
-                "wait until others advance or are closed."
+                f"{space_id} would hold over {MAX_ANTICHAIN} epochs, or {MAX_HELD_EPOCHS} with each counted for each "
+                "that holds it, which is the limit of a space. Name fewer, or wait until others advance or are closed."
             )
     raise AssertionError(f"hold_epochs says {outcome}: {frontier} by {lower}")
 

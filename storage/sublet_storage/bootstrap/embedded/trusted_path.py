@@ -96,10 +96,17 @@ def make_private_directory(path: Path, uid: int, gid: int) -> None:
 
 
 def give_to(path: Path, uid: int, gid: int) -> None:
-    """Change the owner of a file or directory of ours; one that another user owns, or a link, is rejected."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Change the owner of a plain file or a directory of ours. Others are rejected: another user's, links, files with a
+    second name, pipes, sockets and devices."""
     try:
-        if os.fstat(descriptor).st_uid not in (uid, os.geteuid()):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise _link_error(path, error) from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISDIR(status.st_mode) and (not stat.S_ISREG(status.st_mode) or status.st_nlink > 1):
+            raise PermissionError(f"{path} is no plain file or directory, or has a second name. Remove it")
+        if status.st_uid not in (uid, os.geteuid()):
             raise PermissionError(f"{path} is somebody else's. Remove it")
         os.fchown(descriptor, uid, gid)
     finally:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import asdict
 
+from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.groups.model.options import GroupOptions
+from sublet_storage.groups.model.options import DEFAULTS, GroupOptions
 from sublet_storage.groups.model.records import HistoryRecord
-from sublet_storage.groups.status.overview_model import GroupOverview
+from sublet_storage.groups.status.overview_model import GroupOverview, StoredGroup
 
 
 def options_to_json(options: GroupOptions) -> dict[str, Any]:
     """Return a group's options."""
     return {"starting_position": str(options.starting_position), **options.to_row()}
+
+
+def _stored_options_to_json(group: StoredGroup) -> dict[str, Any]:
+    """Return a group's options; as they are stored, if an operator has written some that cannot be."""
+    try:
+        return options_to_json(group.options)
+    except UsageError:
+        stored = {**DEFAULTS.to_row(), **json.loads(group.options_json)}
+        return {"starting_position": group.starting_position, **stored}
 
 
 def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
@@ -27,8 +38,8 @@ def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
         "kind": group.kind,
         "name": group.name,
         "filter": group.filter,
-        **options_to_json(group.options),
-        "created_at": group.created_at.isoformat(),
+        **_stored_options_to_json(group),
+        "created_at": None if group.created_at is None else group.created_at.isoformat(),
         "paused": group.desired_state.pause_reason,
         "weights": dict(group.desired_state.weights),
         "state": group_state(overview),

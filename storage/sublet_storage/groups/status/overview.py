@@ -68,7 +68,7 @@ NEW = "new"
 _OF_GROUP = len(fields(StoredGroup))
 
 COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.starting_position, g.options::text, g.desired_state::text,
-       g.created_at, g.after_generation,
+       case when extract(year from g.created_at) between 1 and 9998 then g.created_at end, g.after_generation,
        led.leadership_id, led.node, led.address, led.term,
        extract(epoch from led.expires_at - clock_timestamp())::float8"""
 TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"

@@ -96,7 +96,8 @@ NO_STREAMS = StreamCounts({}, 0, None, 0, 0)
 class StoredGroup(Struct, frozen=True):
     """A group that is not deleted. Its options and desired state stay JSON until read: lists of groups are long.
 
-    `after_generation`: up to this generation it has the rows that it is to have.
+    `created_at`: None for a time that Python has not, as an operator can write it. `after_generation`: up to this
+    generation it has the rows that it is to have.
     """
 
     group_id: int
@@ -106,7 +107,7 @@ class StoredGroup(Struct, frozen=True):
     starting_position: str
     options_json: str
     desired_state_json: str
-    created_at: datetime
+    created_at: datetime | None
     after_generation: int
 
     @property
