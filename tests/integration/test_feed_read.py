@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -18,6 +19,7 @@ import pytest
 import sublet_leader.feed.head_poller as watching
 from sublet_borrower.node_client import feed_reader
 from sublet_borrower.node_client.feed_client import Feed
+from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.limits import MAX_BOOKMARK_STREAMS
@@ -395,6 +397,22 @@ def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> No
         assert read_values(inside, 1) == [b"0"]
         inside.close()
         assert values(list(feed.history())) == [b"0"]
+
+
+@pytest.mark.conforms("X4")
+def test_principals_work_in_rotation(database: str) -> None:
+    threads, begun, done = DatabaseThreads(database, 1, "rotating"), threading.Event(), list[str]()
+
+    def wait(conn: psycopg.Connection[Any]) -> None:
+        assert begun.wait(WAIT_S)
+
+    first = threads.submit(wait, "a")
+    works = [threads.submit(lambda _, name=name: done.append(name), name[0]) for name in ("a1", "a2", "b1", "a3", "c1")]  # type: ignore[misc]
+    begun.set()
+    for work in (first, *works):
+        work.result(WAIT_S)
+    assert done == ["a1", "b1", "c1", "a2", "a3"]
+    threads.close()
 
 
 @pytest.mark.conforms("X4")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import grpc
+import grpc.aio
 import psycopg
 import pytest
 
 from sublet_leader.feed.service import FeedLimits
-from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, Right, ValidToken
+from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.limits import (
     MAX_COMMANDS,
     MAX_GROUP_CHARACTERS,
@@ -20,6 +25,9 @@ from sublet_protocol.domain.limits import (
     MAX_UNREAD_BYTES_OF_PRINCIPAL,
 )
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.access_cache import AccessCache
+from sublet_protocol.gate.gate import AccessGate
+from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.agent_secret import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -282,6 +290,54 @@ def test_a_principal_has_half_of_the_readers(node: grpc.Channel, tokens: dict[st
     for call in [other, *calls]:
         assert call.is_active()
         call.cancel()
+
+
+class Refusing(sublet_pb2_grpc.FeedServicer, sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
+    """Refuses what is published, and answers polls."""
+
+    async def Publish(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
+
+    async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
+        return pb.PollReply()
+
+
+@pytest.mark.conforms("X4")
+def test_a_call_that_is_over_keeps_nothing() -> None:
+    """Else requests of megabytes would wait for the collector, which counts objects."""
+    token = NewToken.draw()
+    cache = AccessCache(
+        AccessSnapshot("1", AccessRules([]), {token.token_id: ValidToken(token.digest, "user:a", 1e6)}), time.monotonic
+    )
+
+    def calls_in_memory() -> int:
+        return sum(type(each).__name__ == "RPCState" for each in gc.get_objects())
+
+    async def test() -> None:
+        server = grpc.aio.server(interceptors=(GateInterceptor(AccessGate(cache)),))
+        sublet_pb2_grpc.add_FeedServicer_to_server(Refusing(), server)
+        sublet_pb2_grpc.add_SessionServicer_to_server(Refusing(), server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        before = calls_in_memory()
+        async with grpc.aio.insecure_channel(address) as channel:
+            metadata = bearer(token.token.reveal())
+            for _ in range(20):
+                with pytest.raises(grpc.RpcError, match="PERMISSION_DENIED"):
+                    await sublet_pb2_grpc.FeedStub(channel).Publish(pb.PublishRequest(), metadata=metadata)
+                await sublet_pb2_grpc.SessionStub(channel).Poll(pb.PollRequest(), metadata=metadata)
+        deadline = time.monotonic() + WAIT_S
+        while calls_in_memory() > before + 2 and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert calls_in_memory() <= before + 2, "those that the server waits for"
+        await server.stop(0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(test())
+    finally:
+        gc.enable()
 
 
 def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -299,14 +299,17 @@ class _Untaken:
     """A call whose client takes no answer."""
 
     def __init__(self) -> None:
-        self.callbacks: list[Callable[[object], None]] = []
+        self.answered, self.over = asyncio.Event(), asyncio.Event()
         self.trailers: tuple[tuple[str, str], ...] = ()
+
+    async def poll(self, node: Any, request: pb.PollRequest) -> None:
+        """Serve a poll of it, for as long as gRPC does."""
+        await node.sessions.Poll(request, self)
+        self.answered.set()
+        await self.over.wait()
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
-
-    def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        self.callbacks.append(callback)
 
     def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
         self.trailers = trailers
@@ -322,15 +325,16 @@ def test_answers_that_are_not_taken_are_bounded() -> None:
         proof = proven("host")
         async with a_node() as node:
             calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
+            served = [asyncio.create_task(call.poll(node, pb.PollRequest(**proof))) for call in calls]
             for call in calls:
-                await node.sessions.Poll(pb.PollRequest(**proof), call)
+                await call.answered.wait()
             refused = _Untaken()
             with pytest.raises(RuntimeError, match="are under way"):
                 await node.sessions.Poll(pb.PollRequest(**proof), refused)
             assert RETRY_AFTER_METADATA in dict(refused.trailers)
             for call in calls:
-                for over in call.callbacks:
-                    over(call)
+                call.over.set()
+            await asyncio.gather(*served)
             await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())
 
     run(test)

@@ -37,6 +37,6 @@ def test_rights_are_checked_while_nothing_is_taken() -> None:
         await asyncio.Event().wait()
 
     read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
-    call = FeedReadCall(cast(Any, Pool()), cast(Any, None), read, never, check_right, hello_s=0.001)
+    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, hello_s=0.001)
     with pytest.raises(Unauthenticated):
         asyncio.run(asyncio.wait_for(call.history(), 60))

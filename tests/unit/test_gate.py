@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextvars import Context
 from types import SimpleNamespace
@@ -190,9 +190,6 @@ class _Context:
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
-
-    def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """The call lasts longer than the test."""
 
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         raise RuntimeError(code, text)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -19,20 +18,27 @@ class Aborted(Exception):
 
 
 class Call:
-    """A call, as gRPC shows it to a handler."""
+    """A call in a task of its own, as gRPC makes them: `request` is what is read."""
 
-    def __init__(self) -> None:
-        self.callbacks: list[Callable[[Any], None]] = []
+    def __init__(self, limiter: PrincipalCallLimiter, principal: str) -> None:
+        self.request: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._over = asyncio.Event()
+        self._task = asyncio.create_task(self._serve(limiter, principal))
 
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        self.callbacks.append(callback)
+    async def _serve(self, limiter: PrincipalCallLimiter, principal: str) -> None:
+        try:
+            self.request.set_result(await limiter.read(one_request(), principal, self))
+        except Aborted as error:
+            self.request.set_exception(error)
+        else:
+            await self._over.wait()
 
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         raise Aborted(code, text)
 
-    def end(self) -> None:
-        for callback in self.callbacks:
-            callback(self)
+    async def end(self) -> None:
+        self._over.set()
+        await self._task
 
 
 async def one_request() -> AsyncIterator[bytes]:
@@ -41,26 +47,28 @@ async def one_request() -> AsyncIterator[bytes]:
 
 def test_too_many_of_a_principal_are_refused() -> None:
     async def run() -> None:
-        limiter, calls = PrincipalCallLimiter(max_calls=2), [Call(), Call(), Call()]
-        for call in calls[:2]:
-            assert await limiter.read(one_request(), "user:many", call) == b"request"
+        limiter = PrincipalCallLimiter(max_calls=2)
+        calls = [Call(limiter, "user:many") for _ in range(2)]
+        for call in calls:
+            assert await call.request == b"request"
         with pytest.raises(Aborted, match=r"RESOURCE_EXHAUSTED.*2 such calls of user:many"):
-            await limiter.read(one_request(), "user:many", calls[2])
-        assert await limiter.read(one_request(), "user:other", Call()) == b"request"
-        calls[0].end()
-        assert await limiter.read(one_request(), "user:many", calls[2]) == b"request"
+            await Call(limiter, "user:many").request
+        assert await Call(limiter, "user:other").request == b"request"
+        await calls[0].end()
+        assert await Call(limiter, "user:many").request == b"request"
 
     asyncio.run(run())
 
 
 def test_others_of_a_principal_wait_unread() -> None:
     async def run() -> None:
-        limiter, first, second = PrincipalCallLimiter(max_at_a_time=1), Call(), Call()
-        assert await limiter.read(one_request(), "user:many", first) == b"request"
-        waiting = asyncio.create_task(limiter.read(one_request(), "user:many", second))
-        assert await limiter.read(one_request(), "user:other", Call()) == b"request"
-        assert not waiting.done()
-        first.end()
-        assert await waiting == b"request"
+        limiter = PrincipalCallLimiter(max_at_a_time=1)
+        first = Call(limiter, "user:many")
+        assert await first.request == b"request"
+        waiting = Call(limiter, "user:many")
+        assert await Call(limiter, "user:other").request == b"request"
+        assert not waiting.request.done()
+        await first.end()
+        assert await waiting.request == b"request"
 
     asyncio.run(run())

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -29,26 +31,36 @@ Work = Callable[[BoundedConnection], _T]
 
 
 class DatabaseThreads:
-    """Threads with one connection each, opened on demand and discarded after an error."""
+    """Threads with one connection each, opened on demand and discarded after an error. They take the work of principals
+    in rotation: one with much of it delays others by what is under way."""
 
     def __init__(self, url: str, threads: int, name: str) -> None:
         self._url, self._name = url, name
         self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
         self._of_thread = threading.local()
         self._connections: list[ReconnectingConnection] = []
+        self._waiting: OrderedDict[str | None, deque[tuple[Future[Any], Work[Any]]]] = OrderedDict()
+        self._lock = threading.Lock()
 
-    def submit(self, work: Work[_T]) -> Future[_T]:
+    def submit(self, work: Work[_T], principal: str | None = None) -> Future[_T]:
         """Run `work` when a thread is free. Raise what the work raises, `DatabaseUnreachable` for a lost database."""
-        return self._executor.submit(self._call, work)
+        future: Future[_T] = Future()
+        with self._lock:
+            self._waiting.setdefault(principal, deque()).append((future, work))
+        self._executor.submit(self._run_next)
+        return future
 
-    async def run(self, work: Work[_T]) -> _T:
+    async def run(self, work: Work[_T], principal: str | None = None) -> _T:
         """Run `work` and wait for it; the work continues when the waiting is cancelled."""
-        return await asyncio.wrap_future(self.submit(work))
+        return await asyncio.wrap_future(self.submit(work, principal))
 
     def close(self) -> None:
         """Start no more work, stop waiting for the database, and close the connections."""
         for connection in tuple(self._connections):
             connection.stop_waiting()
+        with self._lock:
+            for future, _ in chain.from_iterable(self._waiting.values()):
+                future.cancel()
         self._executor.shutdown(cancel_futures=True)
         for connection in self._connections:
             connection.close()
@@ -66,6 +78,19 @@ class DatabaseThreads:
             transaction_timeout_s=STATEMENT_TIMEOUT_S,
             receive_timeout_s=RECEIVE_TIMEOUT_S,
         )
+
+    def _run_next(self) -> None:
+        with self._lock:
+            principal, waiting = self._waiting.popitem(last=False)
+            future, work = waiting.popleft()
+            if waiting:
+                self._waiting[principal] = waiting
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(self._call(work))
+            except BaseException as error:  # noqa: BLE001 - it is for who waits
+                future.set_exception(error)
+                del future, work  # the error has this frame
 
     def _call(self, work: Work[_T]) -> _T:
         try:

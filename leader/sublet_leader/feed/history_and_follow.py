@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 
-from sublet_leader.feed.database_threads import DatabaseThreads
+from sublet_leader.feed.database_threads import Work
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import PositionBeyondHead, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
@@ -45,19 +45,19 @@ class ClientStalled(Exception):
 
 
 class FeedReadCall:
-    """One call. `write` returns when the page has been taken, or soon will be. `check_right` raises where the caller
-    may read no more."""
+    """One call. `run` runs its database work. `write` returns when the page has been taken, or soon will be.
+    `check_right` raises where the caller may read no more."""
 
     def __init__(
         self,
-        pool: DatabaseThreads,
+        run: Callable[[Work[Any]], Awaitable[Any]],
         watch: FeedHeadPoller,
         read: FeedReadRequest,
         write: Write,
         check_right: Callable[[], None],
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
-        self._pool, self._watch, self._read, self._hello_s = pool, watch, read, hello_s
+        self._run, self._watch, self._read, self._hello_s = run, watch, read, hello_s
         self._write_page, self._check_right = write, check_right
         self._reading: MultiStreamReader | None = None
         self._lost_end: PositionBeyondHead | None = None
@@ -152,7 +152,7 @@ class FeedReadCall:
         async def send_heartbeat() -> None:
             await self._write(FeedPage(self._read.subscription_id))
 
-        return await self._wait_for(self._pool.run(work), send_heartbeat)
+        return await self._wait_for(self._run(work), send_heartbeat)
 
     async def _write(self, page: FeedPage) -> None:
         if self._lost_end is not None:

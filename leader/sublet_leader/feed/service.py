@@ -38,6 +38,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.gate.gate import AccessGate
+from sublet_protocol.gate.principal_concurrency_limiter import call_when_over
 from sublet_protocol.messages import feed_messages, member_reads
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import BoundedConnection, get_timeline
@@ -216,10 +217,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             query = decode(request)
             principal = self._gate.get_caller().principal
             self.reads.acquire(principal=principal)
-            future = self._reading.submit(lambda conn: work(conn, query))
-            context.add_done_callback(
-                lambda _: future.add_done_callback(lambda _: self.reads.release(principal=principal))
-            )
+            future = self._reading.submit(lambda conn: work(conn, query), principal)
+            call_when_over(lambda: future.add_done_callback(lambda _: self.reads.release(principal=principal)))
             result = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)
@@ -230,7 +229,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Submit a batch, which counts until it is over, also where the client has gone."""
         size, caller = len(batch.messages), self._gate.get_caller()
         self.batches.acquire(size, caller.principal)
-        future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller))
+        future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller), caller.principal)
         future.add_done_callback(lambda _: self.batches.release(size, caller.principal))
         return future
 
@@ -243,6 +242,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         caller, start = self._gate.get_caller(), read.starting_position
         size = POSITION_BYTES * len(start.offsets) if isinstance(start, Bookmark) else 0
 
+        run = partial(self._reading.run, principal=caller.principal)
+
         def check_right() -> None:
             caller.check(Right.READ, read.filter)
 
@@ -254,7 +255,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             check_right()
             self.readers.acquire(size, caller.principal)
             try:
-                await operation(FeedReadCall(self._reading, self.head_poller, read, write, check_right))
+                await operation(FeedReadCall(run, self.head_poller, read, write, check_right))
             finally:
                 self.readers.release(size, caller.principal)
         except Exception as error:  # noqa: BLE001 - as above

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -29,8 +30,9 @@ async def parse_request(raw: bytes, parse: Callable[[bytes], Any], max_bytes: in
 async def read_request(requests: Any, request_s: float, context: Any) -> bytes:
     """Return the one request of a stream. Abort the call if it does not come in time."""
     try:
-        async with asyncio.timeout(request_s):
-            raw: bytes | None = await anext(aiter(requests), None)
+        # One that is not closed has itself, and the call, for ever.
+        async with asyncio.timeout(request_s), aclosing(aiter(requests)) as receiver:
+            raw: bytes | None = await anext(receiver, None)
     except TimeoutError:
         raw = None
     if raw is None:

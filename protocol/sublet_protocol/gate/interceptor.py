@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import ssl
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -39,6 +40,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._limiters = {
             "/sublet.v1.Session/Commands": PrincipalCallLimiter(MAX_BATCHES_OF_PRINCIPAL),
             "/sublet.v1.Session/Poll": PrincipalCallLimiter(),
+            "/sublet.v1.Feed/Publish": PrincipalCallLimiter(MAX_BATCHES_OF_PRINCIPAL),
         }
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
@@ -76,7 +78,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         limiter = self._limiters.get(method) if self._gate.is_on else None
 
-        async def call(request: Any, context: Any) -> Any:
+        async def serve(request: Any, context: Any) -> Any:
             caller = await self._admit_call(context, method)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
             parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
@@ -88,6 +90,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             reply = await answer
             await _abort_unless_checked(caller, needed, context)
             return reply
+
+        async def call(request: Any, context: Any) -> Any:
+            serving = serve(request, context)
+            del request, context
+            try:
+                return await serving
+            except BaseException as error:
+                _release_frames(error)
+                raise
 
         if limiter is not None:
             make = grpc.stream_unary_rpc_method_handler
@@ -117,6 +128,15 @@ async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) 
     if needed.right is not None and caller.principal is not None and not caller.is_checked:
         log.error("call refused, its method checks no right: action=%s right=%s", caller.action, needed.right)
         await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)
+
+
+def _release_frames(error: BaseException) -> None:
+    """Release what the frames of a failed call have, such as its request, and the context: that has the error again, so
+    that all would be left to the collector, which comes late where objects are few and large."""
+    passed: BaseException | None = error
+    while passed is not None:
+        traceback.clear_frames(passed.__traceback__)
+        passed = passed.__context__
 
 
 def _find_authorization(metadata: Iterable[tuple[str, Any]] | None) -> Any:

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
 from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, REQUEST_TIMEOUT_S
 from sublet_protocol.gate.bounded_request_parser import read_request
+
+
+def call_when_over(callback: Callable[[], object]) -> None:
+    """Call back once the call that this task serves is over: its reply has left, or its client has gone. gRPC's own
+    callbacks are in a cycle with the call and its request, which would be left to the collector."""
+    task = asyncio.current_task()
+    assert task is not None, "each call has one"
+    task.add_done_callback(lambda _: callback())
 
 
 class PrincipalCallLimiter:
@@ -33,11 +42,11 @@ class PrincipalCallLimiter:
             text = f"{self._max_calls} such calls of {principal} are under way, which is the limit. Try again."
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._calls[principal] += 1
-        context.add_done_callback(lambda _: self._end(principal))
+        call_when_over(lambda: self._end(principal))
         if self._max_at_a_time is not None:
             turns = self._turns.setdefault(principal, asyncio.Semaphore(self._max_at_a_time))
             await turns.acquire()
-            context.add_done_callback(lambda _: turns.release())
+            call_when_over(turns.release)
         return await read_request(requests, REQUEST_TIMEOUT_S, context)
 
     def _end(self, principal: str) -> None:

@@ -30,6 +30,7 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
 )
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
+from sublet_protocol.gate.principal_concurrency_limiter import call_when_over
 from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
@@ -226,7 +227,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             rule = f"{MAX_POLLS_OF_SUBSCRIBER} polls of {subscriber_id} are under way, which is the limit"
             await _refuse(context, SubscriberRefused(f"{rule}. Take their answers."))
         self._polls[subscriber_id] += 1
-        context.add_done_callback(lambda _: self._end_poll(subscriber_id))
+        call_when_over(lambda: self._end_poll(subscriber_id))
         with self._presence.polling(parse_agent_id(subscriber_id)):
             return await self._answer_poll(subscriber_id, request, context)
 
