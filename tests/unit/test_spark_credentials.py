@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,109 @@ def from_vault() -> str:
 
 def nothing() -> None:
     """What it may not."""
+
+
+def from_variable() -> str:
+    """A URL, as of a vault."""
+    return os.environ["TEST_LOGIN"]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `class:` may name."""
+    names = (*(f"{__name__}.{name}" for name in ("from_vault", "nothing", "no_name", "from_variable")), "nowhere.name")
+    monkeypatch.setenv("SUBLET_CREDENTIALS_CLASSES", ", ".join(names))
+
+
+@pytest.fixture(params=["env", "file", "class"])
+def source(request: pytest.FixtureRequest, called: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Where a login is: a function that puts a URL there and returns the credentials."""
+
+    def put(url: str) -> str:
+        if request.param == "file":
+            (tmp_path / "url").write_text(url)
+            (tmp_path / "url").chmod(0o600)
+            return f"file:{tmp_path / 'url'}"
+        monkeypatch.setenv("SUBLET_DATABASE_URL" if request.param == "env" else "TEST_LOGIN", url)
+        return "env" if request.param == "env" else f"class:{__name__}.from_variable"
+
+    return put
+
+
+LOGIN = "postgresql://etl:s3cret@db.example/app?sslmode=verify-full&sslrootcert=/ca.crt&require_auth=scram-sha-256"
+FROM_OPTION = "postgresql://etl@db.example/app"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "hostaddr=127.0.0.1",
+        "service=x",
+        "sslmode=disable",
+        "sslmode=",
+        "sslrootcert=/x",
+        "sslkey=/x",
+        "ssl_min_protocol_version=TLSv1",
+        "require_auth=password",
+        "channel_binding=disable",
+        "gssencmode=disable",
+        "passfile=/x",
+    ],
+)
+def test_a_url_changes_nothing_of_a_login(source: Any, part: str) -> None:
+    credentials = source(LOGIN)
+    url = task_url(task_address(f"{FROM_OPTION}?{part}"), credentials)
+    with pytest.raises(InvalidSetting, match=f"URL has {part}, and that .* Leave it out of the first URL") as raised:
+        url.reveal()
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_url_adds_only_what_is_harmless(source: Any) -> None:
+    credentials = source(LOGIN)
+    for part in ("", "?sslmode=verify-full", "?port=5432"):
+        assert parse_url(task_url(FROM_OPTION + part, credentials)) == parse_url(LOGIN)
+    times = "connect_timeout=3&application_name=a&target_session_attrs=primary"
+    assert parse_url(task_url(f"{FROM_OPTION}?{times}", credentials)) == parse_url(f"{LOGIN}&{times}")
+
+
+@pytest.mark.parametrize(
+    ("login", "url"),
+    [
+        (LOGIN, "postgresql://etl@db.example:6543/app"),
+        (LOGIN, "postgresql://etl@/app?hostaddr=127.0.0.1"),
+        (LOGIN, "postgresql://etl@db.example/other"),
+        (LOGIN, "service=x user=etl"),
+        ("postgresql://etl:s3cret@/app", FROM_OPTION),
+        ("postgresql://etl:s3cret@db.example", FROM_OPTION),
+        ("postgresql://etl:s3cret@/app?service=x", FROM_OPTION),
+    ],
+)
+def test_no_other_database_gets_a_password(source: Any, login: str, url: str) -> None:
+    credentials = source(login)
+    if credentials == "env":
+        assert parse_url(task_url(url, credentials)) == parse_url(url)
+        return
+    with pytest.raises(InvalidSetting, match=r"Correct one of them"):
+        task_url(url, credentials).reveal()
+
+
+def test_a_password_alone_keeps_its_demands(source: Any) -> None:
+    credentials = source("password=s3cret sslmode=verify-full")
+    if credentials == "env":
+        assert parse_url(task_url(FROM_OPTION, credentials)) == parse_url(FROM_OPTION)
+        return
+    assert parse_url(task_url(f"{FROM_OPTION}?sslrootcert=/ca.crt", credentials)) == parse_url(
+        "postgresql://etl:s3cret@db.example/app?sslmode=verify-full&sslrootcert=/ca.crt"
+    )
+    with pytest.raises(InvalidSetting, match="URL has sslmode=disable"):
+        task_url(f"{FROM_OPTION}?sslmode=disable", credentials).reveal()
+
+
+def test_an_option_names_no_code(called: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "abort", lambda: "password=s3cret")
+    for name in ("os.abort", f"{__name__}.from", "antigravity.x"):
+        with pytest.raises(InvalidSetting, match=f"CLASSES of process .* does not name {name}, and .* where driver"):
+            task_url(FROM_OPTION, f"class:{name}")
 
 
 def test_an_address_has_no_secret() -> None:
@@ -77,21 +181,21 @@ def test_env_adds_what_belongs_to_the_address(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.delenv("SUBLET_DATABASE_URL")
     file = tmp_path / "url"
     monkeypatch.setenv("SUBLET_DATABASE_URL_FILE", str(file))
-    file.write_text("postgresql://ann:first@host/db")
+    file.write_text("postgresql://ann:first@host/db?sslmode=require")
     file.chmod(0o600)
     url = task_url(ADDRESS, "env")
-    file.write_text("postgresql://ann:second@host/db")
+    file.write_text("postgresql://ann:second@host/db?sslmode=require")
     assert parse_url(url)["password"] == "second"
 
 
-def test_credentials_are_of_a_file_or_a_call(tmp_path: Path) -> None:
+def test_credentials_are_of_a_file_or_a_call(tmp_path: Path, called: None) -> None:
     file = tmp_path / "url"
-    file.write_text("postgresql://bob:in-file@host/db")
+    file.write_text("postgresql://bob:in-file@host:5432/db?sslmode=require")
     file.chmod(0o600)
     assert parse_url(task_url(ADDRESS, f"file:{file}")) == parse_url(ADDRESS) | {"user": "bob", "password": "in-file"}
-    called = f"class:{__name__}.from_vault"
-    assert parse_url(task_url(ADDRESS, called)) == parse_url(ADDRESS) | {"password": "from-vault"}
-    assert task_url(ADDRESS, called) == task_url(ADDRESS, called)
+    vault = f"class:{__name__}.from_vault"
+    assert parse_url(task_url(ADDRESS, vault)) == parse_url(ADDRESS) | {"password": "from-vault"}
+    assert task_url(ADDRESS, vault) == task_url(ADDRESS, vault)
     file.write_text("postgresql://bob:in-file@elsewhere/db")
     with pytest.raises(InvalidSetting, match="are for bob@elsewhere/db, and the database is ann@host:5432/db"):
         task_url(ADDRESS, f"file:{file}").reveal()
@@ -116,5 +220,5 @@ def test_a_driver_has_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert parse_url(driver_url("postgresql://ann@host/db", None, "env") or "")["password"] == "s3cret"
 
 
-def test_a_url_does_not_travel() -> None:
+def test_a_url_does_not_travel(called: None) -> None:
     assert b"s3cret" not in pickle.dumps(task_url(ADDRESS, f"class:{__name__}.from_vault"))

@@ -2,8 +2,11 @@
 
 Spark pickles, logs, stores and shows what is in plans, options and closures. So these have the address alone, and
 `credentials` names where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
-that process), `file:PATH`, or `class:MODULE.NAME`, a function or class that is called without arguments. Each gives a
-URL, or a part of one such as password=...
+that process), `file:PATH`, or `class:MODULE.NAME`, a function or class that is called without arguments. The latter two
+give a URL, or a part of one such as password=...
+
+Whoever writes a query's options may not be trusted with that login: it decides where its password goes, over what
+connection, and the process's environment decides what may be called.
 """
 
 from __future__ import annotations
@@ -31,15 +34,27 @@ ADVICE = (
 SECRET_WORDS = ("password", "token", "key")
 """An option whose name has one of them is refused."""
 
-_ADDRESS = ("host", "hostaddr", "port", "dbname")
-_PUBLIC = set(
+CALLED_SETTING = "SUBLET_CREDENTIALS_CLASSES"
+"""What `class:` may name in a process: an option names no code by itself."""
+
+_ADDRESS = ("host", "hostaddr", "port", "dbname", "service")
+_HARMLESS = set(
     re.findall(
         r"\w+",
         """
-    host hostaddr port dbname user service passfile application_name client_encoding connect_timeout tcp_user_timeout
-    keepalives keepalives_idle keepalives_interval keepalives_count target_session_attrs load_balance_hosts
-    sslmode sslnegotiation sslcert sslkey sslcertmode sslrootcert sslcrl sslcrldir sslsni ssl_min_protocol_version
-    ssl_max_protocol_version channel_binding require_auth requirepeer gssencmode krbsrvname gsslib""",
+    application_name client_encoding connect_timeout tcp_user_timeout keepalives keepalives_idle keepalives_interval
+    keepalives_count target_session_attrs load_balance_hosts""",
+    )
+)
+"""What a plan may say of the connection of a login that names its database: no server is another one by it, and nothing
+is less protected."""
+_PUBLIC = _HARMLESS | set(
+    re.findall(
+        r"\w+",
+        """
+    host hostaddr port dbname user service passfile sslmode sslnegotiation sslcert sslkey sslcertmode sslrootcert sslcrl
+    sslcrldir sslsni ssl_min_protocol_version ssl_max_protocol_version channel_binding require_auth requirepeer
+    gssencmode krbsrvname gsslib""",
     )
 )
 """What of a URL may be in a plan: names, files' paths and times."""
@@ -85,25 +100,41 @@ class _TaskUrl:
     credentials: str
 
     def __call__(self) -> str:
-        address, login = parse_url(self.address), {} if self.found is None else parse_url(self.found)
-        is_env = self.credentials == FROM_ENVIRONMENT
-        if _is_different(address, login, (*_ADDRESS, "user") if is_env else _ADDRESS):
-            if not is_env:
-                assert self.found is not None
-                raise InvalidSetting(
-                    f"credentials {self.credentials!r} are for {format_url(self.found)}, and the database is "
-                    f"{format_url(self.address)}. Correct one of them, or leave host, port and database out of the "
-                    "credentials."
-                )
-            login = {}
+        address = parse_url(self.address)
+        if self.found is None:
+            return self.address
+        login, is_env = parse_url(self.found), self.credentials == FROM_ENVIRONMENT
+        is_for_any = not is_env and not any(login.get(name) for name in _ADDRESS)
+        if not is_for_any and _identify(address, is_env) != _identify(login, is_env):
+            if is_env:
+                return self.address
+            raise InvalidSetting(
+                f"credentials {self.credentials!r} are for {format_url(self.found)}, and the database is "
+                f"{format_url(self.address)}. Correct one of them, or leave host, port and database out of the "
+                "credentials."
+            )
+        harmless = {name: value for name, value in address.items() if name in _HARMLESS}
+        others = {name: value for name, value in address.items() if name not in (*harmless, "user", "port")}
+        different = [
+            f"{name}={value}"
+            for name, value in others.items()
+            if value != login.get(name, value if is_for_any else None)
+        ]
+        if different:
+            raise InvalidSetting(
+                f"the database's URL has {' '.join(different)}, and that of credentials {self.credentials!r} has not: "
+                "where their password goes, and how the server proves itself, they alone decide. Leave it out of the "
+                "first URL, or write it into the second."
+            )
         user = login.get("user") or address.get("user")
-        return make_conninfo("", **{**login, **address, **({"user": user} if user else {})})
+        merged = {**(address if is_for_any else {}), **login, **harmless, **({"user": user} if user else {})}
+        return make_conninfo("", **merged)
 
 
-def _is_different(address: dict[str, Any], login: dict[str, Any], names: tuple[str, ...]) -> bool:
-    """Return whether `login` names another one in any of these."""
-    port = {"port": "5432"}
-    return any(login.get(name) and str(login[name]) != str({**port, **address}.get(name)) for name in names)
+def _identify(parts: dict[str, Any], with_user: bool) -> list[str]:
+    """Return which database, and as which user, a URL names."""
+    host, user = parts.get("host") or parts.get("hostaddr"), parts.get("user") if with_user else None
+    return [str(value or "") for value in (host, parts.get("port") or 5432, parts.get("dbname"), user)]
 
 
 def _read(credentials: str) -> Secret | None:
@@ -133,6 +164,11 @@ def _parse_credentials(credentials: str) -> tuple[str, str]:
 
 
 def _import_function(credentials: str, path: str) -> Callable[[], str]:
+    if path not in re.split(r"[,\s]+", os.environ.get(CALLED_SETTING, "")):
+        raise InvalidSetting(
+            f"credentials {credentials!r}: {CALLED_SETTING} of process {os.getpid()} does not name {path}, and nothing "
+            f"else is called. Correct the name, or set {CALLED_SETTING} to it where driver and executors run."
+        )
     module, _, name = path.rpartition(".")
     try:
         function: Callable[[], str] = getattr(importlib.import_module(module), name)

@@ -73,11 +73,11 @@ def consume(
     `url`, `nodes`, `weight`, `starting_position`, `max_batch_bytes`, `whole_epochs`: as for a `Session`; a database
     that is not given is looked for, or started, on the driver. `url` has no password: `credentials` names where driver
     and executors find it, `env` (their SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE), `file:PATH`, or
-    `class:MODULE.NAME` of something that is called there. `name`: begins the sessions' names, for operators. `policy`:
-    how often a raising `fn` is tried, and what happens to a record that it cannot process; `sys.exit` in it counts as
-    raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
-    `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
-    address the executors reach the driver (default: Spark's own).
+    `class:MODULE.NAME` of something that is called there, if their SUBLET_CREDENTIALS_CLASSES names it. `name`: begins
+    the sessions' names, for operators. `policy`: how often a raising `fn` is tried, and what happens to a record that
+    it cannot process; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers'
+    times (default: the driver's environment). `on_attempt`: called in the task before its session begins, to open what
+    `fn` needs. `driver_host`: under which address the executors reach the driver (default: Spark's own).
 
     Raise `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.

@@ -40,8 +40,9 @@ class WriteOptions:
     last is refused."""
     credentials: str = FROM_ENVIRONMENT
     """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
-    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
-    `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
+    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user, host and
+    database; `file:PATH`; or `class:MODULE.NAME` of something that is called there, if their environments'
+    SUBLET_CREDENTIALS_CLASSES names it. The latter two have a URL, or `password=...` alone."""
 
 
 def write_options(raw_options: Mapping[str, str]) -> WriteOptions:

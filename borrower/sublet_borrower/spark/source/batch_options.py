@@ -66,8 +66,9 @@ class BatchQueryOptions:
     `spark.sql.python.filterPushdown.enabled`, and a `load()` of its own for each set of filters."""
     credentials: str = FROM_ENVIRONMENT
     """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
-    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
-    `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
+    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user, host and
+    database; `file:PATH`; or `class:MODULE.NAME` of something that is called there, if their environments'
+    SUBLET_CREDENTIALS_CLASSES names it. The latter two have a URL, or `password=...` alone."""
 
     @property
     def start(self) -> StartingPosition:
