@@ -170,6 +170,14 @@ $$;
 -- The following functions run with their owner's rights, for consumers. A grant id is visible to others and
 -- predictable, so each call about a grant needs its key as well, which only its holder receives.
 
+-- Limit the idle time of the caller's transaction to 30 minutes: it is to hold the lock of a grant's row.
+create function limit_idle_time() returns void language plpgsql as $$
+begin
+  if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
+    perform set_config('idle_in_transaction_session_timeout', '30min', true);
+  end if;
+end $$;
+
 -- The only progress write outside of a leader: made in the consumer's own transaction, so that output and progress
 -- commit together. Raises unless exactly one row moved, forward from its position and no further than the head. For an
 -- atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
@@ -188,9 +196,7 @@ begin
     raise exception 'the database has gone over to another timeline, and group % has no leader on it yet', p_group
       using errcode = 'SB001', hint = 'Roll back: what was read before may not be in the log. All streams are granted anew.';
   end if;
-  if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
-    perform set_config('idle_in_transaction_session_timeout', '30min', true);
-  end if;
+  perform limit_idle_time();
   update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp(),
          lost_position = case when p_consumed is null then lost_position end
     from stream s
@@ -212,12 +218,14 @@ begin
 end $$;
 
 -- Return the stream's progress under that grant, also after its end; null if it is no longer in the history. Waits for
--- concurrent changes of the row. A reset is recorded with the position that it sets, and its reason has the one before.
+-- concurrent changes of the row, and holds its lock as `advance` does. A reset is recorded with the position that it
+-- sets, and its reason has the one before.
 create function read_progress(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   found_at bigint;
 begin
+  perform limit_idle_time();
   select l.position into found_at from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
      and l.status = 'held' for share;
@@ -237,6 +245,7 @@ language plpgsql security definer set search_path from current as $$
 declare
   found jsonb;
 begin
+  perform limit_idle_time();
   select l.consumed into found from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
      and l.status = 'held' for share;
