@@ -5,7 +5,7 @@ create table consumer_group (
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a time in ISO 8601
+  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a UTC time in ISO 8601
   -- Generations up to this one were evaluated when the group was created: of their streams it has the rows that were
   -- made then, and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
@@ -28,6 +28,15 @@ create table consumer_group (
   check (not desired_state @? 'strict $.paused ? (@.type() != "string")'
          and not desired_state @? 'strict $.weights ? (@.type() != "object")'
          and not desired_state @? 'strict $.weights.* ? (@.type() != "number")'),
+  -- As the product writes it: one that cannot be parsed ended every reading of groups.
+  check (case when starting_position in ('latest', 'earliest') then true
+              when starting_position ~ '^offset:(0|[1-9][0-9]{0,18})$'
+              then substr(starting_position, 8)::numeric <= 9223372036854775807
+              when starting_position ~ ('^(?!0000)[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])'
+                || 'T([01][0-9]|2[0-3])(:[0-5][0-9]){2}([.][0-9]{6})?Z$')
+              then extract(month from make_date(substr(starting_position, 1, 4)::int, substr(starting_position, 6, 2)::int, 1)
+                                      + substr(starting_position, 9, 2)::int - 1) = substr(starting_position, 6, 2)::int
+              else false end),
   check (length(name) between 1 and 255 and name !~ '[/+#]'),
   check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
          and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
