@@ -5,7 +5,7 @@ create table consumer_group (
   kind text not null check (kind in ('share', 'queue')),
   name text not null,
   filter text not null,
-  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a time in ISO 8601
+  starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a UTC time in ISO 8601
   -- Generations up to this one were evaluated when the group was created: of their streams it has the rows that were
   -- made then, and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
@@ -28,6 +28,15 @@ create table consumer_group (
   check (not desired_state @? 'strict $.paused ? (@.type() != "string")'
          and not desired_state @? 'strict $.weights ? (@.type() != "object")'
          and not desired_state @? 'strict $.weights.* ? (@.type() != "number")'),
+  -- As the product writes it: one that cannot be parsed ended every reading of groups.
+  check (case when starting_position in ('latest', 'earliest') then true
+              when starting_position ~ '^offset:(0|[1-9][0-9]{0,18})$'
+              then substr(starting_position, 8)::numeric <= 9223372036854775807
+              when starting_position ~ ('^(?!0000)[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])'
+                || 'T([01][0-9]|2[0-3])(:[0-5][0-9]){2}([.][0-9]{6})?Z$')
+              then extract(month from make_date(substr(starting_position, 1, 4)::int, substr(starting_position, 6, 2)::int, 1)
+                                      + substr(starting_position, 9, 2)::int - 1) = substr(starting_position, 6, 2)::int
+              else false end),
   check (length(name) between 1 and 255 and name !~ '[/+#]'),
   check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
          and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
@@ -170,6 +179,14 @@ $$;
 -- The following functions run with their owner's rights, for consumers. A grant id is visible to others and
 -- predictable, so each call about a grant needs its key as well, which only its holder receives.
 
+-- Limit the idle time of the caller's transaction to 30 minutes: it is to hold the lock of a grant's row.
+create function limit_idle_time() returns void language plpgsql as $$
+begin
+  if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
+    perform set_config('idle_in_transaction_session_timeout', '30min', true);
+  end if;
+end $$;
+
 -- The only progress write outside of a leader: made in the consumer's own transaction, so that output and progress
 -- commit together. Raises unless exactly one row moved, forward from its position and no further than the head. For an
 -- atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
@@ -188,9 +205,7 @@ begin
     raise exception 'the database has gone over to another timeline, and group % has no leader on it yet', p_group
       using errcode = 'SB001', hint = 'Roll back: what was read before may not be in the log. All streams are granted anew.';
   end if;
-  if current_setting('idle_in_transaction_session_timeout')::interval not between '1ms' and '30min' then
-    perform set_config('idle_in_transaction_session_timeout', '30min', true);
-  end if;
+  perform limit_idle_time();
   update lending l set position = p_position, consumed = coalesce(p_consumed, l.consumed), updated_at = clock_timestamp(),
          lost_position = case when p_consumed is null then lost_position end
     from stream s
@@ -212,12 +227,14 @@ begin
 end $$;
 
 -- Return the stream's progress under that grant, also after its end; null if it is no longer in the history. Waits for
--- concurrent changes of the row. A reset is recorded with the position that it sets, and its reason has the one before.
+-- concurrent changes of the row, and holds its lock as `advance` does. A reset is recorded with the position that it
+-- sets, and its reason has the one before.
 create function read_progress(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   found_at bigint;
 begin
+  perform limit_idle_time();
   select l.position into found_at from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
      and l.status = 'held' for share;
@@ -237,6 +254,7 @@ language plpgsql security definer set search_path from current as $$
 declare
   found jsonb;
 begin
+  perform limit_idle_time();
   select l.consumed into found from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
      and l.status = 'held' for share;

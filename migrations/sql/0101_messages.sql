@@ -38,7 +38,9 @@ create table generation (
   -- Null: open, or not checked yet. False: it has messages, or its partition is still to be dropped. True: its messages
   -- are deleted, and its rows may be once every group is past them.
   is_past boolean,
-  unique (space_id, ordinal)
+  unique (space_id, ordinal),
+  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
+         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
 );
 create index generation_filter on generation (filter, generation_id);
 create index generation_open on generation (filter) where state = 'open';

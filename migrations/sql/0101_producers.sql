@@ -169,6 +169,12 @@ begin
         and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))) is not true then
     perform check_block(p_count, p_first, p_last, p_topics, p_payload);
   end if;
+  -- Before any lock, as many take long to compare; few are left to the table's check.
+  if octet_length(p_epochs::text) > 100 and not are_epoch_bounds(p_epochs) then
+    perform reject_message('epochs ' || left(p_epochs::text, 80),
+      'a block has the least and the greatest of its epochs, each a list of 1 to 1000, each a list of as many numbers',
+      'Give such lists, as {"has_unset": false, "least": [[17]], "greatest": [[17]]}.');
+  end if;
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
     select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p

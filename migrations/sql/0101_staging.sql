@@ -95,7 +95,14 @@ $$;
 create function append_staged_blocks(p_sink text, p_batch bigint, p_attempts uuid[])
   returns table (of_stream bigint, ends bigint, total bigint)
 language plpgsql security definer set search_path from current as $$
+declare
+  twice uuid;
 begin
+  select named.attempt into twice from unnest(p_attempts) as named (attempt) group by 1 having count(*) > 1 limit 1;
+  if found then
+    perform reject_message('attempt ' || coalesce(twice::text, 'null') || ' is given more than once',
+      'what it has staged is appended once', 'Give each attempt once.');
+  end if;
   return query
     -- Checked in the statement that appends them, as only that sees the same rows.
     with lot as materialized (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -54,12 +55,23 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
 
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
-def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, before: str, then: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        "advance(%s, %s, %s, 3, %s)",
+        "read_progress(%s, %s, %s, %s)",
+        "read_consumed_frontier(%s, %s, %s, %s)",
+    ],
+)
+def test_a_transaction_with_progress_idles_not_long(
+    postgres: PostgresWorld, call: LiteralString, before: str, then: str
+) -> None:
+    """Nor one that has read it: that holds the row's lock too."""
     group, _, _, held = postgres.granted(5)
     limit = "show idle_in_transaction_session_timeout"
     with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
         *grant, key = grant_of(group, held)
-        user.execute("select sublet.advance(%s, %s, %s, 3, %s)", (*grant, key.reveal()))
+        user.execute("select sublet." + call, (*grant, key.reveal()))
         assert user.execute(limit).fetchall() == [(then,)]
         user.commit()
         assert user.execute(limit).fetchall() == [(before,)]

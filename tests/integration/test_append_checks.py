@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any, LiteralString
@@ -145,6 +146,37 @@ def test_epochs_of_a_block_have_the_spaces_numbers(
     assert "all of a space have as many numbers as" in refused(conn, {**row, "epochs": bounds}, statement)
     row["epochs"] = bounds.replace(appended, held)
     assert conn.execute(statement, row).fetchone() == ("appended",)
+
+
+@pytest.mark.parametrize("numbers", [1, 2])
+def test_too_many_epochs_are_refused_before_a_lock(
+    conn: psycopg.Connection[Any], database: str, good: dict[str, Any], numbers: int
+) -> None:
+    """To compare them took half a minute, and all other appends to the stream waited."""
+    epochs = json.dumps([[k, 9_000 - k][:numbers] for k in range(1_001)])
+    bounds = f'{{"has_unset": false, "least": [{[4] * numbers}], "greatest": {epochs}}}'
+    row = {**good, "incarnation": register_producer(conn, "etl"), "epochs": bounds}
+    conn.execute("set lock_timeout = '1s'")
+    with psycopg.connect(database) as other:
+        other.execute("select sublet.register_producer('etl')")
+        said = refused(conn, row, APPEND_OF.replace("bytea, null)", "bytea, %(epochs)s)"))
+    assert "the greatest of its epochs, each a list of 1 to 1000" in said
+
+
+def test_an_attempt_is_appended_once(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+    """One staged megabyte named 300 times stored 300."""
+    publish = "select total from append_staged_blocks('s', 1, %(attempts)s)"
+    conn.execute(
+        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
+        " codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 1, %(first)s, %(last)s, %(codec)s, %(payload)s)",
+        {**good, "attempt": ATTEMPT},
+    )
+    said = refused(conn, {"attempts": [UUID(int=2), ATTEMPT, ATTEMPT]}, publish)
+    assert (
+        said
+        == f"attempt {ATTEMPT} is given more than once: what it has staged is appended once. Give each attempt once."
+    )
+    assert conn.execute(publish, {"attempts": [ATTEMPT, UUID(int=2)]}).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])

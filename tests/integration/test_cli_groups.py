@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.history_queries import MAX_RECENT_MOVES
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -287,6 +288,19 @@ def test_an_atomic_group_shows_how_far_it_has_come(shell: Shell, database: str) 
         {"desired_state": "[]"},
         {"desired_state": '{"paused": 1}'},
         {"desired_state": '{"weights": {"a": "1"}}'},
+        {"starting_position": ""},
+        {"starting_position": "x"},
+        {"starting_position": "latest\n"},
+        {"starting_position": "offset:"},
+        {"starting_position": "offset:-1"},
+        {"starting_position": "offset:" + "1" * 23},
+        {"starting_position": f"offset:{2**63}"},
+        {"starting_position": "2026-11-21T10:00:00"},
+        {"starting_position": "2026-02-29T10:00:00Z"},
+        {"starting_position": "2026-04-31T10:00:00Z"},
+        {"starting_position": "2026-13-01T10:00:00Z"},
+        {"starting_position": "0000-01-01T10:00:00Z"},
+        {"starting_position": "2026-11-21T24:00:00Z"},
     ],
 )
 def test_an_operator_writes_no_row_that_is_none(shell: Shell, database: str, row: dict[str, str]) -> None:
@@ -301,12 +315,30 @@ def test_options_that_cannot_be_are_listed_as_stored(shell: Shell, database: str
     done(shell.run("groups", "create", "$queue/z/#", "--json"))
     with connect(database) as connection:
         stored = '{"atomic": true, "on_data_loss": "skip"}'
-        connection.execute(
-            "update consumer_group set options = %s, starting_position = 'x' where name = 'z'", (stored,)
-        )
+        connection.execute("update consumer_group set options = %s where name = 'z'", (stored,))
     groups = done(shell.run("groups", "list", "--json"))["groups"]
     shown = [(group["starting_position"], group["atomic"], group["strategy"]) for group in groups]
-    assert shown == [("latest", False, "even"), ("x", True, "even")]
+    assert shown == [("latest", False, "even"), ("latest", True, "even")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "latest",
+        "earliest",
+        "offset:0",
+        f"offset:{2**63 - 1}",
+        "2024-02-29T10:00:00Z",
+        "0001-01-01T00:00:00Z",
+        "9999-12-31T23:59:59.999999Z",
+    ],
+)
+def test_a_starting_position_is_stored_as_written(database: str, text: str) -> None:
+    assert str(StartingPosition.parse(text)) == text
+    with connect(database) as connection:
+        connection.execute(
+            "insert into consumer_group (kind, name, filter, starting_position) values ('share', 'g', '#', %s)", (text,)
+        )
 
 
 def test_a_time_that_cannot_be_shown_is_left_out(shell: Shell, database: str) -> None:

@@ -148,16 +148,20 @@ def test_a_deposed_maintainer_declares_nothing(conn: Connection, old: int) -> No
 
 @pytest.mark.conforms("W4")
 @pytest.mark.long
-def test_a_detach_left_pending_is_finished_first(database: str, conn: Connection, old: int) -> None:
+def test_a_detach_left_pending_is_finished_first(
+    database: str, conn: Connection, old: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A reader outlives the lock timeout of a detach, and then an older generation becomes due as well."""
+    drop_gone(conn)  # nothing is postponed before
     older = stream_of(conn, "default")
     put(conn, older, b"x")
     rollover(conn, "default")
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
-        reader.execute("select from block")
+        reader.execute("lock table only block in access share mode")
         apply_retention(conn)
         assert is_gone(conn, old), "that is committed before anything is dropped"
         assert is_pending(conn, "eu"), "the detach was begun and cut short"
+        assert f"pid {reader.info.backend_pid} (user {reader.info.user!r}, block)" in caplog.text
         put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
         alter_space(conn, "default", retention_s=100)
         conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
@@ -175,6 +179,28 @@ def is_pending(conn: Connection, space: str) -> bool:
         " join space p using (space_id) where i.inhdetachpending"
     ).fetchone()
     return row == (space,)
+
+
+@pytest.mark.conforms("W4")
+def test_a_reader_of_one_partition_keeps_that_alone(
+    database: str, conn: Connection, old: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log names who it is, once."""
+    alter_space(conn, "default", retention_s=1)
+    rollover(conn, "default")
+    age(conn)
+    drop_gone(conn)  # nothing is postponed before
+    ((read,),) = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchall()
+    with psycopg.connect(database, options="-c search_path=sublet") as reader:
+        reader.execute(f"select from block_{read}")
+        declared = apply_retention(conn)
+        assert drop_gone(conn) == []
+        assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{read}"}
+        assert len(declared) > 1
+        (line,) = [record.getMessage() for record in caplog.records if "postponed" in record.getMessage()]
+        holder = f"pid {reader.info.backend_pid} (user {reader.info.user!r}, block_{read})"
+        assert line == f"drop of gone partitions postponed: partitions=block_{read} locked_by={holder}"
+    assert drop_gone(conn) == [read]
 
 
 @pytest.mark.conforms("W4")

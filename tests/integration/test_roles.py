@@ -302,9 +302,12 @@ def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.
         "insert into consumer_group (kind, name, filter) values ('share', 'g', 'a#b')",
         "insert into space (name, filter, shards) values ('s', 'a/+b', 1)",
         "insert into space (name, filter, shards) values ('s', repeat('/', 128), 1)",
+        "update generation set filter = 'a/#/b'",
+        "update generation set filter = ''",
+        "insert into generation (space_id, ordinal, filter) values (1, 999, '$a')",
     ],
 )
 def test_an_operator_makes_no_group_that_is_none(world: RoleWorld, statement: LiteralString) -> None:
-    """One such row ended every node's reading of groups, and the lists of groups and spaces."""
+    """Nor another row that cannot be: one ended every node's reading of groups, and the lists of groups and spaces."""
     with connect(world.of(DatabaseRole.OPERATE)) as operator, pytest.raises(psycopg.errors.CheckViolation):
         operator.execute(statement)

@@ -117,6 +117,7 @@ appended_at()             -       -      x       x       x
 check_partition()         -       -      x       x       x
 payload_locations_of()    -       -      x       x       x
 advance()                 -       -      x       -       x
+limit_idle_time()         -       -      -       -       x
 read_progress()           -       -      x       -       x
 read_consumed_frontier()  -       -      x       -       x
 read_planned_ranges()     -       -      x       -       x

@@ -12,6 +12,7 @@ group sees that they are gone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +26,13 @@ from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.space_queries import read_generation_filters
+from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 from sublet_storage.util.name_list import format_names
 
+log = logging.getLogger(__name__)
+
 LOCK_TIMEOUT_S = 2.0
+POSTPONED_LOG_INTERVAL_S = 3600.0
 PRODUCER_RETENTION_S = 7 * 86400.0
 PRODUCERS_STEP = 200
 """How many rows of producers are looked at in one pass."""
@@ -83,6 +88,17 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
+# Those of `block` itself, which each detach waits for, only where nobody has one of the partitions.
+_LOCK_HOLDERS = """
+select l.relation::regclass::text, l.pid, a.usename from pg_locks l join pg_stat_activity a using (pid)
+ where l.locktype = 'relation' and l.granted and l.pid <> pg_backend_pid()
+   and a.datname = current_database() and l.database = a.datid
+   and l.relation in (select to_regclass(name) from unnest(%s::text[] || '{block}'::text[]) as named (name))
+ group by l.relation, l.pid, a.usename
+ order by l.relation = 'block'::regclass fetch first row with ties"""
+
+_postponed_log_throttle = LogThrottle(POSTPONED_LOG_INTERVAL_S)
+
 _FIRST = ("", -1)
 """Before all producers and their streams."""
 
@@ -111,8 +127,9 @@ def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -
     """Make one pass over an autocommit connection: declare expired generations gone, and drop gone ones; return the ids
     of both.
 
-    A partition whose lock is not acquired within 2 s is left to the next pass, as are those that have to wait for its
-    detach. Other errors with one are raised after all others were done.
+    A partition that others have locked, or whose lock is not acquired within 2 s, is left to the next pass, as are
+    those that have to wait for its detach; who holds the lock is logged. Other errors with one are raised after all
+    others were done.
     """
     declared = mark_expired_gone(conn, guard)
     return sorted({*declared, *drop_gone(conn)})
@@ -144,16 +161,20 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
     """Detach and drop the partitions of gone generations; return the ids of those dropped. Raise as `apply_retention`
     does."""
     dropped: list[int] = []
+    postponed: list[str] = []
     failed: list[tuple[int, psycopg.Error]] = []
     for generation_id, attached, pending, role in conn.execute(_LEFTOVERS).fetchall():
         try:
             with _use_role(conn, role):
                 if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
                     dropped.append(generation_id)
+                else:
+                    postponed.append(format_partition_name(generation_id))
         except psycopg.Error as error:
             if conn.closed:
                 raise
             failed.append((generation_id, error))
+    _log_postponed(conn, postponed)
     if failed:
         raise SubletError(_format_failures(failed, dropped)) from failed[0][1]
     return dropped
@@ -190,6 +211,20 @@ def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]
     )
 
 
+def _log_postponed(conn: psycopg.Connection[Any], partitions: list[str]) -> None:
+    """Log who holds locks of these partitions, if there are any; repeatedly only now and then."""
+    rows = conn.execute(_LOCK_HOLDERS, (partitions,)).fetchall() if partitions else []
+    if not rows:
+        _postponed_log_throttle.reset("postponed")
+    elif (before := _postponed_log_throttle.acquire("postponed")) is not None:
+        log.warning(
+            "drop of gone partitions postponed: partitions=%s locked_by=%s%s",
+            format_names(partitions, 3),
+            format_names([f"pid {pid} (user {user!r}, {table})" for table, pid, user in rows], 10),
+            format_suppressed_count(before),
+        )
+
+
 @contextmanager
 def _use_role(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
     if role is not None:
@@ -203,10 +238,13 @@ def _use_role(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
     """Detach without blocking readers, or finish an interrupted detach; return whether it was possible now."""
+    part = partition_table(generation_id)
+    # A detach that waits for a reader of the partition would be left pending, and no other could begin.
+    probe = sql.SQL("lock table {} in access exclusive mode nowait; select").format(part)
+    if not pending and not _try_execute(conn, probe):
+        return False
     mode = sql.SQL("finalize") if pending else sql.SQL("concurrently")
-    return _try_execute(
-        conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), mode)
-    )
+    return _try_execute(conn, sql.SQL("alter table block detach partition {} {}").format(part, mode))
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
