@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -161,6 +163,25 @@ def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None
     for path, (body, who, status) in POSTS.items():
         kind = "all" if who == ALL else "operator"
         assert post(node, path, body, tokens[kind]).status == status, path
+
+
+@pytest.mark.conforms("X4")
+def test_actions_of_a_principal_are_bounded(
+    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+) -> None:
+    """Each has a connection of its own; others act meanwhile."""
+
+    def pause(subscription: str, token: str) -> Answer:
+        return post(node, "/api/v1/group/pause", {"subscription": subscription}, tokens[token])
+
+    with ThreadPoolExecutor(6) as callers, conn.transaction():
+        conn.execute("select from consumer_group where name = 'billing' for update")
+        actions = [callers.submit(pause, GROUP, "operator") for _ in range(6)]
+        for refused in islice(as_completed(actions), 2):
+            assert refused.result().status == 503
+            assert b"4 actions are under way of user:operator; the limit is 4" in refused.result().body
+        assert pause(HIDDEN, "all").status == 200
+    assert sorted(each.result().status for each in actions) == [200] * 4 + [503] * 2
 
 
 def test_the_admin_token_is_not_used(shell: Shell, tokens: dict[str, str | None]) -> None:

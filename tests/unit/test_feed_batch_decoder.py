@@ -120,7 +120,7 @@ def test_a_gate_lets_in_so_many_of_a_principal() -> None:
     gate = AdmissionLimiter("reads", 4, 0, 30)
     gate.acquire(principal="user:a")
     gate.acquire(principal="user:a")
-    with pytest.raises(NodeBusy, match=r"2 reads are under way of user:a, .* the limits are 2 and 0"):
+    with pytest.raises(NodeBusy, match=r"2 reads are under way of user:a; the limit is 2"):
         gate.acquire(principal="user:a")
     gate.acquire(principal="user:b")
     gate.release(principal="user:a")

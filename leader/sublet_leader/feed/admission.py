@@ -56,5 +56,9 @@ class AdmissionLimiter:
                 del self._by_principal[principal], self._bytes_by_principal[principal]
 
     def _refuse(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> NoReturn:
-        room = f"{inside} {self._request_kind} are {where}, and with this one {size} bytes"
-        raise NodeBusy(f"{room}; the limits are {max_inside} and {max_size}", self._retry_after_ms)
+        text = f"{inside} {self._request_kind} are {where}"
+        if self._size:
+            text += f", and with this one {size} bytes; the limits are {max_inside} and {max_size}"
+        else:
+            text += f"; the limit is {max_inside}"
+        raise NodeBusy(text, self._retry_after_ms)

@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sublet_leader.feed.admission import AdmissionLimiter
 from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal_response
@@ -31,6 +32,10 @@ from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
+
+MAX_ACTIONS = 8
+"""At a time, each with connections of its own to the database."""
+RETRY_AFTER_MS = 1000
 
 Action = Callable[[JsonBody], Response]
 """Executes what the body requests; may block."""
@@ -50,6 +55,7 @@ class RequestGuard:
 
     def __init__(self, gate: AccessGate, admin_token: Secret | None) -> None:
         self._gate, self._token = gate, admin_token
+        self._actions = AdmissionLimiter("actions", MAX_ACTIONS, 0, RETRY_AFTER_MS)
         self._log_throttle = LogThrottle()
 
     def require_known(self, answer: Endpoint) -> Guarded:
@@ -92,13 +98,27 @@ class RequestGuard:
             body: JsonBody = {}
             status = 500  # unless it is answered
             try:
-                response = await _respond(act, request, caller, body)
+                response = await self._respond(act, request, caller, body)
                 status = response.status_code
             finally:
                 _record(caller, body, status)
             return response
 
         return call_guarded
+
+    async def _respond(self, act: Action, request: Request, caller: Caller, body: JsonBody) -> Response:
+        """Read the body into `body`, check the caller's right, and execute the action."""
+        try:
+            body.update(await read_json_object(request))
+            if caller.principal is not None:
+                _check_right(caller, body)
+            self._actions.acquire(principal=caller.principal)
+            try:
+                return await run_in_threadpool(act, body)
+            finally:
+                self._actions.release(principal=caller.principal)
+        except REFUSALS as error:
+            return refusal_response(request, error)
 
     async def _identify(self, request: Request) -> Caller:
         sent = request.headers.get("Authorization")
@@ -134,17 +154,6 @@ async def _call_endpoint(answer: Endpoint, request: Request) -> Response:
         response: Response = await answer(request)
         return response
     return await run_in_threadpool(answer, request)
-
-
-async def _respond(act: Action, request: Request, caller: Caller, body: JsonBody) -> Response:
-    """Read the body into `body`, check the caller's right, and execute the action."""
-    try:
-        body.update(await read_json_object(request))
-        if caller.principal is not None:
-            _check_right(caller, body)
-        return await run_in_threadpool(act, body)
-    except REFUSALS as error:
-        return refusal_response(request, error)
 
 
 def _check_right(caller: Caller, body: JsonBody) -> None:
