@@ -288,21 +288,21 @@ def test_a_principal_leaves_so_much_unread() -> None:
         assert node.receive(name, 1, [], 0, principal) == CommandsAccepted((), ())
     for name in "acd":
         node.send(name, "logs", "", "1" * 1_000)
-    assert node.find_unread_excess("a", 2, "user:etl") is None
+    assert node.admit_batch("a", 2, "user:etl") is None
     for name in "ad":
         node.send(name, "logs", "", "2" * 1_000)
-    refused = node.find_unread_excess("new", 1, "user:etl")
+    refused = node.admit_batch("new", 1, "user:etl")
     assert isinstance(refused, SubscriberRefused)
     assert f"user:etl leaves {2 * (1_000 + MESSAGE_BYTES)} bytes unread" in refused.reason
-    assert node.find_unread_excess("a", 1, "user:etl") is None, "it was executed, and is answered again"
-    assert node.find_unread_excess("c", 2, "user:other") is node.find_unread_excess("d", 2, None) is None
+    assert node.admit_batch("a", 1, "user:etl") is None, "it was executed, and is answered again"
+    assert node.admit_batch("c", 2, "user:other") is node.admit_batch("d", 2, None) is None
     for name, text in (("b", "3"), ("b", "4"), ("c", "3"), ("d", "3")):
         node.send(name, "logs", "", text * 1_000)
     assert node.find_leaks() == ()
     assert [len(taken(node, name)) for name in ("a", "c", "d")] == [2, 2, 3]
     assert bodies(taken(node, "b")) == [MailboxOverflow(2, ("logs",))]
     taken(node, "a", acknowledged=2)
-    assert node.find_unread_excess("new", 1, "user:etl") is None
+    assert node.admit_batch("new", 1, "user:etl") is None
     node.expire(now=1e9)
     subscribed(node, "e", ("logs", None))
     assert node.find_leaks() == ()
@@ -313,12 +313,12 @@ def test_errors_count_until_the_next_batch() -> None:
     """A text is counted as Python stores it: four bytes a character, if one of them is an emoji."""
     node = NodeSideMachine(INCARNATION, SubscriberLimits(unread_bytes_of_principal=8_000), channels=CHANNELS)
     node.receive("a", 1, [UndecodableCommand("x" * 899 + "\U0001f600")], 0, "user:etl")
-    assert node.find_unread_excess("b", 1, "user:etl") is None
+    assert node.admit_batch("b", 1, "user:etl") is None
     node.add_errors("a", 1, [CommandRefusal(1, "x" * 400)])
     assert node.find_leaks() == ()
-    assert isinstance(node.find_unread_excess("b", 1, "user:etl"), SubscriberRefused)
-    assert node.find_unread_excess("a", 2, "user:etl") is None, "who sends the next batch has the errors of this one"
-    assert node.find_unread_excess("b", 1, "user:etl") is None
+    assert isinstance(node.admit_batch("b", 1, "user:etl"), SubscriberRefused)
+    assert node.admit_batch("a", 2, "user:etl") is None, "who sends the next batch has the errors of this one"
+    assert node.admit_batch("b", 1, "user:etl") is None
     assert node.find_leaks() == ()
 
 

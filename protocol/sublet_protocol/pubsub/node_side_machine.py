@@ -123,15 +123,15 @@ class NodeSideMachine:
 
     # --- from subscribers ---
 
-    def find_unread_excess(self, subscriber_id: str, number: int, principal: str | None) -> SubscriberRefused | None:
-        """Return that its principal leaves too much unread for one more batch; None: it does not, or the batch was
-        executed before.
+    def admit_batch(self, subscriber_id: str, number: int, principal: str | None) -> SubscriberRefused | None:
+        """Return the refusal of a batch whose principal leaves too much unread; None: it may be executed, or was. The
+        errors of the batch before it are dropped.
         """
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is not None:
             if number <= subscriber.batch:
                 return None
-            subscriber.keep_errors(())  # it has them: else it would send the batch before again
+            subscriber.keep_errors(())  # the sender has them: else it would send that batch again
         unread = None if principal is None else self._unread.get(principal)
         if unread is None or unread.count < unread.limit / 2:
             return None

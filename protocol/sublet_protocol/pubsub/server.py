@@ -205,7 +205,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, excess)
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
-        if (refused := self.machine.find_unread_excess(subscriber_id, request.number, self._principal())) is not None:
+        if (refused := self.machine.admit_batch(subscriber_id, request.number, self._principal())) is not None:
             await _refuse(context, refused)
         await self._admit(subscriber_id, context)
         turn = self._begin_in_turn(subscriber_id, request)
