@@ -279,6 +279,26 @@ def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
     subscribed(node, "c", ("logs", "1234567890"))
 
 
+@pytest.mark.conforms("X4")
+def test_keys_of_a_principal_are_bounded() -> None:
+    """With all its ids it has as many bytes as are left free; other principals have theirs."""
+    node = NodeSideMachine(INCARNATION, SubscriberLimits(key_bytes=12), channels=CHANNELS)
+
+    def subscribe(subscriber_id: str, number: int, key: str, principal: str | None) -> int:
+        answer = node.receive(subscriber_id, number, [Subscribe("logs", key)], 0, principal)
+        assert isinstance(answer, CommandsAccepted)
+        return len(answer.errors)
+
+    assert [subscribe(name, 1, "123", "user:a") for name in ("a", "b", "c")] == [0, 0, 1]
+    assert [subscribe("d", 1, "123", "user:b"), subscribe("e", 1, "1234", None)] == [0, 1]
+    assert isinstance(node.receive("a", 2, [Unsubscribe("logs", "123")], 0, "user:a"), CommandsAccepted)
+    assert [subscribe("c", 2, "1", "user:a"), subscribe("e", 2, "123", None)] == [0, 0]
+    assert node.find_leaks() == ()
+    node.expire(now=100)
+    assert node.find_leaks() == ()
+    assert subscribe("f", 1, "123456", "user:a") == 0
+
+
 @pytest.mark.conforms("X4", "R10")
 def test_a_principal_leaves_so_much_unread() -> None:
     """At all its ids together: from half of it on no new batch is executed, and what is beyond it is a gap."""

@@ -114,7 +114,7 @@ MAX_SESSION_NAMES_OF_USER = 100_000
 MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20
-"""The keys of all subscriptions at a node together, in bytes."""
+"""The keys of all subscriptions at a node together, in bytes; those of one principal have as many as are left free."""
 MAX_CACHED_FILTERS = 256
 """Most compiled filters that a process keeps."""
 MAX_CACHED_BYTES = 1 << 20

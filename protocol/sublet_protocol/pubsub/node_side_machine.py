@@ -44,7 +44,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
-from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage, UnreadBytes
+from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, PrincipalUsage, QueuedMessage
 
 MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""
@@ -68,7 +68,7 @@ class _Subscriber(Struct):
     """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox
-    unread: UnreadBytes
+    usage: PrincipalUsage
     received_at: float
     batch: int = 0
     errors: tuple[CommandRefusal, ...] = ()
@@ -76,15 +76,19 @@ class _Subscriber(Struct):
 
     def keep_errors(self, errors: tuple[CommandRefusal, ...]) -> None:
         """Keep the errors of the last batch, in place of those of the batch before."""
-        self.unread.count += _measure_errors(errors) - _measure_errors(self.errors)
+        self.usage.unread_bytes += _measure_errors(errors) - _measure_errors(self.errors)
         self.errors = errors
 
     def measure(self) -> int:
         return self.mailbox.memory_bytes + _measure_errors(self.errors)
 
+    def measure_keys(self) -> int:
+        return sum(len(key or "") for _, key in self.list_subjects())
+
     def close(self) -> None:
         self.keep_errors(())
         self.mailbox.close()
+        self.usage.key_bytes -= self.measure_keys()
 
     def list_subjects(self) -> Iterator[tuple[str, str | None]]:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
@@ -113,7 +117,7 @@ class NodeSideMachine:
         self._size_of = size_of
         self._counts: Counter[str] = Counter()
         self._subscribers: dict[str, _Subscriber] = {}
-        self._unread: WeakValueDictionary[str, UnreadBytes] = WeakValueDictionary()
+        self._usages: WeakValueDictionary[str, PrincipalUsage] = WeakValueDictionary()
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
         self._subscriber_ids: dict[str, str] = {}
@@ -132,12 +136,13 @@ class NodeSideMachine:
             if number <= subscriber.batch:
                 return None
             subscriber.keep_errors(())  # the sender has them: else it would send that batch again
-        unread = None if principal is None else self._unread.get(principal)
-        if unread is None or unread.count < unread.limit / 2:
+        usage = None if principal is None else self._usages.get(principal)
+        if usage is None or usage.unread_bytes < usage.unread_limit / 2:
             return None
         return SubscriberRefused(
-            f"{principal} leaves {unread.count} bytes unread at this node, and may send no more from "
-            f"{unread.limit // 2} on. Poll with each subscriber id, acknowledge what comes, and send the batch again."
+            f"{principal} leaves {usage.unread_bytes} bytes unread at this node, and may send no more from "
+            f"{usage.unread_limit // 2} on. Poll with each subscriber id, acknowledge what comes, and send the batch "
+            "again."
         )
 
     def receive(
@@ -300,10 +305,11 @@ class NodeSideMachine:
         leaks += [f"subscription {entry}: messages pass it by" for entry in subscriptions - entries]
         for name, subscriber in self._subscribers.items():
             leaks += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
-        for principal, unread in self._unread.items():
-            held = sum(one.measure() for one in self._subscribers.values() if one.unread is unread)
-            if unread.count != held:
-                leaks.append(f"{unread.count} bytes are counted for {principal}, and {held} are held")
+        for principal, usage in self._usages.items():
+            own = [each for each in self._subscribers.values() if each.usage is usage]
+            held = sum(each.measure() for each in own), sum(each.measure_keys() for each in own)
+            if (usage.unread_bytes, usage.key_bytes) != held:
+                leaks.append(f"{usage} is counted for {principal}, and {held} bytes are held")
         return tuple(leaks)
 
     # --- inside ---
@@ -326,19 +332,19 @@ class NodeSideMachine:
         if len(self._subscribers) >= self.settings.subscribers:
             limit = self.settings.subscribers
             return SubscriberRefused(f"the node serves {limit} subscribers already, which is its limit")
-        unread = self._find_unread(principal)
-        subscriber = _Subscriber(Mailbox(self.settings.mailbox, unread), unread, now)
+        usage = self._find_usage(principal)
+        subscriber = _Subscriber(Mailbox(self.settings.mailbox, usage), usage, now)
         self._subscribers[subscriber_id] = subscriber
         if agent:
             self._subscriber_ids[agent] = subscriber_id
         self._counts["incarnations"] += 1
         return subscriber
 
-    def _find_unread(self, principal: str | None) -> UnreadBytes:
+    def _find_usage(self, principal: str | None) -> PrincipalUsage:
         if principal is None:
-            return UnreadBytes()
+            return PrincipalUsage()
         limit = self.settings.unread_bytes_of_principal
-        return self._unread.setdefault(principal, UnreadBytes(limit))
+        return self._usages.setdefault(principal, PrincipalUsage(limit))
 
     def _reject_unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
@@ -351,10 +357,10 @@ class NodeSideMachine:
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
+        self._key_bytes -= subscriber.measure_keys()
         subscriber.close()
         subjects = tuple(subscriber.list_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
-        self._key_bytes -= sum(len(key or "") for _, key in subjects)
         agent, _ = _parse_subscriber_id(subscriber_id)
         if self._subscriber_ids.get(agent) == subscriber_id:
             del self._subscriber_ids[agent]
@@ -396,11 +402,15 @@ class NodeSideMachine:
         if key not in keys and sum(len(each) for each in subscriber.subjects.values()) >= limit:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
         size = 0 if key in keys else len(key or "")
-        if self._key_bytes + size > self.settings.key_bytes:
+        usage, left_free = subscriber.usage, self.settings.key_bytes - self._key_bytes - size
+        is_of_principal = usage.unread_limit < sys.maxsize
+        if size and (left_free < 0 or (is_of_principal and usage.key_bytes + size > left_free)):
             return (
-                f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and do; try later"
+                f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and those of one "
+                "principal as many as are left free; unsubscribe from some, or try later"
             )
         self._key_bytes += size
+        usage.key_bytes += size
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
@@ -418,6 +428,7 @@ class NodeSideMachine:
         if key in keys:
             del keys[key]
             self._key_bytes -= len(key or "")
+            subscriber.usage.key_bytes -= len(key or "")
         if self._index.remove(subscriber_id, channel, key):
             self.on_interest(channel, key, False)
         return None

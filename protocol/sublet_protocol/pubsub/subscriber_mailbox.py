@@ -21,11 +21,13 @@ MESSAGE_BYTES = 320
 """What a message takes in memory beside its key and body, in bytes, approximately."""
 
 
-class UnreadBytes(Struct, weakref=True):
-    """The memory, in bytes, of what one principal has not taken yet at all its subscriber ids."""
+class PrincipalUsage(Struct, weakref=True):
+    """What one principal takes of a node's memory with all its subscriber ids, in bytes: what it has not taken yet, and
+    the keys of its subscriptions. Where callers are not known, each id has one of its own."""
 
-    limit: int = sys.maxsize
-    count: int = 0
+    unread_limit: int = sys.maxsize
+    unread_bytes: int = 0
+    key_bytes: int = 0
 
 
 class MailboxLimits(Struct, frozen=True):
@@ -55,7 +57,7 @@ class QueuedMessage(Struct):
 
 
 class Mailbox:
-    """The numbered messages of one subscriber id; they count in `unread`, until `close`."""
+    """The numbered messages of one subscriber id; they count in `usage`, until `close`."""
 
     __slots__ = (
         "_arrivals",
@@ -68,14 +70,14 @@ class Mailbox:
         "_out",
         "_out_bytes",
         "_sequence",
-        "_unread",
+        "_usage",
         "_waiting",
         "_waiting_bytes",
     )
 
-    def __init__(self, limits: MailboxLimits, unread: UnreadBytes | None = None) -> None:
+    def __init__(self, limits: MailboxLimits, usage: PrincipalUsage | None = None) -> None:
         self._limits = limits
-        self._unread = unread or UnreadBytes()
+        self._usage = usage or PrincipalUsage()
         self._counted_bytes = 0
         self._waiting: OrderedDict[Hashable, QueuedMessage] = OrderedDict()
         self._waiting_bytes = 0
@@ -141,7 +143,7 @@ class Mailbox:
 
     def close(self) -> None:
         """End counting its messages."""
-        self._unread.count -= self._counted_bytes
+        self._usage.unread_bytes -= self._counted_bytes
 
     def find_leaks(self) -> Iterator[str]:
         """Return bookkeeping that should have gone with its messages; empty unless there is a leak."""
@@ -157,13 +159,13 @@ class Mailbox:
 
     def _count(self) -> None:
         held = self.memory_bytes
-        self._unread.count += held - self._counted_bytes
+        self._usage.unread_bytes += held - self._counted_bytes
         self._counted_bytes = held
 
     def _has_too_much(self) -> bool:
         if len(self._waiting) > self._limits.messages or self._waiting_bytes > self._limits.bytes:
             return True
-        return bool(self._waiting) and self._unread.count > self._unread.limit
+        return bool(self._waiting) and self._usage.unread_bytes > self._usage.unread_limit
 
     def _make_queue_key(self, message: QueuedMessage) -> Hashable:
         """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
