@@ -90,6 +90,19 @@ def test_each_role_may_do_what_the_table_says(world: RoleWorld, admin: psycopg.C
     assert too_much(admin) == {}, "columns that are gone"
 
 
+def test_rights_of_public_are_not_those_of_partitions(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """And keep none from being made."""
+    admin.execute("grant select on block to public; grant select (stream_id) on block to public")
+    try:
+        create_space(admin, "public", "public/#")
+        made = """
+            select max(generation_id) is not null and not has_any_column_privilege(
+              'user_of_sublet_publish', format('block_%s', max(generation_id)), 'select') from generation"""
+        assert admin.execute(made).fetchone() == (True,)
+    finally:
+        admin.execute("revoke select on block from public; revoke select (stream_id) on block from public")
+
+
 def test_each_row_of_the_table_is_of_something(admin: psycopg.Connection[Any]) -> None:
     functions = "select proname || '()' from pg_proc where pronamespace = 'sublet'::regnamespace"
     tables = "select relname from pg_class where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p', 'v')"

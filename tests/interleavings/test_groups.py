@@ -296,10 +296,13 @@ def test_of_two_commands_neither_is_lost(orders: Interleavings, stage: Stage) ->
 
 
 @pytest.mark.conforms("E23")
-def test_a_reset_gives_a_deleted_group_no_rows(stage: Stage, database: str) -> None:
-    """Also without a leader, whose row both would lock."""
+@pytest.mark.parametrize("has_leader", [False, True])
+def test_a_reset_gives_a_deleted_group_no_rows(stage: Stage, database: str, has_leader: bool) -> None:
+    """Also without a leader, whose row both would lock; where there is one, they lock in one order."""
     with closing(PostgresGroupStore(database)) as store:
         group = store.declare_group(Subscription.parse("$share/new/eu/#"), GroupOptions())
+        if has_leader:
+            store.claim(group.group_id, NODE, 3600)
 
     def reset(conn: Connection) -> None:
         with conn.transaction():

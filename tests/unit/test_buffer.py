@@ -6,11 +6,13 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
@@ -219,6 +221,25 @@ def test_a_call_that_is_broken_off_is_done_or_not(
         if not broken:
             break
     assert place > 10
+
+
+def test_who_asks_for_room_is_called_when_there_is_some() -> None:
+    """At once where there is, or where nothing is taken any more."""
+    buffer = a_buffer(replace(ONE_MESSAGE, buffered_bytes=1))
+    called = Counter[str]()
+
+    def ask(name: str) -> Counter[str]:
+        buffer.add_room_callback(lambda: called.update([name]))
+        return called
+
+    assert ask("empty") == {"empty": 1}
+    buffer.add("t", None, b"", None, 0)
+    assert ask("full") == {"empty": 1}
+    settle(buffer, buffer.take() or [])
+    assert called == {"empty": 1, "full": 1}
+    buffer.add("t", None, b"", None, 0)
+    buffer.close(SubletError("closed"))
+    assert ask("closed") == {"empty": 1, "full": 1, "closed": 1}
 
 
 def test_small_batches_fill_a_block() -> None:

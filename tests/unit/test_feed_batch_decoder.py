@@ -177,6 +177,17 @@ def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
         decode_published(wire, 3)
 
 
+@pytest.mark.conforms("X4")
+def test_an_answer_may_have_a_whole_batch_in_a_part() -> None:
+    def answer(count: int) -> pb.PublishReply:
+        return pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=count)])
+
+    (span,) = decode_published(answer(MAX_BATCH_MESSAGES), MAX_BATCH_MESSAGES).spans or ()
+    assert len(span.rows) == MAX_BATCH_MESSAGES
+    with pytest.raises(MalformedMessage, match="a part of"):
+        decode_published(answer(MAX_BATCH_MESSAGES + 1), MAX_BATCH_MESSAGES + 1)
+
+
 def test_requests_that_cannot_be_are_refused() -> None:
     good = encode_publish(FeedPublishRequest("p", 1, 1, b"x"))
     assert decode_publish(good) == FeedPublishRequest("p", 1, 1, b"x")

@@ -63,7 +63,7 @@ select a.pid, a.usename, a.application_name, {format_microseconds("a.xact_start"
   from (select xmax from lending where group_id = %(group)s
         union select xmax from leadership where leadership_id = %(group)s
         union select xmax from consumer_group where group_id = %(group)s) as row
-  join pg_locks k on k.locktype = 'transactionid' and k.granted and k.transactionid = row.xmax
+  join pg_locks k on k.granted and k.transactionid = row.xmax
   join pg_stat_activity a using (pid)
  where a.pid <> pg_backend_pid() order by a.xact_start limit 1"""
 
