@@ -192,9 +192,6 @@ class _SilentPublisher:
     def publish_heads(self, heads: object) -> None:
         """Send nothing."""
 
-    def reserve_head(self, stream_id: int) -> None:
-        """Send nothing along either."""
-
 
 @pytest.fixture
 def without_notifications(monkeypatch: pytest.MonkeyPatch) -> None:

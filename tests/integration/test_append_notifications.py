@@ -9,19 +9,15 @@ from typing import Any
 
 import psycopg
 import pytest
-from msgspec.structs import replace
 from psycopg import sql
 
-from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.db.roles import DatabaseRole
-from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append_and_notify
 from sublet_storage.notify.changes import ChangeNotification, stream_change
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.drivers.postgres import HeadNotification, channel_name, decode_payload
+from sublet_storage.notify.drivers.postgres import channel_name, decode_payload
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.delivery import Position
-from tests.integration.log_kit import block, put, stream_of
 from tests.integration.notify_kit import listening
 from tests.kit import eventually
 from tests.role_kit import a_role_world
@@ -48,40 +44,6 @@ def senders(listener: Connection) -> set[str]:
 def _application(conn: Connection, pid: int) -> str:
     row = conn.execute("select application_name from pg_stat_activity where pid = %s", (pid,)).fetchone()
     return str(row[0]) if row else "gone"
-
-
-@pytest.mark.conforms("D11")
-def test_a_lone_append_has_its_notification_along(database: str, conn: Connection) -> None:
-    """Over the same connection, with the head that the stream then has, whoever else has appended to it."""
-    with listening(database), watching_notifications(database) as listener, Publisher(database) as publisher:
-
-        def received() -> Position | None:
-            put(conn, stream, b"another's")
-            last = publisher.publish("t", b"last").result(60)
-            _, pid = count_to(listener, last)
-            return last if _application(listener, pid) == "sublet publisher" else None
-
-        stream = publisher.publish("t", b"first").result(60).stream
-        assert eventually(received, every_s=0.05)
-
-
-def test_what_an_append_in_one_write_raises(database: str, conn: Connection) -> None:
-    """What any append does; the connection goes on, but where it died."""
-    stream = stream_of(conn, "default")
-    stamped = BlockAppend(stream, block(b"value"), ProducerStamp("p", 1, 1))
-    outcomes = [AppendOutcome.APPENDED, AppendOutcome.DUPLICATE]
-    notification = HeadNotification("somebody's", "t0", stream)
-    with connect(database) as appending:
-        assert [append_and_notify(appending, stamped, notification)[0].outcome for _ in outcomes] == outcomes
-        with pytest.raises(psycopg.Error, match=r"incarnation .* is one that was drawn"):
-            append_and_notify(appending, replace(stamped, stamp=ProducerStamp("p", 2**62, 1)), notification)
-        assert append_and_notify(appending, stamped, replace(notification, channel="x" * 64)) == (
-            AppendResult(AppendOutcome.DUPLICATE, 1),
-            False,
-        )
-        conn.execute("select pg_terminate_backend(%s)", (appending.info.backend_pid,))
-        with pytest.raises(UnknownOutcome):
-            append_and_notify(appending, stamped, notification)
 
 
 @pytest.mark.conforms("D11")
@@ -115,15 +77,15 @@ def test_many_appends_cause_few_notifications(database: str, monkeypatch: pytest
         for _ in range(300):
             publisher.publish("t", b"more").result(60)
         last = publisher.publish("t", b"last").result(60)
-        said, _ = count_to(listener, last)
+        said = count_to(listener, last)
         assert said <= FEW_PER_S * (time.monotonic() - began) + 2
 
 
-def count_to(listener: Connection, last: Position) -> tuple[int, int]:
-    """Return how many notifications arrive, up to the one for this message, and which server process sent that."""
+def count_to(listener: Connection, last: Position) -> int:
+    """Return how many notifications arrive, up to the one for this message."""
     change = stream_change(last.stream, last.offset + 1, closed=False)
     for number, said in enumerate(listener.notifies(timeout=10), 1):
         message = decode(decode_payload(said.payload.encode()) or b"")
         if isinstance(message, ChangeNotification) and change in message.changes:
-            return number, said.pid
+            return number
     raise AssertionError(f"no notification of {last}")

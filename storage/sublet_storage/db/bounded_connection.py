@@ -44,8 +44,6 @@ class BoundedConnection(psycopg.Connection[Any]):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._guard = threading.RLock()
-        self.prepared = set[str]()
-        """Names of the statements that were prepared by `prepared_pipeline`."""
         _connections.add(self)
 
     def timeline_number(self, *, anew: bool = False) -> int:

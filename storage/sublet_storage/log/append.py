@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import (
@@ -24,20 +24,12 @@ from sublet_protocol.domain.errors import (
     UnknownOutcome,
     format_error,
 )
-from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.prepared_pipeline import PreparedStatement, execute_in_one_write
 from sublet_storage.log.block_encoder import BlockEpochRange, PackedBlock
-from sublet_storage.notify.drivers.postgres import HeadNotification
 
-_TYPES = "text, bigint, bigint, bigint, integer, timestamptz, timestamptz, text[], smallint, bytea, text"
-_APPEND = f"""
+_APPEND = """
 select outcome, end_offset from append_block(
-  {", ".join(f"%s::{name}" for name in _TYPES.split(", "))}::jsonb)"""
-_APPEND_PREPARED = PreparedStatement(
-    "sublet_append",
-    _TYPES,
-    "select outcome, end_offset from append_block($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::jsonb)",
-)
+  %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
+  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
 
 
 class AppendOutcome(StrEnum):
@@ -104,23 +96,6 @@ def append(
     return [by_index[index] for index in range(len(appends))]
 
 
-def append_and_notify(
-    conn: BoundedConnection, append: BlockAppend, notification: HeadNotification
-) -> tuple[AppendResult, bool]:
-    """Append a block as `append` does, and with the same write notify of what the stream's head is then. Return whether
-    that was sent, too."""
-    with map_append_errors(conn):
-        appended, notified = execute_in_one_write(
-            conn, [(_APPEND_PREPARED, _list_parameters(append)), notification.as_call()]
-        )
-        if appended.status != ExecStatus.TUPLES_OK:
-            raise psycopg.errors.error_from_result(appended)
-    outcome, end_offset = appended.get_value(0, 0), appended.get_value(0, 1)
-    assert outcome is not None
-    result = AppendResult(AppendOutcome(outcome.decode()), None if end_offset is None else int(end_offset))
-    return result, notified.status == ExecStatus.TUPLES_OK
-
-
 @contextmanager
 def map_append_errors(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where its
@@ -180,10 +155,6 @@ def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline
 
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
-    return conn.execute(_APPEND, _list_parameters(append), prepare=True, binary=True)
-
-
-def _list_parameters(append: BlockAppend) -> tuple[object, ...]:
     stamp, block = append.stamp, append.block
     stamp_parameters = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
     block_parameters = (
@@ -193,13 +164,14 @@ def _list_parameters(append: BlockAppend) -> tuple[object, ...]:
         Int2(block.codec),
         memoryview(block.payload),
     )
-    return (
+    parameters = (
         *stamp_parameters,
         Int8(append.stream_id),
         Int4(block.count),
         *block_parameters,
         _encode_epochs(block.epochs),
     )
+    return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 
 def _encode_epochs(epochs: BlockEpochRange | None) -> str | None:

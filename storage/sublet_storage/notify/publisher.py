@@ -29,7 +29,6 @@ from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, stream_change
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import NotificationDriver, NotificationDriverFactory, NotificationSender
-from sublet_storage.notify.drivers.postgres import UNKNOWN_HEAD, HeadNotification, PostgresNotifySender
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     Event,
@@ -124,25 +123,6 @@ class NotificationPublisher:
         """Publish the new heads of streams, {stream: head}; free where no node listens."""
         if heads and not self._is_in_vain():
             self.publish([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
-
-    def reserve_head(self, stream_id: int) -> HeadNotification | None:
-        """Return the notification of the head that a stream will have, for whoever appends to it now to send; None
-        where that is to be published afterwards. One that is not sent is missed by subscribers, who catch up."""
-        if self._is_in_vain() or not self._working.acquire(blocking=False):
-            return None
-        try:
-            now = time.monotonic()
-            sender = self._senders.get_only_sender()
-            is_idle = not (self._queued_changes or self._machine.has_pending) and self._may_send_at_once(now)
-            if not is_idle or not isinstance(sender, PostgresNotifySender):
-                return None
-            self._rest_at = now + REST_S
-            change = stream_change(stream_id, UNKNOWN_HEAD, closed=False)
-            (message,) = self._machine.decide(ChangesQueued((change,)), now).sends
-            self.sent += 1
-            return sender.as_head_notification(message, stream_id)
-        finally:
-            self._working.release()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was published, within that time, then leave and close everything; harmless when repeated."""
@@ -374,10 +354,6 @@ class NotificationSenders:
         for name in self._senders.keys() - endpoints_by_driver.keys():
             self._close(name, self._senders.pop(name).sender)
         return any(opened)
-
-    def get_only_sender(self) -> NotificationSender | None:
-        """Return the sender if one is open; None if several are, or none."""
-        return next(iter(self._senders.values())).sender if len(self._senders) == 1 else None
 
     def send(self, message: bytes) -> int:
         """Send by all senders; return how many accepted it."""

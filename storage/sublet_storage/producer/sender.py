@@ -35,7 +35,6 @@ from sublet_storage.log.append import (
     ProducerIdentity,
     ProducerStamp,
     append,
-    append_and_notify,
     producer_fenced_error,
     register_again,
 )
@@ -94,7 +93,7 @@ class Sender(threading.Thread):
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._giving_up = threading.Event()
-        self._notifier, self._is_notified = shared_publisher(url), False
+        self._notifier = shared_publisher(url)
 
     def run(self) -> None:
         """Take, send, settle; every error is passed to the deliveries."""
@@ -128,7 +127,7 @@ class Sender(threading.Thread):
             if isinstance(error, ProducerFenced):
                 raise
             return
-        self._publish_heads(loads, answers)
+        self._notifier.publish_heads(_find_heads(loads, answers))
         outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
@@ -152,9 +151,8 @@ class Sender(threading.Thread):
     def _append_blocks(
         self, appends: list[BlockAppend], epochs: Sequence[Epoch] | None, entered_at: float
     ) -> list[AppendResult]:
-        self._is_notified = False
         if epochs is None:
-            return self._call_with_retry(lambda conn: self._append_once(conn, appends), entered_at)
+            return self._call_with_retry(lambda conn: append(conn, appends), entered_at)
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
         result = self._call_with_retry(lambda conn: advance(conn, appends, epochs), entered_at)
@@ -163,19 +161,6 @@ class Sender(threading.Thread):
         elif result.change is not None:
             self._buffer.complete_advance(epochs)
         return result.results
-
-    def _append_once(self, conn: BoundedConnection, appends: list[BlockAppend]) -> list[AppendResult]:
-        """Append them; if it is one, and nothing else waits, the notification is sent along."""
-        if len(appends) == 1 and not self._buffer.queued_count:
-            notification = self._notifier.reserve_head(appends[0].stream_id)
-            if notification is not None:
-                result, self._is_notified = append_and_notify(conn, appends[0], notification)
-                return [result]
-        return append(conn, appends)
-
-    def _publish_heads(self, loads: list[PendingBlock], answers: list[AppendResult]) -> None:
-        if not self._is_notified:
-            self._notifier.publish_heads(_find_heads(loads, answers))
 
     def _stop_fenced(self, loads: list[PendingBlock]) -> None:
         error = producer_fenced_error(self._producer.producer_id, self._producer.incarnation)
@@ -195,7 +180,7 @@ class Sender(threading.Thread):
             return
         self._buffer.reroute(routes, closed)
 
-    def _call_with_retry(self, attempt: Callable[[BoundedConnection], _T], entered_at: float) -> _T:
+    def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T], entered_at: float) -> _T:
         """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most since
         the messages were handed over; once at least.
 
@@ -221,7 +206,7 @@ class Sender(threading.Thread):
         self._timeout.record_success()
         return answer
 
-    def _try_once(self, attempt: Callable[[BoundedConnection], _T], backoff: Backoff) -> _T:
+    def _try_once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
         """Make one attempt, which ends in time also if the server is frozen."""
         self._check_time()
         self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))

@@ -1,8 +1,7 @@
 """The driver by LISTEN and NOTIFY, which needs nothing but the database.
 
-NOTIFY is never in an append's transaction, where its commit lock would cost the publishers: behind a lone append it is
-sent with the same write, else over a connection of its own. What waits is sent in one statement, so that the rate is
-that of round trips and not of messages. LISTEN
+NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
+publishers. What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
 needs a connection of its own too, without a pooler in the way that would share it.
 """
 
@@ -20,15 +19,12 @@ from typing import Any
 
 import psycopg
 import xxhash
-from msgspec import Struct
 from psycopg import generators, sql
 from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.types.numeric import Int8
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect, resolve_schema_name
-from sublet_storage.db.prepared_pipeline import PreparedStatement
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.retry import Backoff
@@ -58,15 +54,6 @@ _POOLED = (
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
-UNKNOWN_HEAD = 2**62 - 1
-"""In place of a head that is not known before the notification is sent: no stream has so many messages."""
-
-_NOTIFY_HEAD = PreparedStatement(
-    "sublet_notify_head",
-    "text, text, bigint",
-    f"select pg_notify($1, replace(replace($2, '{2 * UNKNOWN_HEAD}', (2 * head)::text), '{UNKNOWN_HEAD}', head::text))"
-    " from stream where stream_id = $3",
-)
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 _PREPARE_ONE = "prepare sublet_notify (text, text) as select pg_notify($1, $2)"
 
@@ -96,19 +83,6 @@ def decode_payload(payload: bytes) -> bytes | None:
         return base64.b64decode(body, validate=True) if kind == b"b" and len(payload) > 1 else None
     except binascii.Error:
         return None
-
-
-class HeadNotification(Struct, frozen=True):
-    """A notification of a stream's head, `UNKNOWN_HEAD` in its payload, to be sent behind an append: over the same
-    connection, in a transaction of its own."""
-
-    channel: str
-    payload: str
-    stream_id: int
-
-    def as_call(self) -> tuple[PreparedStatement, tuple[object, ...]]:
-        """Return the statement that sends it, and its parameters."""
-        return _NOTIFY_HEAD, (self.channel, self.payload, Int8(self.stream_id))
 
 
 def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
@@ -142,7 +116,7 @@ class PostgresNotifySender:
     """Queues messages for the thread that executes NOTIFY; when too many wait, the oldest is dropped."""
 
     def __init__(self, url: str, channel: str) -> None:
-        self._sender, self._channel = _Sender(url, channel), channel
+        self._sender = _Sender(url, channel)
         self._too_long = 0
         self._sender.start()
 
@@ -158,10 +132,6 @@ class PostgresNotifySender:
             self._too_long += 1
         else:
             self._sender.add(message)
-
-    def as_head_notification(self, message: bytes, stream_id: int) -> HeadNotification:
-        """Return the message as one that is sent behind an append in place of `send`."""
-        return HeadNotification(self._channel, encode_payload(message, 0), stream_id)
 
     def close(self) -> None:
         """Wait a moment for queued messages, then close the connection."""
