@@ -223,7 +223,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     assert place > 10
 
 
-def test_who_asks_for_room_is_called_when_there_is_some() -> None:
+def test_room_is_reported_when_there_is_some() -> None:
     """At once where there is, or where nothing is taken any more."""
     buffer = a_buffer(replace(ONE_MESSAGE, buffered_bytes=1))
     called = Counter[str]()

@@ -178,7 +178,7 @@ def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
 
 
 @pytest.mark.conforms("X4")
-def test_an_answer_may_have_a_whole_batch_in_a_part() -> None:
+def test_an_answer_may_have_a_batch_in_a_part() -> None:
     def answer(count: int) -> pb.PublishReply:
         return pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=count)])
 
