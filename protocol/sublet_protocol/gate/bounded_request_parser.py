@@ -30,7 +30,7 @@ async def parse_request(raw: bytes, parse: Callable[[bytes], Any], max_bytes: in
 async def read_request(requests: Any, request_s: float, context: Any) -> bytes:
     """Return the one request of a stream. Abort the call if it does not come in time."""
     try:
-        # One that is not closed has itself, and the call, for ever.
+        # One that is not closed is in a cycle with itself, and has the call.
         async with asyncio.timeout(request_s), aclosing(aiter(requests)) as receiver:
             raw: bytes | None = await anext(receiver, None)
     except TimeoutError:
