@@ -88,7 +88,6 @@ class _Subscriber(Struct):
     def close(self) -> None:
         self.keep_errors(())
         self.mailbox.close()
-        self.usage.key_bytes -= self.measure_keys()
 
     def list_subjects(self) -> Iterator[tuple[str, str | None]]:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
@@ -344,7 +343,11 @@ class NodeSideMachine:
         if principal is None:
             return PrincipalUsage()
         limit = self.settings.unread_bytes_of_principal
-        return self._usages.setdefault(principal, PrincipalUsage(limit))
+        return self._usages.setdefault(principal, PrincipalUsage(True, limit))
+
+    def _count_key_bytes(self, subscriber: _Subscriber, size: int) -> None:
+        self._key_bytes += size
+        subscriber.usage.key_bytes += size
 
     def _reject_unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
@@ -357,7 +360,7 @@ class NodeSideMachine:
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
-        self._key_bytes -= subscriber.measure_keys()
+        self._count_key_bytes(subscriber, -subscriber.measure_keys())
         subscriber.close()
         subjects = tuple(subscriber.list_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
@@ -403,14 +406,12 @@ class NodeSideMachine:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
         size = 0 if key in keys else len(key or "")
         usage, left_free = subscriber.usage, self.settings.key_bytes - self._key_bytes - size
-        is_of_principal = usage.unread_limit < sys.maxsize
-        if size and (left_free < 0 or (is_of_principal and usage.key_bytes + size > left_free)):
+        if size and (left_free < 0 or (usage.is_of_principal and usage.key_bytes + size > left_free)):
             return (
                 f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and those of one "
                 "principal as many as are left free; unsubscribe from some, or try later"
             )
-        self._key_bytes += size
-        usage.key_bytes += size
+        self._count_key_bytes(subscriber, size)
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
@@ -427,8 +428,7 @@ class NodeSideMachine:
         keys = subscriber.subjects.get(channel, {})
         if key in keys:
             del keys[key]
-            self._key_bytes -= len(key or "")
-            subscriber.usage.key_bytes -= len(key or "")
+            self._count_key_bytes(subscriber, -len(key or ""))
         if self._index.remove(subscriber_id, channel, key):
             self.on_interest(channel, key, False)
         return None

@@ -23,8 +23,10 @@ MESSAGE_BYTES = 320
 
 class PrincipalUsage(Struct, weakref=True):
     """What one principal takes of a node's memory with all its subscriber ids, in bytes: what it has not taken yet, and
-    the keys of its subscriptions. Where callers are not known, each id has one of its own."""
+    the keys of its subscriptions. Where callers are not known, each id has one of its own, which is not
+    `is_of_principal`."""
 
+    is_of_principal: bool = False
     unread_limit: int = sys.maxsize
     unread_bytes: int = 0
     key_bytes: int = 0
