@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from sublet_protocol.domain.errors import Unavailable
@@ -54,6 +56,15 @@ class AdmissionLimiter:
             self._bytes_by_principal[principal] -= size
             if not self._by_principal[principal]:
                 del self._by_principal[principal], self._bytes_by_principal[principal]
+
+    @contextmanager
+    def admit(self, size: int = 0, principal: str | None = None) -> Iterator[None]:
+        """Admit a request of `size` bytes for as long as the block lasts. Raise as `acquire` does."""
+        self.acquire(size, principal)
+        try:
+            yield
+        finally:
+            self.release(size, principal)
 
     def _refuse(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> NoReturn:
         text = f"{inside} {self._request_kind} are {where}"

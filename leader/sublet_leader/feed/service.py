@@ -253,11 +253,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
         try:
             check_right()
-            self.readers.acquire(size, caller.principal)
-            try:
+            with self.readers.admit(size, caller.principal):
                 await operation(FeedReadCall(run, self.head_poller, read, write, check_right))
-            finally:
-                self.readers.release(size, caller.principal)
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)

@@ -112,11 +112,8 @@ class RequestGuard:
             body.update(await read_json_object(request))
             if caller.principal is not None:
                 _check_right(caller, body)
-            self._actions.acquire(principal=caller.principal)
-            try:
+            with self._actions.admit(principal=caller.principal):
                 return await run_in_threadpool(act, body)
-            finally:
-                self._actions.release(principal=caller.principal)
         except REFUSALS as error:
             return refusal_response(request, error)
 

@@ -79,12 +79,8 @@ class HttpDatabasePool:
         check = self._get_health().check_named("database")
         if check.state is HealthState.UNREACHABLE:
             raise Unavailable(f"the database is unreachable: {check.detail}")
-        self._admission.acquire(principal=principal)
-        try:
-            with self._take_connection() as connection:
-                yield connection
-        finally:
-            self._admission.release(principal=principal)
+        with self._admission.admit(principal=principal), self._take_connection() as connection:
+            yield connection
 
     @contextmanager
     def _take_connection(self) -> Iterator[Connection]:
