@@ -22,6 +22,7 @@ import pytest
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
+from sublet_storage.bootstrap.embedded.watchdog import is_zombie
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from tests.kit import eventually, for_root
 from tools.source_path import source_path
@@ -178,6 +179,14 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
         eventually(lambda: waiting_for(users))
         assert answers(url)
     eventually(lambda: not answers(url))
+
+
+@pytest.mark.parametrize("content", [None, "", str(2**30), str(os.getpid())])
+def test_who_lives_or_was_reaped_is_no_zombie(tmp_path: Path, content: str | None) -> None:
+    lock_file = tmp_path / "postmaster.pid"
+    if content is not None:
+        lock_file.write_text(content)
+    assert not is_zombie(str(lock_file))
 
 
 @pytest.mark.long

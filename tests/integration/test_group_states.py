@@ -19,6 +19,22 @@ OTHER = Subscription.parse("$share/other/#")
 
 
 @pytest.mark.conforms("A2")
+def test_how_long_a_stream_has_been_unreadable(database: str, conn: psycopg.Connection[Any]) -> None:
+    """Since it was found so after it could be read last, not since its grant."""
+    stream, other = open_streams(conn)[:2]
+    with a_world(database, conn) as led:
+        led.lead()
+        grant, of_other = led.lend(stream).grant_id, led.lend(other).grant_id
+        conn.execute("update lending_history set at = at - interval '1 hour'")
+        led.write(RecordHistory(other, of_other, "unreadable", "damaged"))
+        for event in ("unreadable", "readable", "unreadable", "unreadable"):
+            conn.execute("update lending_history set at = at - interval '1 hour'")
+            led.write(RecordHistory(stream, grant, event, "damaged"))
+        lines = {each.stream_id: each.unreadable_s or 0.0 for each in describe_group(conn, SUBSCRIPTION).streams}
+        assert [round(lines[each] / 3600) for each in (stream, other)] == [1, 4]
+
+
+@pytest.mark.conforms("A2")
 def test_the_states_of_a_group(database: str, conn: psycopg.Connection[Any]) -> None:
     first, second = open_streams(conn)[:2]
 

@@ -132,6 +132,27 @@ def test_a_place_back_meanwhile_misses_nothing(
     assert read(conn, stream) == before
 
 
+def test_a_place_back_meanwhile_deletes_nothing(
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away when objects are to be deleted, and back when that is done: what was not there is not deleted."""
+    orphan_all(conn, space)
+    retained, deleting = world.names(), LocalBackend.delete
+
+    def flapping(self: LocalBackend, name: str) -> None:
+        deleting(self, name)
+        if world.root.with_name("elsewhere").exists():
+            world.come_back()
+
+    monkeypatch.setattr(LocalBackend, "delete", flapping)
+    world.go_away()
+    with pytest.raises(PayloadUnavailable):
+        swept(conn)
+    assert rows(conn) == BLOCKS
+    world.come_back()
+    assert world.names() == retained
+
+
 def test_a_place_not_mounted_is_away_to_all_spaces(
     conn: Connection, world: LocalWorld, space: Space, stream: int
 ) -> None:
@@ -183,6 +204,14 @@ def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
     place = ObjectStore(parse_location(f"file://{tmp_path}"))
     first = place.write_marker("a" * 32)
     assert (first, place.write_marker("b" * 32)) == ("a" * 32, "a" * 32)
+
+
+def test_a_place_of_another_database_keeps_its_id(
+    conn: Connection, world: LocalWorld, space: Space, stream: int
+) -> None:
+    ObjectStore(parse_location(world.uri)).write_marker("a" * 32)
+    assert move(conn, space) == BLOCKS
+    assert conn.execute("select marker from payload_location").fetchall() == [("a" * 32,)]
 
 
 def test_blocks_name_nothing_that_was_not_written(

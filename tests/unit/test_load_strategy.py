@@ -38,6 +38,7 @@ def test_the_full_give_until_all_are_about_even() -> None:
     held = dict.fromkeys(range(4), "a") | {4: "b"}
     rates = {0: 100.0, 1: 100.0, 2: 100.0, 3: 300.0, 4: 20.0}
     assert plan(held, [], rates) == AllocationPlan(revokes=(3,))
+    assert plan({0: "a", 1: "a", 2: "b"}, [], {0: 100.0, 1: 100.0, 2: 1.0}).revokes == (1,)
 
 
 @pytest.mark.conforms("E18")

@@ -111,10 +111,11 @@ def test_sql_in_python_is_found(text: str, faults: list[str]) -> None:
         ("if (a := b()):\n    return a", set()),
         ("a = conn.execute(b)\nc = conn.execute(d)", {"c = conn.execute(d)\na = conn.execute(b)"}),
         ("a = conn.execute(b)\nc = conn.execute(a)", set()),
-        ("self.a = await b()\nc = await d(self.a)", set()),
+        ("self.a = b(conn)\nc = d(self.a, conn)", set()),
         ("a = B(conn)\nc = conn.execute(d)", set()),
         ("yield partial(a, conn)\nyield partial(b, conn)", set()),
-        ("if a:\n    b = 1\n    await c()\n    await d()", {"if a:\n    b = 1\n    await d()\n    await c()"}),
+        ("if a:\n    lock(conn)\n    b = c(conn)", {"if a:\n    b = c(conn)\n    lock(conn)"}),
+        ("conn.execute(a)\nconn.execute(b)", set()),
     ],
 )
 def test_faults_of_python(text: str, faults: set[str]) -> None:

@@ -125,10 +125,7 @@ def _conjunctions(tokens: list[tuple[str, int, int]], end: int) -> Iterator[list
 
 _SQL = re.compile(r'f?"+\s*(?:select|with|update|insert|delete|merge|where|and|or|from|join|order|on|for)\b')
 _CLOCK = re.compile(r"\b(?:monotonic|time|perf_counter|clock|_now|now)\(\)")
-_READ = re.compile(
-    r"\bawait |\b_?(?:conn|connection|cursor|transaction|store|clock)\b"
-    r"|\.(?:monotonic|fetch\w*|read\w*|load\w*|poll|recv)\("
-)
+_READ = re.compile(r"\b_?(?:conn|connection|cursor|transaction|store|clock)\b|\.(?:monotonic|fetch\w*|refresh\w*)\(")
 _CONSTRUCTS = re.compile(r"(?:\w+\.)*(?:_?[A-Z]\w*|partial)\(")
 _UNSEEN = {"log", "logger", "logging"}
 
@@ -192,9 +189,10 @@ class _Python:
             yield (begin, end, "pass", "guard")
 
     def reads(self, block: Sequence[ast.stmt]) -> Iterator[_Edit]:
-        """Yield adjacent statements that read shared state and do not depend on each other."""
+        """Yield a read of shared state and what reads or locks it before or after, unless one needs the other."""
         for first, second in pairwise(block):
-            if _is_read(first) and _is_read(second) and _are_independent(first, second):
+            gives = not (isinstance(first, ast.Expr) and isinstance(second, ast.Expr))
+            if gives and _is_read(first) and _is_read(second) and _are_independent(first, second):
                 (begin, between), (after, end) = self.span(first), self.span(second)
                 parts = self._source[after:end], self._source[between:after], self._source[begin:between]
                 yield (begin, end, "".join(parts), "order")

@@ -11,9 +11,10 @@ import ast
 import math
 import random
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 from tools import source_path
@@ -80,8 +81,8 @@ def try_fault(copy: Copy, fault: Fault, runs: Iterable[tuple[float, Sequence[str
 
 
 class Nearness:
-    """Ranks tests by their distance to a fault: rare words in common with the function, mainly in names, and the number
-    of imports between them."""
+    """Ranks tests by their distance to a fault: rare words in common with the function, mainly in names, the number of
+    imports between them, and whether they name the function or what calls it."""
 
     def __init__(self, root: Path) -> None:
         paths = _sources(root, (*PRODUCT, "tests"))
@@ -91,12 +92,13 @@ class Nearness:
         for name, text in self._texts.items():
             for module in _imported(name, text) & modules.keys():
                 self._importers[modules[module]].add(name)
-        self._words = {
-            test: _words(f"{_inside(test)} {words}")
+        self._tests = {
+            test: own
             for name, text in self._texts.items()
             if re.match(r"tests/\w+/test_(?!one_seed)", name)
-            for test, words in _tests(name, text)
+            for test, own in _tests(name, text)
         }
+        self._words = {test: _words(f"{_inside(test)} {own}") for test, own in self._tests.items()}
         frequency = Counter(chain.from_iterable(self._words.values()))
         self._weights = {word: math.log(1 + len(self._words) / count) for word, count in frequency.items()}
 
@@ -104,7 +106,8 @@ class Nearness:
         """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
         lock or an order, the nearest single slow tests, from the fastest to the slowest, and the simulator."""
         function, definition = _enclosing(self._texts[fault.file], fault.start)
-        distances = self._distances(fault.file, function)
+        callers = self._callers(fault.file, function)
+        distances = self._distances(fault.file, callers)
         path, name = _words(_inside(fault.file)), _words(function)
         wanted = path | _words(definition)
 
@@ -115,7 +118,8 @@ class Nearness:
                 self._weights[word] * (1 + (word in path & file) + 2 * (word in name) + 2 * (word in title))
                 for word in wanted & found
             )
-            return -sum(weights) / math.sqrt(len(found)) / (4 + distances[_file(test)])
+            named = sum(bool(callers.search(text)) for text in (self._tests[test], self._texts[_file(test)]))
+            return -(1 + named) * sum(weights) / math.sqrt(len(found)) / (4 + distances[_file(test)])
 
         def nearest(count: int, *folders: str, distance: float = math.inf) -> list[str]:
             near = (test for test in self._words if _folder(test) in folders and _file(test) in distances)
@@ -133,26 +137,29 @@ class Nearness:
         )
         return [(limit_s, tests) for limit_s, tests in runs if tests]
 
-    def _distances(self, file: str, function: str) -> dict[str, int]:
+    def _distances(self, file: str, callers: re.Pattern[str]) -> dict[str, int]:
         """Return the number of imports from each file to this one; for a SQL script, to the callers of its function."""
-        border = {file} if file.endswith(".py") else self._callers(function)
+        is_python = file.endswith(".py")
+        border = {file} if is_python else {n for n, t in self._texts.items() if n.endswith(".py") and callers.search(t)}
         found = dict.fromkeys(border, 0)
         while border:
             border = {importer for name in border for importer in self._importers[name]} - found.keys()
             found |= dict.fromkeys(border, max(found.values()) + 1)
         return found
 
-    def _callers(self, function: str) -> set[str]:
-        """Return the files that call it, directly or through other SQL functions."""
-        bodies = [match for text in self._texts.values() for match in _FUNCTION.finditer(text)]
-        functions, count = {function}, 0
-        while len(functions) > count:
-            count, calls = len(functions), re.compile(rf"\b(?:{'|'.join(functions)})\b")
-            functions |= {body[1] for body in bodies if calls.search(body[2])}
-        return {name for name, text in self._texts.items() if name.endswith(".py") and calls.search(text)}
+    def _callers(self, file: str, function: str) -> re.Pattern[str]:
+        """Return what finds the names of a function and of those of its file, or of all SQL scripts, that call it."""
+        texts = (
+            [self._texts[file]] if file.endswith(".py") else [t for n, t in self._texts.items() if n.endswith(".sql")]
+        )
+        definitions = [definition for text in texts for definition in _definitions(text)]
+        names, count = {function}, 0
+        while len(names) > count:
+            count, calls = len(names), re.compile(rf"\b(?:{'|'.join(names)})\b")
+            names |= {name for name, body in definitions if calls.search(body)}
+        return calls
 
 
-_FUNCTION = re.compile(r"^create function (\w+)(.*?)\$\$;?$", re.MULTILINE | re.DOTALL)
 _DEFINITION = re.compile(r"^(?: *(?:async )?def|class|create function) (\w+)|^(\w+)(?:: [^=\n]+)? = ", re.MULTILINE)
 
 
@@ -174,7 +181,8 @@ def _tests(name: str, text: str) -> Iterator[tuple[str, str]]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             own = ast.unparse(node)
-            if "mark.long" not in own and (_folder(name) != "simulation" or "_no_seed_" in own):
+            is_long = "pytest.mark.long" in map(ast.unparse, node.decorator_list)
+            if not is_long and (_folder(name) != "simulation" or "_no_seed_" in own):
                 yield f"{name}::{node.name}", own
 
 
@@ -212,9 +220,14 @@ def _imported(name: str, text: str) -> set[str]:
 
 def _enclosing(text: str, place: int) -> tuple[str, str]:
     """Return the function, class or module variable defined at this offset of a text, and its definition."""
-    definitions = list(_DEFINITION.finditer(text))
-    begun = [match for match in definitions if match.start() <= place]
-    end = next((match.start() for match in definitions if match.start() > place), len(text))
-    if not begun:
-        return "nothing", text[:end]
-    return begun[-1][1] or begun[-1][2], text[begun[-1].start() : end]
+    definitions = _definitions(text)
+    ends = list(accumulate(len(definition) for _, definition in definitions))
+    return definitions[bisect_right(ends, place)]
+
+
+def _definitions(text: str) -> list[tuple[str, str]]:
+    """Return name and text of each function, class or module variable, in order; what comes before is `nothing`."""
+    found = list(_DEFINITION.finditer(text))
+    bounds = [0, *(match.start() for match in found), len(text)]
+    names = ["nothing", *(match[1] or match[2] for match in found)]
+    return [(name, text[begin:end]) for name, (begin, end) in zip(names, pairwise(bounds), strict=True)]

@@ -26,8 +26,8 @@ class AccessCache:
 
     def replace(self, snapshot: AccessSnapshot) -> None:
         """Decide by this snapshot, which was read just now."""
-        self._state = snapshot, self._clock()
-        self._confirmed_at = self._clock()
+        self.confirm()
+        self._state = snapshot, self._confirmed_at
 
     def confirm(self) -> None:
         """Note that nothing has changed by now."""
