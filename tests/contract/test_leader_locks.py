@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from queue import SimpleQueue
+from typing import Any
 
+import psycopg
 import pytest
 from msgspec.structs import replace
 
 from sublet_leader.election import LivenessLockLost, OwnLivenessLockAcquired, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
+from sublet_storage.db import liveness_lock
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.db.liveness_lock import LivenessLockKeeper, acquire_lock, find_free_locks
@@ -101,11 +105,18 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     assert acquire_lock(postgres.connection, FIRST.key)
 
 
-def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
+def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
     events: SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
     times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
+    looked_at: list[float] = []
+
+    def find(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
+        looked_at.append(time.monotonic())
+        return find_free_locks(connection, keys)
+
+    monkeypatch.setattr(liveness_lock, "find_free_locks", find)
     keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:
@@ -115,6 +126,7 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
         check = events.get(timeout=WAIT_S)
         assert isinstance(check, PeerLocksChecked)
         assert check.free == {SECOND.key}
+        assert check.connected_at <= check.sent_at <= looked_at[0] <= check.answered_at
         assert [(check.timeline,)] == postgres.connection.execute("select timeline_number()").fetchall()
     finally:
         keeper.stop()

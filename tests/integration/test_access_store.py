@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -177,6 +177,20 @@ def test_changes_are_read_between_versions(conn: psycopg.Connection[Any]) -> Non
     ]
     assert found[0].by.startswith("database user ")
     assert read_changes(conn, start, read_version(conn), 2) == found, "the newest"
+
+
+def test_what_changes_while_it_is_read_is_read_again(conn: psycopg.Connection[Any]) -> None:
+    class Changing:
+        """Runs statements, with a change behind the first."""
+
+        def execute(self, *statement: Any) -> psycopg.Cursor[Any]:
+            try:
+                return conn.execute(*statement)
+            finally:
+                allow(conn, RULE)
+
+    read = read_access(cast("psycopg.Connection[Any]", Changing()))
+    assert has_changed(conn, read.version)
 
 
 def test_every_change_is_seen_and_has_a_notice(database: str, conn: psycopg.Connection[Any]) -> None:

@@ -50,7 +50,7 @@ def heads(publisher: NodeSideMachine, name: str) -> list[object]:
 
 
 @pytest.mark.conforms("P1", "D6", "E21")
-def test_a_hub_passes_on_what_is_followed(database: str) -> None:
+def test_a_hub_passes_on_what_is_followed(database: str, caplog: pytest.LogCaptureFixture) -> None:
     async def story(conn: psycopg.Connection[object]) -> None:
         publisher = make_node_side_machine("n1#1")
         grown: list[int] = []
@@ -89,6 +89,7 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
             await asyncio.to_thread(publish_once, database, [*odd, *wanted])
             await until(lambda: ordered)
             assert ordered == [8]
+            assert not caplog.records
             before = len(changed)
             await asyncio.to_thread(create_space, conn, "eu", "eu/#")
             hub.subscriber.request_catch_up("space")
