@@ -467,4 +467,12 @@ def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
         with pytest.raises(Conflict, match=rf"has a row that an open transaction keeps locked: {locker}.*Nothing is"):
             postgres.store.delete_group(group.subscription)
         assert postgres.store.find_live_group(group.subscription) == group
+    postgres.connection.execute(
+        "create function refuse() returns trigger language plpgsql as"
+        " $$ begin raise exception 'not now' using errcode = 'serialization_failure'; end $$;"
+        " create trigger refuse before update on consumer_group for each row execute function refuse()"
+    )
+    with pytest.raises(TransactionRolledBack, match="not now"):
+        postgres.store.delete_group(group.subscription)
+    postgres.connection.execute("drop trigger refuse on consumer_group")
     assert postgres.store.delete_group(group.subscription) == group.group_id

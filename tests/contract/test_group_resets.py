@@ -434,9 +434,12 @@ def test_an_operators_pause_outlives_a_reset(
 def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     world, group, term, (first, _) = halfway
     granted(world, group, term, first)
+    another = world.group(Subscription.parse("$share/another/#"), StartingPosition.EARLIEST)
+    granted(world, another, world.lead(another), first)
     found = places(world, group)
 
-    def resume(_held: int) -> None:
+    def resume(held: int) -> None:
+        assert held == 1
         send_command(world.url, group.subscription, ResumeGroup())
 
     with pytest.raises(Conflict, match=r"it was resumed .* nothing was changed.*groups history"):

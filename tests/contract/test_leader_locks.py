@@ -130,3 +130,5 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: py
         assert [(check.timeline,)] == postgres.connection.execute("select timeline_number()").fetchall()
     finally:
         keeper.stop()
+    keeper.join(WAIT_S)
+    assert not any(isinstance(events.get(), LivenessLockLost) for _ in range(events.qsize()))

@@ -78,6 +78,9 @@ def test_each_delivery_has_the_position_of_its_message(server: Serving, conn: ps
     assert full["headers"] == [{"key": "h", "value": b"1"}, {"key": "n", "value": None}]
     assert (full["timestamp"].timestamp(), full["epoch"]) == (5e-6, None)
     assert {place: each["value"] for place, each in lying.items()} == found
+    with Feed(server.address) as feed:
+        alone = [feed.publish_batch({"topic": [f"v/{n}"], "value": [b"v"]}) for n in range(100)]
+        assert [len(span.rows) for each in alone for span in each.result(30)] == [1] * 100
 
 
 def test_large_messages_travel_in_several_batches(server: Serving, conn: psycopg.Connection[Any]) -> None:

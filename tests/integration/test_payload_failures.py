@@ -132,20 +132,25 @@ def test_a_place_back_meanwhile_misses_nothing(
     assert read(conn, stream) == before
 
 
-def test_a_place_back_meanwhile_deletes_nothing(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("starts_away", [True, False])
+def test_a_place_away_meanwhile_deletes_nothing(
+    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch, starts_away: bool
 ) -> None:
-    """It is away when objects are to be deleted, and back when that is done: what was not there is not deleted."""
+    """What was not there is not deleted."""
     orphan_all(conn, space)
     retained, deleting = world.names(), LocalBackend.delete
 
     def flapping(self: LocalBackend, name: str) -> None:
+        is_away = world.root.with_name("elsewhere").exists()
+        if not (is_away or starts_away):
+            world.go_away()
         deleting(self, name)
-        if world.root.with_name("elsewhere").exists():
+        if is_away and starts_away:
             world.come_back()
 
     monkeypatch.setattr(LocalBackend, "delete", flapping)
-    world.go_away()
+    if starts_away:
+        world.go_away()
     with pytest.raises(PayloadUnavailable):
         swept(conn)
     assert rows(conn) == BLOCKS

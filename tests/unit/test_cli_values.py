@@ -116,6 +116,7 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (b'{"value": 1e999}', "line 1: value: holds a number out of range. Give it as text."),
         (b'{"value": "x", "key": [1e999]}', "line 1: key: holds a number out of range"),
         (b'{"value": ["\\ud800"]}', "line 1: value: holds a lone surrogate, which is not text."),
+        (b'{"value": "x", "headers": [["a", "b", "c"]]}', 'line 1: headers: give an object, or a list of ["name"'),
         (b'{"value": "x", "epoch": [7]}', "line 1: epoch [7]: this command publishes in no epoch."),
     ],
 )
