@@ -29,9 +29,9 @@ end $$;
 -- so that a term cannot come back.
 create table leadership (
   leadership_id bigint primary key,
-  node text not null,
-  incarnation text not null,
-  address text not null,
+  node text not null default 'nobody',
+  incarnation text not null default '',
+  address text not null default '',                    -- its holder is sent tokens: operators cannot write it
   term bigint not null,
   expires_at timestamptz not null,
   step_down_term bigint,                               -- set by an operator: the term whose leader is to step down

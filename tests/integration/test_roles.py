@@ -298,6 +298,24 @@ def test_an_operator_writes_so_many_weights(world: RoleWorld, admin: psycopg.Con
     admin.execute("delete from consumer_group")
 
 
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "update leadership set address = '127.0.0.1:1', node = 'n', incarnation = 'i', term = term + 1",
+        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+        " values (7, 'n', 'i', '127.0.0.1:1', 1, now() + interval '1 hour')",
+        "update node set address = '127.0.0.1:1'",
+        "insert into node (name, incarnation, address, protocol_version, expires_at) values ('n', 'i', 'a', 1, now())",
+        "do $$ begin lock table leadership in row exclusive mode; end $$",
+    ],
+)
+def test_an_operator_is_nobodys_leader(world: RoleWorld, statement: LiteralString) -> None:
+    """Consumers send their tokens to the address of a leader."""
+    with connect(world.of(DatabaseRole.OPERATE)) as operator, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        operator.execute(statement)
+
+
 def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     with connect(world.of(DatabaseRole.OPERATE)) as operator:
         space = create_space(operator, "epochs", "epochs/#").space_id

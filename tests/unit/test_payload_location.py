@@ -8,7 +8,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PayloadUnavailable
 from sublet_storage.objects.allowed_locations import find_refusal, read_allowed_endpoints
-from sublet_storage.objects.location import locate_object, new_object_name, parse_location
+from sublet_storage.objects.location import MAX_LOCATION_CHARS, locate_object, new_object_name, parse_location
 from sublet_storage.objects.object_stores import ObjectStore
 
 
@@ -44,6 +44,13 @@ def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, op
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"Give file:///DIRECTORY, or s3://BUCKET/PREFIX"):
         parse_location(text)
+
+
+def test_a_place_has_a_greatest_length() -> None:
+    place = "file:///".ljust(MAX_LOCATION_CHARS, "x")
+    assert str(parse_location(place)) == place
+    with pytest.raises(InvalidSetting, match=f"at most {MAX_LOCATION_CHARS} printable"):
+        parse_location(place + "x")
 
 
 def test_a_refusal_repeats_only_a_part() -> None:

@@ -61,7 +61,11 @@ outbox_rejected           -       -      -       s       rawd
 node                      -       r      s       s       rawd
 node.draining             -       -      -       w       -
 timeline                  -       -      -       r       rawd
-leadership                -       -      -       raw     rawd
+leadership                -       -      -       r       rawd
+leadership.leadership_id  -       -      -       a       -
+leadership.term           -       -      -       a       -
+leadership.expires_at     -       -      -       aw      -
+leadership.step_down_term -       -      -       w       -
 consumer_group            -       -      -       raw     rawd
 lending                   -       -      -       sawd    rawd
 lending_history           -       -      -       ra      rawd

@@ -70,8 +70,8 @@ _HELD = "select count(*) from lending where group_id = %(group)s and status = 'h
 _GRANTED = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
 _NO_LEADER = f"""
-insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
-values (%(group)s, 'nobody', '', '', {format_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
+insert into leadership (leadership_id, term, expires_at)
+values (%(group)s, {format_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
 """Ensures that there is a row to lock, for which a claim of the group then waits."""
 
 _ADD = f"""
