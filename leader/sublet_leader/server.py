@@ -413,10 +413,11 @@ class NodeServer:
     def _on_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
         if not self._callers.check_message(subscriber_id, message):
             return
-        if isinstance(message, GroupEventPayload):
-            self._handle(WatcherLeaderQueryReceived(subscriber_id, parse_leader_query(message)))
-            return
         agent = parse_agent_id(subscriber_id)
+        if isinstance(message, GroupEventPayload):
+            caller = self._callers.find_principal(agent) or agent
+            self._handle(WatcherLeaderQueryReceived(subscriber_id, parse_leader_query(message), caller))
+            return
         self._subscribers[agent] = subscriber_id
         for denied in self._callers.find_denied_on_return(agent, self._machine.leaders.values()):
             self._handle(denied)

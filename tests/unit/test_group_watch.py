@@ -20,6 +20,7 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import (
     MAX_MEMBERS,
     MAX_QUERIES,
+    MAX_QUERIES_OF_CALLER,
     GroupEventPublisher,
     WatcherLeaderQueryReply,
     parse_leader_query,
@@ -112,13 +113,13 @@ def test_each_leader_reports_when_it_begins_and_ends() -> None:
 def test_one_look_answers_all_who_ask_who_leads() -> None:
     play = Play()
     for subscriber in ("w.1", "w.2", "w.1"):
-        play.do(WatcherLeaderQueryReceived(subscriber, WANTED))
+        play.do(WatcherLeaderQueryReceived(subscriber, WANTED, subscriber))
     assert play.requests == [LookUpLeader(WANTED)]
     nobody = play.answer().leader_locations
     assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
     assert play.store.find_live_group(WANTED) is None, "asking has created nothing"
     play.granted()
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
     (answer,) = play.answer().leader_locations
     assert answer.group == play.store.find_live_group(WANTED)
     assert answer.leadership is not None
@@ -130,7 +131,7 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
     play = Play()
     play.granted()
     play.now += SETTINGS.lease_duration_s
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
     (request,) = play.waiting(LookUpLeader)
     (answer,) = play.do(play.execute(request)).leader_locations
     assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
@@ -138,18 +139,29 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
 
 def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
     request = play.requests.pop()
     assert isinstance(request, LookUpLeader)
     assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED))
+    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
     assert play.requests == [LookUpLeader(WANTED)]
 
 
 def test_not_more_is_looked_up_than_the_limit() -> None:
+    """Of one caller, and of all; what is answered counts no more."""
     play = Play()
-    for number in range(MAX_QUERIES + 5):
-        play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(f"$share/g{number}/#")))
+    for number in range(MAX_QUERIES_OF_CALLER + 5):
+        play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(f"$share/g{number}/#"), "user"))
+    assert len(play.requests) == MAX_QUERIES_OF_CALLER
+    play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse("$share/g0/#"), "user"))
+    assert len(play.requests) == MAX_QUERIES_OF_CALLER, "that one is looked up already"
+    play.answer()
+    request = play.requests.pop()
+    assert isinstance(request, LookUpLeader)
+    play.do(LeaderLookupCompleted(request, is_answered=False))
+    for number in range(MAX_QUERIES):
+        play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(f"$share/h{number}/#"), f"user {number % 40}"))
+    play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse("$share/last/#"), "user"))
     assert len(play.waiting(LookUpLeader)) == MAX_QUERIES
 
 

@@ -320,7 +320,7 @@ def test_another_leader_is_named_by_its_address() -> None:
 def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool) -> None:
     play = Play()
     play.want("a/1")
-    play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(SUBSCRIPTION)))
+    play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(SUBSCRIPTION), "user"))
     request = next(each for each in play.requests if isinstance(each, LookUpLeader))
     play.do(LeaderLookupCompleted(request, None, Leadership(1, NodeIncarnation("n2", "n2#1", "n2:1"), 1, remaining_s)))
     assert bool(play.received(LeaderConnectResponse)) is is_sent_on

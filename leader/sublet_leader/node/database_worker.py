@@ -70,7 +70,7 @@ class DatabaseWorker:
 
     def submit(self, request: DatabaseRequest) -> None:
         """Queue a request. Renewals come first, so that leases do not run out behind a long queue, then what led groups
-        need, then what callers request."""
+        need, then what callers need to join, then who leads."""
         self._queue.put((_choose_priority(request), next(self._order), request))
 
     def stop(self, timeout_s: float) -> None:
@@ -119,7 +119,9 @@ def _choose_priority(request: DatabaseRequest) -> int:
     match request:
         case RenewLeaderships():
             return 0
-        case ReadSessionEpoch() | FindOrCreateGroup() | LookUpLeader():
+        case ReadSessionEpoch() | FindOrCreateGroup():
             return 2
+        case LookUpLeader():
+            return 3
         case _:
             return 1

@@ -226,10 +226,11 @@ class SessionEpochRead(Struct, frozen=True):
 
 
 class WatcherLeaderQueryReceived(Struct, frozen=True):
-    """A watcher of that subscription queries its leader."""
+    """A watcher of that subscription queries its leader. `caller`: for whom it counts."""
 
     subscriber_id: str
     subscription: Subscription
+    caller: str
 
 
 class GroupLeaderEvent(Struct, frozen=True):

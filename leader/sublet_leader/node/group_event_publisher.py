@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from sublet_leader.group.members import Member
 from sublet_leader.group.watch_events import GroupWatchEvent
+from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
@@ -24,9 +25,9 @@ from sublet_storage.groups.model.records import Group, Leadership
 MAX_MEMBERS = 1_000
 """Maximum number of members listed of a group; of more, these."""
 MAX_QUERIES = 1_000
-"""Maximum number of subscriptions looked up at a time; further queries are repeated."""
 MAX_QUERIES_OF_CALLER = 50
-"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for all."""
+"""Most groups, leaders and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for
+all. Further queries are repeated."""
 
 
 class WatcherLeaderQueryReply(Struct, frozen=True):
@@ -41,17 +42,20 @@ class WatcherLeaderQueryReply(Struct, frozen=True):
 
 
 class LeaderLookups:
-    """Leader queries in progress; each subscription is looked up once for all queries meanwhile."""
+    """Leader queries in progress; each subscription is looked up once for all queries meanwhile. `query_counts`: the
+    node's bound on concurrent queries."""
 
-    def __init__(self) -> None:
-        self._waiting_subscribers: dict[Subscription, dict[str, None]] = {}
+    def __init__(self, query_counts: CallerCountLimit) -> None:
+        self._query_counts = query_counts
+        self._waiting: dict[Subscription, tuple[str, dict[str, None]]] = {}
 
-    def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
-        """Add a query; return whether it is to be looked up now. Subscriber None: the node itself."""
-        is_first = subscription not in self._waiting_subscribers
-        if is_first and len(self._waiting_subscribers) >= MAX_QUERIES:
+    def add(self, subscription: Subscription, subscriber_id: str | None, caller: str) -> bool:
+        """Add a query; return whether it is to be looked up now. Subscriber None: the node itself. A lookup counts for
+        the first caller."""
+        is_first = subscription not in self._waiting
+        if is_first and not self._query_counts.add(caller):
             return False
-        subscribers = self._waiting_subscribers.setdefault(subscription, {})
+        _, subscribers = self._waiting.setdefault(subscription, (caller, {}))
         if subscriber_id is not None:
             subscribers[subscriber_id] = None
         return is_first
@@ -66,15 +70,19 @@ class LeaderLookups:
         """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
-        subscribers = self._waiting_subscribers.pop(subscription, {})
         return [
             WatcherLeaderQueryReply(subscriber_id, str(subscription), group, alive, connected)
-            for subscriber_id in subscribers
+            for subscriber_id in self.cancel(subscription)
         ]
 
-    def cancel(self, subscription: Subscription) -> None:
-        """Drop the queries, as the database did not answer: they are repeated."""
-        self._waiting_subscribers.pop(subscription, None)
+    def cancel(self, subscription: Subscription) -> Iterable[str]:
+        """Drop the queries of that subscription, and return whose they were. Without an answer of the database they are
+        repeated."""
+        if subscription not in self._waiting:
+            return ()
+        caller, subscribers = self._waiting.pop(subscription)
+        self._query_counts.remove(caller)
+        return subscribers
 
 
 class GroupEventPublisher:

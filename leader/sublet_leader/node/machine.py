@@ -99,7 +99,7 @@ class Node:
         self._stop_by: float | None = None
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
-        self._leader_lookups = LeaderLookups()
+        self._leader_lookups = LeaderLookups(self.query_counts)
         self._parts = MessageReassembler()
         self.foreign_pings = 0
         self._session_epochs = ForgedSessionChecker(self.query_counts)
@@ -185,7 +185,7 @@ class Node:
             self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
     def _on_leader_query(self, query: WatcherLeaderQueryReceived) -> None:
-        if self._leader_lookups.add(query.subscription, query.subscriber_id):
+        if self._leader_lookups.add(query.subscription, query.subscriber_id, query.caller):
             self._out.requests.append(LookUpLeader(query.subscription))
 
     def _on_leader_lookup_completed(self, answer: LeaderLookupCompleted) -> None:
@@ -263,7 +263,7 @@ class Node:
             self._invalidate(received.agent, request.borrower_id, BorrowerEndReason.DENIED, problem)
             return
         if self._restrictions.is_forbidden(group, now):
-            if self._leader_lookups.add(subscription, None):
+            if self._leader_lookups.add(subscription, None, received.caller):
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription, received.caller):
