@@ -13,6 +13,7 @@ from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import checks
 from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
@@ -169,6 +170,22 @@ def test_clocks_connections_and_transactions(
         assert finding.hint == f"End it: select pg_terminate_backend({other.info.backend_pid})"
     monkeypatch.setattr(checks, "MIN_VERSION", 990_000)
     assert found(conn, "server").state is Severity.ERROR
+
+
+def test_a_prepared_transaction_is_named(server: EmbeddedPostgres) -> None:
+    """It holds its locks without a session that could be ended."""
+    with connect(server.url) as conn:
+        conn.execute("alter system set max_prepared_transactions = 1")
+    server.stop()
+    server.start()
+    with connect(server.url) as conn:
+        assert is_well(found(conn, "transactions"))
+        conn.execute("begin; select lock_producer('x'); prepare transaction 'a forgotten one'")
+        finding = found(conn, "transactions")
+        assert re.match(r"1 open .* by user \w+, prepared as 'a forgotten one'$", finding.detail)
+        assert finding.hint == "End it: rollback prepared 'a forgotten one'"
+        conn.execute("rollback prepared 'a forgotten one'")
+        assert is_well(found(conn, "transactions"))
 
 
 @pytest.mark.conforms("A8", "A9")

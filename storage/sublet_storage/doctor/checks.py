@@ -42,6 +42,18 @@ select source, case source
          when 'global' then 'alter role all' end
   from pg_settings where name = 'default_transaction_read_only' and setting = 'on'"""
 
+# Age, whose, and what ends it: open for long, or prepared for a second phase, which no session's end ends.
+_TRANSACTIONS = """
+select extract(epoch from clock_timestamp() - xact_start)::float8 as age,
+       format('%%L, process %%s', application_name, pid), format('select pg_terminate_backend(%%s)', pid)
+  from pg_stat_activity
+ where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()
+   and backend_type = 'client backend'
+union all
+select extract(epoch from clock_timestamp() - prepared)::float8, format('user %%s, prepared as %%L', owner, gid),
+       format('rollback prepared %%L', gid) from pg_prepared_xacts where database = current_database()
+ order by age desc"""
+
 _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
 """Of a group, in SQL."""
 
@@ -221,18 +233,11 @@ def _check_connections(connection: Connection) -> DoctorCheckResult:
 
 
 def _check_transactions(connection: Connection) -> DoctorCheckResult:
-    rows = connection.execute(
-        "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
-        " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
-        " and backend_type = 'client backend' order by xact_start",
-        (MAX_TRANSACTION_S,),
-    ).fetchall()
+    rows = connection.execute(_TRANSACTIONS, (MAX_TRANSACTION_S,)).fetchall()
     if rows:
-        pid, name, age_s = rows[0]
-        detail = f"{len(rows)} open for long, the oldest for {age_s:.0f} s, by {name!r}, process {pid}"
-        return DoctorCheckResult(
-            "transactions", Severity.WARNING, detail, f"End it: select pg_terminate_backend({pid})"
-        )
+        age_s, owner, remedy = rows[0]
+        detail = f"{len(rows)} open for long or prepared, the oldest for {age_s:.0f} s, by {owner}"
+        return DoctorCheckResult("transactions", Severity.WARNING, detail, f"End it: {remedy}")
     return DoctorCheckResult("transactions", Severity.OK, "none is open for long")
 
 
