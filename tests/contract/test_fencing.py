@@ -26,6 +26,8 @@ from tests.kit import eventually
 @pytest.mark.conforms("E25", "E17")
 def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
     group, term, stream, held = postgres.granted(10)
+    (longer,) = postgres.add_space("longer", "longer/#")
+    postgres.append(longer, 20)
     ours = grant_of(group, held)
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path

@@ -8,10 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.coordinator.history_queries import HistoricalGroupState, has_owner, read_group_at
 from sublet_storage.groups.model.records import (
     AdvancePosition,
+    GrantStream,
+    GroupOptions,
+    GroupWrites,
     HistoryRecord,
     ReclaimStream,
     RecordHistory,
@@ -52,6 +55,9 @@ def test_each_time_has_one_owner_or_none(world: World) -> None:
     world.lend(second, None)
     times.append(world.now_us())
     world.write(ReleaseStream(first, held.grant_id, 1, "left"))
+    another = world.store.declare_group(Subscription.parse("$share/another/#"), GroupOptions()).group_id
+    claimed = world.store.claim(another, NODE, 60)
+    world.store.commit([GroupWrites(another, claimed.term, (GrantStream(first, "b3", "theirs", None, "x"),), True)])
     world.store.release(NODE, {group: world.term})
     world.term = world.store.claim(group, OTHER, 60).term
     times.append(world.now_us())

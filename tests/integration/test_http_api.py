@@ -263,6 +263,13 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
     assert not any("a wrong token" in message or TOKEN in message for message in said)
 
 
+@pytest.mark.parametrize(("minutes", "max_groups"), [(0, 2), (1, 0)])
+def test_no_curves_are_kept_where_none_are_wanted(minutes: int, max_groups: int) -> None:
+    curves = LagHistory(pool=None, minutes=minutes, max_groups=max_groups)  # type: ignore[arg-type]
+    curves.run()  # returns, and has looked for no connection
+    assert curves.read((1,)) == ([], {1: []})
+
+
 def test_curves_remember_what_was_not_known() -> None:
     curves = LagHistory(pool=None, minutes=1, max_groups=2)  # type: ignore[arg-type]
     now = time.time()

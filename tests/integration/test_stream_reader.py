@@ -221,8 +221,7 @@ def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], con
 
 
 @pytest.mark.conforms("E26", "E27")
-@pytest.mark.parametrize("policy", ["drop", "fail"])
-@pytest.mark.long
+@pytest.mark.parametrize("policy", [pytest.param("drop", marks=pytest.mark.long), "fail"])
 def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Connection, policy: str) -> None:
     """The query that comes back does not read it again."""
     ours, theirs = Checkpoint(), Checkpoint()

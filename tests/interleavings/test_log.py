@@ -95,7 +95,7 @@ def test_maintenance_locks_streams_as_appends_do(conn: Connection, database: str
     blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"y") for stream in streams]
 
     def examine(conn: Connection) -> list[int]:
-        for way in ("indexscan", "bitmapscan", "sort", "hashjoin", "mergejoin"):
+        for way in ("indexscan", "bitmapscan", "sort", "nestloop", "mergejoin"):
             conn.execute(f"set enable_{way} = off")
         return small_block_compaction.list_newly_fragmented(conn, older_than_s=0)
 

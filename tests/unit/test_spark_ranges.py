@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sublet_borrower.spark.source.range_reader import MultiRangePartition, RangePartition, plan_tasks
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
+from sublet_storage.readers.epoch_steps import BlockRun, EpochStep
 
 
 def ranges(*sizes: int) -> list[RangePartition]:
@@ -32,6 +36,13 @@ def test_one_task_for_each_stream_by_default() -> None:
 
 def test_no_more_tasks_than_messages() -> None:
     assert shape([2, 1, 0], 2**62, None) == [[(1, 1)], [(1, 1)], [(2, 1)]]
+
+
+def test_a_step_is_of_one_task() -> None:
+    (of_stream,) = ranges(8)
+    run = BlockRun(100, 108, 800, is_fully_matching=True)
+    step = replace(of_stream, step=EpochStep((run,), ConsumedFrontier(100), 108, ConsumedFrontier(108)))
+    assert list(plan_tasks([step], 4, None)) == [step]
 
 
 def test_tasks_have_about_one_size() -> None:
