@@ -104,6 +104,7 @@ def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld) -> None:
     for read in (consumer_progress.read_position, consumer_progress.read_consumed_frontier):
         assert read(postgres.connection, group_id, stream, grant_id, key) is not None
         assert read(postgres.connection, group_id, stream, grant_id + 1, key) is None
+        assert read(postgres.connection, group_id, stream, grant_id, GrantSecret.draw()) is None
 
 
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:

@@ -6,10 +6,14 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.consumer.dead_letter import publish_dead_letter
+from sublet_borrower.consumer.dead_letter import SHOWN_ERROR, publish_dead_letter
 from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.db.connect import connect
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+
+TOPIC, ERROR = "t" * 4_096, "é" * 5_000
+ADDED = {"topic": TOPIC, "stream_id": "3", "offset": "7", "error": ERROR[:SHOWN_ERROR]}
+ROOM = MAX_HEADER_BYTES - sum(len(f"sublet.{name}{value}".encode()) for name, value in ADDED.items())
 
 
 @pytest.mark.conforms("X4")
@@ -19,17 +23,19 @@ from sublet_storage.log.column_encoding import BLOCK_SCHEMA
         ([("a", b"1"), ("a", None)], 2),
         ([("n", None)] * MAX_HEADERS, MAX_HEADERS - 4),
         ([("a", b"x" * 100), ("b", b"x" * (MAX_HEADER_BYTES - 102))], 1),
+        ([("a", b"x" * (ROOM - 1))], 1),
+        ([("a", b"x" * ROOM)], 0),
     ],
-    ids=["few", "many", "large"],
+    ids=["few", "many", "large", "just fitting", "a byte too many"],
 )
 def test_a_record_full_of_headers_is_published(
     database: str, headers: list[tuple[str, bytes | None]], remaining: int
 ) -> None:
-    row = {"topic": "t" * 4_096, "key": b"k", "value": b"v", "headers": headers, "timestamp": 0, "epoch": None}
+    row = {"topic": TOPIC, "key": b"k", "value": b"v", "headers": headers, "timestamp": 0, "epoch": None}
     columns = {name: pa.array([value], BLOCK_SCHEMA.field(name).type) for name, value in row.items()}
     record = pa.table({**columns, "offset": pa.array([7], pa.int64())})
     with psycopg.connect(database) as connection:
-        publish_dead_letter(connection, "failed", record, 3, "é" * 5_000)
+        publish_dead_letter(connection, "failed", record, 3, ERROR)
         ((stored,),) = connection.execute("select headers from sublet.outbox").fetchall()
     names = [name for name, _ in stored]
     assert names[remaining:] == ["sublet.topic", "sublet.stream_id", "sublet.offset", "sublet.error"]

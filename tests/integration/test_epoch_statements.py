@@ -41,6 +41,16 @@ def test_what_is_left_when_all_is_completed(
     assert [tuple(epoch) for epoch in found] == list(lower.after_completing(begun).least)
 
 
+@pytest.mark.parametrize("dimensions", [1, 2, 8])
+def test_one_epoch_is_before_another_by_each_number(conn: psycopg.Connection[Any], dimensions: int) -> None:
+    asked = "select epoch_at_or_before(%s, %s), numbers_at_or_before(%s, %s)"
+    for changed in range(dimensions):
+        for number in (0, 1, 2):
+            one, other = [1] * dimensions, [1 if each != changed else number for each in range(dimensions)]
+            both = conn.execute(asked, (json.dumps(one), json.dumps(other), one, other)).fetchone()
+            assert both == (number >= 1, number >= 1), (changed, number)
+
+
 MANY = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
 
 

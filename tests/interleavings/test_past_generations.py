@@ -81,7 +81,7 @@ SYNC, FIRST, LOCKED = {"sync": "insert into lending"}, {"delete": "select exists
 @pytest.mark.parametrize(
     ("sync", "ahead"),
     [
-        pytest.param(Stage.sync, LOCKED | SYNC, id="one group", marks=pytest.mark.long),
+        pytest.param(Stage.sync, LOCKED | SYNC, id="one group"),
         pytest.param(Stage.sync_both, SYNC | FIRST, id="leader locks its row first"),
         pytest.param(Stage.sync_both, LOCKED | SYNC, id="leader finds its row locked", marks=pytest.mark.long),
     ],

@@ -376,4 +376,7 @@ def test_who_has_lost_its_lock_needs_a_leaders_answer() -> None:
 
 def test_settings_of_both_sides_fit() -> None:
     assert BORROWER.lock_valid_s <= SETTINGS.max_lock_valid_s
+    longest_s = SETTINGS.max_lock_valid_s
+    short = [each for each in (0.0, 0.001, longest_s, longest_s + 0.001) if SETTINGS.is_lock_short(each)]
+    assert short == [0.001, longest_s]
     assert dataclasses.replace(SETTINGS, reconnect_grace_s=0.5).max_lock_valid_s < BORROWER.lock_valid_s

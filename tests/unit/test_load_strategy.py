@@ -89,6 +89,11 @@ def test_nobody_gives_its_only_stream() -> None:
         assert 0 not in revokes
 
 
+def test_a_light_member_keeps_its_last_stream() -> None:
+    held, weights = {0: "a", 1: "a"} | dict.fromkeys(range(2, 20), "b"), {"a": 0.1, "b": 10.0}
+    assert plan(held, [], dict.fromkeys(held, 100.0), weights).revokes == (1,)
+
+
 def test_no_more_is_given_than_is_too_much() -> None:
     """Of 20 streams each of four members may hold 11."""
     held = dict.fromkeys(range(12), "a") | dict(zip(range(12, 20), "bbbcccdd", strict=True))
