@@ -221,6 +221,19 @@ def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -
     assert drop_gone(conn) == [row[0]]
 
 
+def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> None:
+    """With its own error, and not as if each partition had one."""
+    conn.execute(
+        "create function die() returns event_trigger language plpgsql as"
+        " $$ begin perform pg_terminate_backend(pg_backend_pid()); end $$;"
+        " create event trigger die on ddl_command_start when tag in ('ALTER TABLE', 'DROP TABLE') execute function die()"
+    )
+    with pytest.raises(psycopg.OperationalError):
+        while apply_retention(conn):
+            pass
+    assert conn.closed
+
+
 def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
     stop, sent, trouble = threading.Event(), [0], list[BaseException]()
 

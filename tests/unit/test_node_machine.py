@@ -326,6 +326,17 @@ def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool)
     assert bool(play.received(LeaderConnectResponse)) is is_sent_on
 
 
+def test_a_group_that_is_loaded_too_late_is_not_led() -> None:
+    """The lease is over by then."""
+    play = Play()
+    play.want()
+    while not play.waiting(LoadGroup):
+        play.answer()
+    (loading,) = play.waiting(LoadGroup)
+    play.do(play.execute(loading), play.now + SETTINGS.lease_duration_s)
+    assert play.machine.leaders == {}
+
+
 def test_who_asks_again_is_served() -> None:
     play = Play()
     play.want()

@@ -62,6 +62,11 @@ def test_boundaries_are_moved_in_sql() -> None:
     ]
 
 
+def test_no_clock_is_exactly_at_a_boundary() -> None:
+    found = [planted for kind, planted in in_sql("where a < clock_timestamp() - b and c > 1;") if kind == "comparison"]
+    assert found == ["where a < clock_timestamp() - b and c >= 1;"]
+
+
 def test_guards_are_deleted_in_sql() -> None:
     text = "\n  if not found then\n    a := 'b';\n    return;\n  end if;\n  if c then\n    d := 1;\n  end if;\n"
     assert in_sql(text) == [("guard", "if c then\n    d := 1;\n  end if;")]

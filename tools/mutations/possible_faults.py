@@ -74,6 +74,8 @@ _ENDS = {
     "union",
     "window",
 } | {*("for", "using", "join", "left", "cross", ")", ",", ";")}
+_CONNECTIVE = re.compile(r"\b(?:and|or|on|where|when|then|if|having|select)\b", re.IGNORECASE)
+_SQL_CLOCK = re.compile(r"\b(?:clock_timestamp|now)\(\)")
 _BOUNDARY = re.compile(r'"\s+f?"')
 """The text between two adjacent string literals of Python."""
 
@@ -89,9 +91,11 @@ def _in_sql(source: str, start: int, end: int) -> Iterator[_Edit]:
     for lock in _LOCK.finditer(source, start, end):
         yield (*lock.span(), "", "lock")
     tokens = [(match.group().lower(), *match.span()) for match in _TOKEN.finditer(source, start, end)]
-    for word, *span in tokens:
-        if word in _SWAPPED:
-            yield (span[0], span[1], _SWAPPED[word], "comparison")
+    for begin, until in pairwise([start, *(match.end() for match in _CONNECTIVE.finditer(source, start, end)), end]):
+        if not _SQL_CLOCK.search(source, begin, until):
+            for word, *span in tokens:
+                if word in _SWAPPED and begin <= span[0] < until:
+                    yield (span[0], span[1], _SWAPPED[word], "comparison")
     for operands in _conjunctions(tokens, end):
         for index, (begin, until) in enumerate(operands):
             span = [operands[index - 1][1], until] if index else [begin, operands[1][0]]
