@@ -122,6 +122,12 @@ def rows(world: World) -> tuple[Lending, Lending]:
     return first, second
 
 
+def test_a_former_leader_is_not_listed(shell: Shell, world: World) -> None:
+    assert f" {NODE.name} " in shell.run("groups", "list").out
+    world.store.release(NODE, {world.group: world.term})
+    assert f" {NODE.name} " not in shell.run("groups", "list").out
+
+
 @pytest.mark.conforms("E11", "A2", "A9")
 def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World) -> None:
     retained, moved = rows(world)

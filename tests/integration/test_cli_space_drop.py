@@ -19,6 +19,7 @@ from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.log.append import ProducerIdentity
 from sublet_storage.log.epoch_leases import hold
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.drop_check import list_dropped_spaces
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, drop_space
 from sublet_storage.spaces.space_queries import find_space, list_spaces
@@ -192,6 +193,9 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
     assert (left["name"], left["state"], left["messages"]) == ("orders", "dropped", 20)
     retained = datetime.fromisoformat(left["until"]) - datetime.fromisoformat(left["dropped_at"])
     assert abs(retained - timedelta(days=1)) < timedelta(seconds=60), "its last generation had nothing"
+    create_space(conn, "empty", "empty/#")
+    drop_space(conn, "empty")
+    assert [each.space.name for each in list_dropped_spaces(conn)] == ["orders"], "an empty one has nothing to keep"
     assert re.search(rf"^orders +dropped +orders/# +20 {left['until']}$", shell.run("spaces", "list").out, re.MULTILINE)
     states = "select s.state, g.state from stream s join generation g using (generation_id) where stream_id = %s"
     assert conn.execute(states, (stream,)).fetchone() == ("closed", "closed")

@@ -51,8 +51,13 @@ def test_without_epochs_all_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "size"),
-    [(PlanLimits(max_messages=40), 20), (PlanLimits(max_bytes=250), 10), (PlanLimits(max_messages=1), 10)],
-    ids=["messages", "bytes", "less than an epoch"],
+    [
+        (PlanLimits(max_messages=40), 20),
+        (PlanLimits(max_bytes=400), 20),
+        (PlanLimits(max_bytes=399), 10),
+        (PlanLimits(max_messages=1), 10),
+    ],
+    ids=["messages", "bytes", "a byte less", "less than an epoch"],
 )
 def test_a_limit_ends_a_batch_behind_an_epoch(limits: PlanLimits, size: int) -> None:
     assert sizes({1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}, limits) == {1: size, 2: size}
