@@ -57,6 +57,21 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 @for_root
+@pytest.mark.parametrize(("owner", "mode"), [(STRANGER, 0o700), (0, 0o755), (0, 0o770)])
+def test_anothers_directory_is_not_a_private_one(home: Path, owner: int, mode: int) -> None:
+    there = home / "sockets"
+    there.mkdir()
+    there.chmod(mode)
+    os.chown(there, owner, -1)
+    with pytest.raises(FileExistsError, match=rf"belongs to .*, with the mode {mode:o}. Remove it"):
+        make_private_directory(there, 0, 0)
+    there.rmdir()
+    for _ in range(2):
+        make_private_directory(there, STRANGER, STRANGER)
+    assert (there.stat().st_uid, stat.S_IMODE(there.stat().st_mode)) == (STRANGER, 0o700)
+
+
+@for_root
 @pytest.mark.parametrize("is_link", [False, True], ids=["directory", "link"])
 def test_a_default_directory_of_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
     """Where anybody may create the default directory; one that is named is meant."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.cli.base.command import SignalReceived, defer_signals
+from sublet.cli.messages.publish import InputSignalHandler
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -61,3 +62,11 @@ def test_an_ignored_signal_stays_ignored() -> None:
             signal.raise_signal(signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_signal_aborts_what_is_published() -> None:
+    handle = InputSignalHandler()
+    handle(signal.SIGINT, None)
+    assert handle.number == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+        handle(signal.SIGTERM, None)
