@@ -56,6 +56,14 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
             find_server_user(shared)
 
 
+def test_anothers_cluster_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "data" / "pg").mkdir(parents=True)
+    (home / "data" / "pg" / "PG_VERSION").touch()
+    monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    with pytest.raises(EmbeddedDirectoryUnusable, match=r"belongs to user \S+. Run as that user, or choose"):
+        find_server_user(home / "data")
+
+
 @for_root
 @pytest.mark.parametrize(("owner", "mode"), [(STRANGER, 0o700), (0, 0o755), (0, 0o770)])
 def test_anothers_directory_is_not_a_private_one(home: Path, owner: int, mode: int) -> None:
