@@ -65,6 +65,16 @@ def test_anothers_cluster_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @for_root
+def test_without_an_account_it_is_said_what_to_create(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nobody(name: str) -> pwd.struct_passwd:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", find_nobody)
+    with pytest.raises(EmbeddedDirectoryUnusable, match="neither a user `postgres` nor `nobody` exists"):
+        find_server_user(home / "data")
+
+
+@for_root
 @pytest.mark.parametrize(("owner", "mode"), [(STRANGER, 0o700), (0, 0o755), (0, 0o770)])
 def test_anothers_directory_is_not_a_private_one(home: Path, owner: int, mode: int) -> None:
     there = home / "sockets"

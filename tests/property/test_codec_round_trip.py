@@ -68,7 +68,7 @@ TIME = st.floats(allow_nan=False, allow_infinity=False)
 EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
 FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.from_epochs)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
-ENDS = st.tuples(NATURAL, NATURAL).map(sorted)
+ENDS = (st.tuples(NATURAL, NATURAL) | NATURAL.map(lambda end: (end, end))).map(sorted)
 IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, st.floats(0, MAX_HOLD_S), CONSUMED).map(
     lambda parts: InDoubtRange(parts[0], parts[1][0], parts[1][1], *parts[2:])
 )
