@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from sublet.cli.base.command import SignalReceived, defer_signals
-from sublet.cli.messages.publish import InputSignalHandler
+from sublet.cli.messages.publish import InputInterrupted, InputSignalHandler
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,5 +68,7 @@ def test_a_second_signal_aborts_what_is_published() -> None:
     handle = InputSignalHandler()
     handle(signal.SIGINT, None)
     assert handle.number == signal.SIGINT
+    with pytest.raises(InputInterrupted):
+        handle.wrap_read(bytes)(1)
     with pytest.raises(KeyboardInterrupt):
         handle(signal.SIGTERM, None)

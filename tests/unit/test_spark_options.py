@@ -22,6 +22,11 @@ def test_the_least_of_options() -> None:
     assert (options.start, options.end, options.epochs) == (StartingPosition.EARLIEST, StartingPosition.LATEST, None)
 
 
+@pytest.mark.parametrize("weight", ["0.001", "10000"])
+def test_the_least_and_the_greatest_weight_are_taken(weight: str) -> None:
+    assert stream_options({**LEAST, "weight": weight}).weight == float(weight)
+
+
 def test_everything_of_a_stream_in_any_case() -> None:
     given = {
         "SUBSCRIPTION": "$queue/q/a",
@@ -146,6 +151,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it is true or false"),
         ({"weight": "heavy"}, "option weight is 'heavy'"),
         ({"weight": "0"}, "weight is 0.0: it must be from 0.001"),
+        ({"weight": "10000.1"}, "weight is 10000.1: it must be from 0.001 to 10000."),
         ({"startingPosition": "first"}, "start"),
         ({"nodes": "here"}, "node 'here': a leader node's address is HOST:PORT"),
         ({"sessionName": ""}, "option sessionName is empty"),
