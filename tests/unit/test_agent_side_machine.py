@@ -99,6 +99,7 @@ def connected(*subjects: tuple[str, str | None]) -> Harness:
         harness.batch_ok()
         answered += 1
     assert harness.machine.status is ConnectionStatus.CONNECTED
+    assert harness.machine.find_leaks() == ()
     return harness
 
 
