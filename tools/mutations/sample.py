@@ -30,8 +30,23 @@ SLOW = ("property", "contract", "interleavings", "integration", "spark")
 that name."""
 QUICK_FILES, QUICK_DISTANCE, QUICK_S = 6, 2, 40.0
 """Number of files, their greatest number of imports to the fault, and the time after which no further test starts."""
-SLOW_TESTS, SLOW_S = 16, 60.0
+SLOW_TESTS, SLOW_S = 24, 90.0
 """The same of single tests, which may have any distance."""
+BROAD = (
+    "test_cli_json.py::test_every_answer_has_the_documented_fields",
+    "test_cli_groups.py::test_creating_the_same_group_twice_is_no_change",
+    "test_cli_errors.py::test_what_cannot_work_is_refused_with_the_reason",
+    "test_feed_read.py::test_history_is_paged_and_in_order",
+    "test_feed_publish.py::test_each_delivery_has_the_position_of_its_message",
+    "test_http_api.py::test_a_group_is_managed_over_http",
+    "test_async_session.py::test_sessions_in_one_loop_share_the_streams",
+    "test_auth_sessions.py::test_a_member_that_loses_its_right_is_denied",
+    "test_atomic_groups.py::test_completed_epochs_come_and_are_announced",
+    "test_watch.py::test_a_watcher_sees_what_history_records",
+    "test_tls.py::test_sessions_find_nodes_with_tls",
+    "test_stream_reader.py::test_everything_is_in_the_sink_and_acknowledged",
+)
+"""Integration tests that go through much of the product: they are run at last, where no name leads to one."""
 SIMULATED, SEEDS = 6, "20"
 """Distance within which the simulator counts as near, although it names little of what it runs, and its seeds."""
 TEST_S, HANG_S = 60.0, 300.0
@@ -134,6 +149,7 @@ class Nearness:
             (SLOW_S, orders),
             (SLOW_S, slow),
             (SLOW_S, nearest(1, "simulation", distance=SIMULATED)),
+            (SLOW_S, [test for each in BROAD if (test := f"tests/integration/{each}") in self._tests]),
         )
         return [(limit_s, tests) for limit_s, tests in runs if tests]
 
