@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
@@ -17,7 +18,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_storage.db import liveness_lock
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
-from sublet_storage.db.liveness_lock import LivenessLockKeeper, acquire_lock, find_free_locks
+from sublet_storage.db.liveness_lock import LOCK_CLASS, LivenessLockKeeper, acquire_lock, find_free_locks
 from sublet_storage.groups.model.records import LeaderLivenessLock
 from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
@@ -103,6 +104,36 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
     postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
     assert acquire_lock(postgres.connection, FIRST.key)
+
+
+def test_a_lost_lock_is_tried_again_at_once(postgres: PostgresWorld) -> None:
+    """Also where another process has it for a moment; not only when the next check is due."""
+    events: SimpleQueue[object] = SimpleQueue()
+    times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
+    tried = threading.Event()
+    keeper = LivenessLockKeeper(
+        postgres.url, ONE.incarnation, times, list, events.put, time.monotonic, on_absent=tried.set
+    )
+    keeper.start()
+    try:
+        assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
+        with connect(postgres.url) as other:
+            taken = threading.Thread(
+                target=other.execute, args=("select pg_advisory_lock(%s, %s::integer)", (LOCK_CLASS, FIRST.key))
+            )
+            taken.start()
+            waiting = "select from pg_locks where locktype = 'advisory' and not granted"
+            eventually(lambda: postgres.connection.execute(waiting).rowcount > 0, WAIT_S)
+            postgres.connection.execute(
+                "select pg_terminate_backend(pid) from pg_locks join pg_database on oid = database"
+                " where locktype = 'advisory' and granted and datname = current_database()"
+            )
+            taken.join(WAIT_S)
+            assert isinstance(events.get(timeout=WAIT_S), LivenessLockLost)
+            assert tried.wait(WAIT_S)
+        assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
+    finally:
+        keeper.stop()
 
 
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,9 @@ def test_every_change_is_seen_and_has_a_notice(database: str, conn: psycopg.Conn
         record_use(conn, [new.token_id])
         assert not has_changed(conn, version), "that it was used is no change"
         assert list_tokens(conn)[0].last_used is not None
+        written = conn.execute("select ctid from token").fetchall()
+        record_use(conn, [new.token_id])
+        assert conn.execute("select ctid from token").fetchall() == written, "once a day"
         conn.execute("delete from access")
         assert has_changed(conn, version)
         version = read_version(conn)

@@ -173,6 +173,10 @@ def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     assert house.keep() == left
     blocked = "select status from lending where stream_id = %s"
     assert house.conn.execute(blocked, (unread,)).fetchone() == ("blocked",)
+    house.collapse = EmptyGenerationCleaner(rest_s=0, step=1)
+    house.ended()
+    house.renew()
+    assert len(house.keep()) == 2, "one that stays keeps no later one"
     house.store.delete_group(GROUP)
     assert len(house.keep()) == 1
 

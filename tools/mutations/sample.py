@@ -164,15 +164,18 @@ class Nearness:
         return found
 
     def _callers(self, file: str, function: str) -> re.Pattern[str]:
-        """Return what finds the names of a function and of those of its file, or of all SQL scripts, that call it."""
-        texts = (
-            [self._texts[file]] if file.endswith(".py") else [t for n, t in self._texts.items() if n.endswith(".sql")]
-        )
+        """Return what finds the names of a function, of its class, and of those of its file, or of all SQL scripts,
+        that call it. Names of one plain word lead to nothing."""
+        is_python = file.endswith(".py")
+        texts = [self._texts[file]] if is_python else [t for n, t in self._texts.items() if n.endswith(".sql")]
         definitions = [definition for text in texts for definition in _definitions(text)]
         names, count = {function}, 0
         while len(names) > count:
-            count, calls = len(names), re.compile(rf"\b(?:{'|'.join(names)})\b")
-            names |= {name for name, body in definitions if calls.search(body)}
+            count = len(names)
+            names |= {owner for name, _, owner in definitions if name in names}
+            telling = filter(re.compile(r"[a-z]_[a-z]|[A-Z]").search, names)
+            calls = re.compile(rf"\b(?:{'|'.join(telling) or '(?!)'})\b")
+            names |= {name for name, body, _ in definitions if calls.search(body)}
         return calls
 
 
@@ -237,13 +240,18 @@ def _imported(name: str, text: str) -> set[str]:
 def _enclosing(text: str, place: int) -> tuple[str, str]:
     """Return the function, class or module variable defined at this offset of a text, and its definition."""
     definitions = _definitions(text)
-    ends = list(accumulate(len(definition) for _, definition in definitions))
-    return definitions[bisect_right(ends, place)]
+    ends = list(accumulate(len(definition) for _, definition, _ in definitions))
+    return definitions[bisect_right(ends, place)][:2]
 
 
-def _definitions(text: str) -> list[tuple[str, str]]:
-    """Return name and text of each function, class or module variable, in order; what comes before is `nothing`."""
+def _definitions(text: str) -> list[tuple[str, str, str]]:
+    """Return name, text and class, or the name again, of each function, class and module variable, in order; what comes
+    before is `nothing`."""
     found = list(_DEFINITION.finditer(text))
     bounds = [0, *(match.start() for match in found), len(text)]
     names = ["nothing", *(match[1] or match[2] for match in found)]
-    return [(name, text[begin:end]) for name, (begin, end) in zip(names, pairwise(bounds), strict=True)]
+    definitions, owner = list[tuple[str, str, str]](), ""
+    for name, (begin, end) in zip(names, pairwise(bounds), strict=True):
+        owner = owner if text[begin : begin + 1] == " " else name
+        definitions.append((name, text[begin:end], owner))
+    return definitions
