@@ -30,10 +30,10 @@ MAX_QUERIES_OF_CALLER = 50
 
 
 class WatcherLeaderQueryReply(Struct, frozen=True):
-    """The answer to a leader query: no `group` of that subscription, or no `leadership` on it that is in force.
-    `members`: all that are connected, if it is led here."""
+    """The answer to the leader queries of these subscribers, the same for all of them: no `group` of that subscription,
+    or no `leadership` on it that is in force. `members`: all that are connected, if it is led here."""
 
-    subscriber_id: str
+    subscriber_ids: tuple[str, ...]
     subscription: str
     group: Group | None
     leadership: Leadership | None
@@ -63,14 +63,12 @@ class LeaderLookups:
         claim: Leadership | None,
         members: Iterable[Member] | None,
     ) -> list[WatcherLeaderQueryReply]:
-        """Return the answers to all queries of that subscription."""
+        """Return the answer to all queries of that subscription; none where nobody but the node has queried."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
-        subscribers = self._waiting_subscribers.pop(subscription, {})
-        return [
-            WatcherLeaderQueryReply(subscriber_id, str(subscription), group, alive, connected)
-            for subscriber_id in subscribers
-        ]
+        subscriber_ids = tuple(self._waiting_subscribers.pop(subscription, {}))
+        answer = WatcherLeaderQueryReply(subscriber_ids, str(subscription), group, alive, connected)
+        return [answer] if subscriber_ids else []
 
     def cancel(self, subscription: Subscription) -> None:
         """Drop the queries, as the database did not answer: they are repeated."""
