@@ -39,7 +39,12 @@ from sublet_leader.node.events import (
     StreamsChanged,
     WatcherLeaderQueryReceived,
 )
-from sublet_leader.node.group_event_publisher import GroupEventPublisher, parse_leader_query, to_microseconds
+from sublet_leader.node.group_event_publisher import (
+    GroupEventPublisher,
+    WatcherLeaderQueryReply,
+    parse_leader_query,
+    to_microseconds,
+)
 from sublet_leader.node.machine import Node
 from sublet_leader.node.notification_hub import NotificationHub
 from sublet_leader.observe import history_logging
@@ -371,8 +376,7 @@ class NodeServer:
             self._http.counters.record_history(outcome.history, len(outcome.invariant_violations))
         history_logging.log_history(outcome.history)
         for answer in outcome.leader_locations:
-            payload = self._group_event_publisher.leader_event(answer)
-            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, payload)
+            self._send_leader_answer(answer)
         if self._timer is not None:
             self._timer.cancel()
         if outcome.is_stopped:
@@ -428,6 +432,12 @@ class NodeServer:
         subscriber_id = self._subscribers.get(agent)
         if subscriber_id is not None:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
+
+    def _send_leader_answer(self, answer: WatcherLeaderQueryReply) -> None:
+        """Queue the answer for all that have queried; it may list a thousand members, and is made once."""
+        payload = self._group_event_publisher.leader_event(answer)
+        for subscriber_id in answer.subscriber_ids:
+            self._sessions.send(subscriber_id, Channel.GROUP, answer.subscription, payload)
 
     def _on_poll(self, agent: str, is_held: bool) -> None:
         self._handle(AgentLongPollChanged(agent, is_held))

@@ -20,9 +20,11 @@ from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, Ri
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.limits import (
     MAX_COMMANDS,
+    MAX_FOLLOWERS_OF_PRINCIPAL,
     MAX_GROUP_CHARACTERS,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
     MAX_UNREAD_BYTES_OF_PRINCIPAL,
+    MAX_WATCHERS_OF_PRINCIPAL,
 )
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.access_cache import AccessCache
@@ -237,6 +239,31 @@ def test_a_principal_has_so_many_subscribers(node: grpc.Channel, tokens: dict[st
         assert "user:right has 1000 subscriber ids at this node, which is the limit" in refused.value.details()
         assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]
         poll(channels[2], tokens["other"]).result()
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("channel", "key", "limit", "subject"),
+    [
+        (pb.CHANNEL_GROUP, GROUP, MAX_WATCHERS_OF_PRINCIPAL, f"'{GROUP}' of channel group"),
+        (pb.CHANNEL_STREAM, "1", MAX_FOLLOWERS_OF_PRINCIPAL, "'1' of channel stream"),
+    ],
+)
+def test_a_principal_has_so_many_ids_on_a_key(
+    node: grpc.Channel, tokens: dict[str, str | None], channel: Any, key: str, limit: int, subject: str
+) -> None:
+    """One more is refused that command alone."""
+    stub = sublet_pb2_grpc.SessionStub(node)
+
+    def subscribe() -> list[str]:
+        wanted = pb.Command(subscribe=pb.Subject(channel=channel, key=key))
+        batch = pb.CommandBatch(**session(), number=1, commands=[wanted])
+        reply = stub.Commands(batch, timeout=WAIT_S, metadata=bearer(tokens["right"]))
+        return [error.text for error in reply.errors]
+
+    assert [subscribe() for _ in range(limit)] == limit * [[]]
+    (refused,) = subscribe()
+    assert refused.startswith(f"{limit} subscriber ids of this principal have subscribed to {subject} at this node")
 
 
 @pytest.mark.conforms("X4")

@@ -173,3 +173,31 @@ def test_heads_are_passed_on_in_turns_with_others(database: str) -> None:
             await forged.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.conforms("X4")
+def test_a_turn_counts_each_subscriber_of_a_head(database: str) -> None:
+    """Those of one stream have it in one turn."""
+    streams, followers = range(20), 50
+
+    async def story() -> None:
+        forged = Forged(database)
+        forged.publisher.on_interest = lambda channel, key, wanted: forged.hub.set_interest(str(key), wanted)
+        ready: list[str] = []
+        try:
+            for follower in range(followers):
+                wanted = [Subscribe(Channel.STREAM, str(stream)) for stream in streams]
+                forged.publisher.receive(f"a{follower}", 1, wanted, 0.0)
+            forged.publisher.on_ready = ready.append
+            forged.deliver(STREAM, *(stream_change(stream, 1, closed=False) for stream in streams))
+            forged.wait_until_taken()
+            turns = [0]
+            while len(ready) < len(streams) * followers:
+                await asyncio.sleep(0)
+                turns.append(len(ready))
+            assert max(after - before for before, after in pairwise(turns)) <= PER_TURN
+            assert heads(forged.publisher, "a0") == [StreamHead(stream, 1) for stream in streams]
+        finally:
+            await forged.close()
+
+    asyncio.run(story())

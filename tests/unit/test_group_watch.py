@@ -116,7 +116,7 @@ def test_one_look_answers_all_who_ask_who_leads() -> None:
         play.do(WatcherLeaderQueryReceived(subscriber, WANTED, subscriber))
     assert play.requests == [LookUpLeader(WANTED)]
     nobody = play.answer().leader_locations
-    assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
+    assert [(a.subscriber_ids, a.group, a.leadership) for a in nobody] == [(("w.1", "w.2"), None, None)]
     assert play.store.find_live_group(WANTED) is None, "asking has created nothing"
     play.granted()
     play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
@@ -247,11 +247,12 @@ def test_only_what_is_watched_is_published() -> None:
 def test_who_leads_reports_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
-    reported = json.loads(watched.leader_event(WatcherLeaderQueryReply("w.1", SUBSCRIPTION, None, None, known)).payload)
+    answer = WatcherLeaderQueryReply(("w.1",), SUBSCRIPTION, None, None, known)
+    reported = json.loads(watched.leader_event(answer).payload)
     assert reported["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
     assert len(reported["members"]) == MAX_MEMBERS
     assert "members" not in json.loads(
-        watched.leader_event(WatcherLeaderQueryReply("w.1", SUBSCRIPTION, None, None)).payload
+        watched.leader_event(WatcherLeaderQueryReply(("w.1",), SUBSCRIPTION, None, None)).payload
     )
 
 

@@ -299,6 +299,36 @@ def test_keys_of_a_principal_are_bounded() -> None:
     assert subscribe("f", 1, "123456", "user:a") == 0
 
 
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(("channel", "limit"), [("logs", 2), ("price", 3)])
+@pytest.mark.parametrize("key", ["k", None])
+def test_so_many_ids_of_a_principal_are_on_a_key(channel: str, limit: int, key: str | None) -> None:
+    """What is published is queued for each of them. Other principals have as many; where it is unknown, all may."""
+    settings = SubscriberLimits(watchers_of_principal=2, followers_of_principal=3)
+    node = NodeSideMachine(INCARNATION, settings, channels=CHANNELS)
+
+    def subscribe(name: str, *keys: str | None, number: int = 1, principal: str | None = "user:a") -> list[str]:
+        answer = node.receive(name, number, [Subscribe(channel, each) for each in keys], 0, principal)
+        assert isinstance(answer, CommandsAccepted)
+        return [error.text for error in answer.errors]
+
+    names = [f"a{number}" for number in range(5)]
+    refused = [subscribe(name, key, "other" + name, key) for name in names]
+    assert [len(each) for each in refused] == limit * [0] + (5 - limit) * [2]
+    rule = f"{limit} subscriber ids of this principal have subscribed to {repr(key) if key else 'all keys'} of channel"
+    assert rule in refused[-1][0]
+    assert node.publish(channel, "k", "body", 1) == limit
+    assert [subscribe(f"b{number}", key, principal="user:b") for number in range(limit)] == limit * [[]]
+    assert len(subscribe("b", key, principal="user:b")) == 1
+    assert [subscribe(f"c{number}", key, principal=None) for number in range(5)] == 5 * [[]]
+    assert node.publish(channel, "k", "body", 2) == 2 * limit + 5
+    node.receive("a0", 2, [Unsubscribe(channel, key)], 0, "user:a")
+    assert [subscribe(names[-1], key, number=2), len(subscribe("a0", key, number=3))] == [[], 1]
+    node.expel(names[-1])
+    assert subscribe("a0", key, number=4) == []
+    assert node.find_leaks() == ()
+
+
 @pytest.mark.conforms("X4", "R10")
 def test_a_principal_leaves_so_much_unread() -> None:
     """At all its ids together: from half of it on no new batch is executed, and what is beyond it is a gap."""

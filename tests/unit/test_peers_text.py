@@ -90,7 +90,7 @@ def test_a_nul_in_a_subject_is_malformed() -> None:
 
 
 @pytest.mark.conforms("X4")
-@pytest.mark.parametrize("key", ["x", "-1", "1" * 20, "\N{ARABIC-INDIC DIGIT ONE}", " 1", "1\n"])
+@pytest.mark.parametrize("key", ["x", "-1", "1" * 20, "007", "00", "\N{ARABIC-INDIC DIGIT ONE}", " 1", "1\n"])
 def test_a_key_that_is_no_streams_is_malformed(key: str) -> None:
     for good in ("0", "9" * 19):
         subject = pb.Subject(channel=pb.CHANNEL_STREAM, key=good)

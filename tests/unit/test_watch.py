@@ -16,6 +16,7 @@ from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
     FindLeaderResponse,
     GroupEventsDropped,
+    GroupEventsUnavailable,
     GroupEventWatcher,
     WatchedGroupEvent,
     WatchEvent,
@@ -23,7 +24,8 @@ from sublet_borrower.node_client.group_event_watcher import (
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import NotFound, Unavailable
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
-from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
+from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
+from sublet_protocol.pubsub.model import Channel, MailboxOverflow, MessageToNode, SequencedMessage, Subscribe
 
 GROUP = "$share/g/#"
 watch = importlib.import_module("sublet.cli.groups.watch")
@@ -34,6 +36,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *addresses: str, waiting: int = 100) -> None:
         self.followed: dict[str, SimpleNamespace] = {}
+        self.subscribed: list[str] = []
         monkeypatch.setattr(group_event_watcher, "NodeConnection", self.connect)
         self.watcher = GroupEventWatcher(GROUP, waiting)
         self.watcher.set_nodes(addresses or ("n1:1",))
@@ -47,7 +50,15 @@ class Watch:
         def ignore(*_: object) -> None:
             """Nothing to send."""
 
-        self.followed[address] = SimpleNamespace(deliver=deliver, lose=lose, subscribe=ignore, send=ignore, close=close)
+        self.followed[address] = SimpleNamespace(
+            deliver=deliver,
+            lose=lose,
+            refuse=more["on_refused"],
+            subscribe=lambda channel, key: self.subscribed.append(address),
+            send=ignore,
+            close=close,
+            status=ConnectionStatus.CONNECTED,
+        )
         return self.followed[address]
 
     def on_loop(self, call: Callable[[], object]) -> None:
@@ -66,6 +77,13 @@ class Watch:
 
     def loses(self, address: str) -> None:
         self.on_loop(lambda: self.followed[address].lose(SimpleNamespace(detail="silent")))
+
+    def queries(self) -> list[str]:
+        """It queries for the leader; where it subscribes by then."""
+        self.subscribed.clear()
+        self.on_loop(self.watcher.query_leader)
+        self.on_loop(lambda: None)
+        return self.subscribed
 
     def leads(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
         """The node at that address says who leads; whom it follows then."""
@@ -105,6 +123,27 @@ def test_what_comes_after_a_loss_is_part_of_the_gap(monkeypatch: pytest.MonkeyPa
     assert watch.watcher.next_event(0) == WatchedGroupEvent({"event": "grant", "stream_id": 0})
     watch.receives(event(3))
     assert watch.taken() == [1, GroupEventsDropped(2)]
+
+
+def test_a_refused_watch_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the next query, and only if it was not the query that was refused."""
+    watch = Watch(monkeypatch, "n1:1", "n2:1")
+    refusal, query = Subscribe(Channel.GROUP, GROUP), MessageToNode(event(1))
+    watch.on_loop(lambda: watch.followed["n1:1"].refuse(query, "no right"))
+    watch.on_loop(lambda: watch.followed["n2:1"].refuse(refusal, "16 watch it"))
+    assert watch.taken() == [GroupEventsUnavailable("n1:1", "no right"), GroupEventsUnavailable("n2:1", "16 watch it")]
+    assert watch.queries() == ["n2:1"]
+    assert watch.queries() == []
+
+
+def test_a_look_at_members_watches_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of watchers a principal has only so many."""
+    watch = Watch(monkeypatch)
+    watch.on_loop(lambda: None)
+    assert watch.subscribed == ["n1:1"]
+    watch.subscribed.clear()
+    assert group_event_watcher.list_connected_members(GROUP, "n2:1", wait_s=0.01) is None
+    assert watch.subscribed == []
 
 
 # --- where the leader is ----------------------------------------------------------------------------------------------

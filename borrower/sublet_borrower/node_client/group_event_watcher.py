@@ -28,7 +28,7 @@ from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
-from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
+from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, SequencedMessage, Subscribe
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 
 WAITING = 10_000
@@ -76,7 +76,7 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
     time.
     """
     give_up_at = time.monotonic() + wait_s
-    with GroupEventWatcher(subscription) as watch:
+    with GroupEventWatcher(subscription, is_query_only=True) as watch:
         watch.set_nodes([address])
         while (left_s := give_up_at - time.monotonic()) > 0:
             match watch.next_event(left_s):
@@ -91,16 +91,18 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
 
 class GroupEventWatcher:
     """Watches a group's events; thread-safe. `set_nodes` sets the addresses of nodes, `query_leader` queries one of
-    them for the leader, `next_event` returns the next event.
+    them for the leader, `next_event` returns the next event. `is_query_only`: it receives answers, and no events, of
+    which a principal has only so many watchers at a node.
     """
 
-    def __init__(self, subscription: str, waiting: int = WAITING) -> None:
-        self._subscription, self._waiting = subscription, waiting
+    def __init__(self, subscription: str, waiting: int = WAITING, *, is_query_only: bool = False) -> None:
+        self._subscription, self._waiting, self._is_query_only = subscription, waiting, is_query_only
         self._key, self._token = new_agent_key(), load_access_token()
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}
         self._unanswered: set[str] = set()
+        self._unsubscribed: set[str] = set()
         self._leader_address: str | None = None
         self._turn = 0
         self._events: deque[WatchEvent] = deque()
@@ -149,19 +151,24 @@ class GroupEventWatcher:
             self._key,
             lambda delivery: self._on_delivery(address, delivery),
             lambda lost: self._on_lost(address, lost.detail),
-            on_refused=lambda command, text: self._on_lost(address, text),
+            on_refused=lambda command, text: self._on_refused(address, command, text),
             token=self._token,
         )
         self._connections[address] = connection
         self._unanswered.add(address)
-        connection.subscribe(Channel.GROUP, self._subscription)
+        if not self._is_query_only:
+            connection.subscribe(Channel.GROUP, self._subscription)
         self._send_query(connection)
 
     def _send_query(self, connection: NodeConnection) -> None:
         connection.send(GroupEventPayload(json.dumps({"watch": self._subscription}).encode()))
 
     def _query_leader(self) -> None:
-        """Query one of the connected nodes for the leader, in turn; messages to others would be dropped."""
+        """Query one of the connected nodes for the leader, in turn; messages to others would be dropped. Where the
+        subscription was refused, subscribe again: there may be room by now."""
+        for address in self._unsubscribed & self._connections.keys():
+            self._connections[address].subscribe(Channel.GROUP, self._subscription)
+        self._unsubscribed.clear()
         connected = [
             connection for connection in self._connections.values() if connection.status is ConnectionStatus.CONNECTED
         ]
@@ -210,6 +217,11 @@ class GroupEventWatcher:
                 return
             self._leader_address = address
             self._connect(address)
+
+    def _on_refused(self, address: str, command: Command, reason: str) -> None:
+        if isinstance(command, Subscribe):
+            self._unsubscribed.add(address)
+        self._on_lost(address, reason)
 
     def _on_lost(self, address: str, reason: str) -> None:
         self._unanswered.discard(address)

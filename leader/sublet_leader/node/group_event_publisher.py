@@ -31,10 +31,10 @@ all. Further queries are repeated."""
 
 
 class WatcherLeaderQueryReply(Struct, frozen=True):
-    """The answer to a leader query: no `group` of that subscription, or no `leadership` on it that is in force.
-    `members`: all that are connected, if it is led here."""
+    """The answer to the leader queries of these subscribers, the same for all of them: no `group` of that subscription,
+    or no `leadership` on it that is in force. `members`: all that are connected, if it is led here."""
 
-    subscriber_id: str
+    subscriber_ids: tuple[str, ...]
     subscription: str
     group: Group | None
     leadership: Leadership | None
@@ -67,22 +67,21 @@ class LeaderLookups:
         claim: Leadership | None,
         members: Iterable[Member] | None,
     ) -> list[WatcherLeaderQueryReply]:
-        """Return the answers to all queries of that subscription."""
+        """Return the answer to all queries of that subscription; none where nobody but the node has queried."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         connected = None if alive is None or members is None else tuple(members)
-        return [
-            WatcherLeaderQueryReply(subscriber_id, str(subscription), group, alive, connected)
-            for subscriber_id in self.cancel(subscription)
-        ]
+        subscriber_ids = self.cancel(subscription)
+        answer = WatcherLeaderQueryReply(subscriber_ids, str(subscription), group, alive, connected)
+        return [answer] if subscriber_ids else []
 
-    def cancel(self, subscription: Subscription) -> Iterable[str]:
+    def cancel(self, subscription: Subscription) -> tuple[str, ...]:
         """Drop the queries of that subscription, and return whose they were. Without an answer of the database they are
         repeated."""
         if subscription not in self._waiting:
             return ()
         caller, subscribers = self._waiting.pop(subscription)
         self._query_counts.remove(caller)
-        return subscribers
+        return tuple(subscribers)
 
 
 class GroupEventPublisher:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Set
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
 PER_TURN = 200
-"""Heads that are passed on before others have their turn on the loop."""
+"""Heads that are passed on before others have their turn on the loop, each counted for each of its subscribers."""
 PROCESS_INTERVAL_S = 0.1
 """Least time between two looks of one group for notifications: what comes meanwhile is one look."""
 MAX_HEADS = 10_000
@@ -122,11 +123,13 @@ class NotificationHub:
                 self._loop.call_soon_threadsafe(turn)
 
     def _publish_heads(self) -> None:
-        heads, has_more = self._pending.take_heads(PER_TURN)
+        passed_on, has_more = 0, True
+        while has_more and passed_on < PER_TURN:
+            head, has_more = self._pending.take_head()
+            if head is not None:
+                passed_on += self._notify(*head)
         if has_more:
             self._loop.call_soon(self._publish_heads)
-        for stream_id, version in heads.items():
-            self._notify(stream_id, version)
 
     def _schedule_processing(self) -> None:
         self._loop.call_at(self._processed_at + PROCESS_INTERVAL_S, self._process_changes)
@@ -139,14 +142,15 @@ class NotificationHub:
         for group_id in changes.group_ids:
             self._on_command(group_id)
 
-    def _notify(self, stream_id: int, version: int) -> None:
-        """Pass a head on. It is in the version itself; other fields of the change are ignored."""
+    def _notify(self, stream_id: int, version: int) -> int:
+        """Pass a head on, and return for how many it counts: its subscribers, at least 1. The head is in the version
+        itself; other fields of the change are ignored."""
         self._on_growth(stream_id)
-        if stream_id in self._subscribed_streams:
-            head, closed = divmod(version, 2)
-            self._publisher.publish(
-                Channel.STREAM, str(stream_id), StreamHead(stream_id, head, bool(closed)), min(version, MAX_INT64)
-            )
+        if stream_id not in self._subscribed_streams:
+            return 1
+        head, closed = divmod(version, 2)
+        body = StreamHead(stream_id, head, bool(closed))
+        return max(self._publisher.publish(Channel.STREAM, str(stream_id), body, min(version, MAX_INT64)), 1)
 
 
 class ChangedGroups(Struct, frozen=True):
@@ -163,7 +167,7 @@ class PendingNotifications:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heads: dict[int, int] = {}
+        self._heads: OrderedDict[int, int] = OrderedDict()
         self._for_groups = ChangedGroups()
 
     def add_head(self, change: ObjectChange, subscribed_streams: Set[int]) -> bool:
@@ -189,12 +193,10 @@ class PendingNotifications:
             )
             return before == ChangedGroups() != self._for_groups
 
-    def take_heads(self, limit: int) -> tuple[dict[int, int], bool]:
-        """Return the versions of at most `limit` streams, and whether others wait."""
+    def take_head(self) -> tuple[tuple[int, int] | None, bool]:
+        """Return the stream that has waited for longest, with its version, and whether others wait."""
         with self._lock:
-            taken = {stream_id: self._heads[stream_id] for stream_id, _ in zip(self._heads, range(limit), strict=False)}
-            for stream_id in taken:
-                del self._heads[stream_id]
+            taken = self._heads.popitem(last=False) if self._heads else None
             return taken, bool(self._heads)
 
     def take_group_changes(self) -> ChangedGroups:

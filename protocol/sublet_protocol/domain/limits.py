@@ -96,6 +96,12 @@ MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
 """Most subscriber ids of one principal at an authenticating node."""
+MAX_WATCHERS_OF_PRINCIPAL = 16
+"""Most subscriber ids of one principal at an authenticating node that watch the same group, and that watch all: each
+event is queued for each of them."""
+MAX_FOLLOWERS_OF_PRINCIPAL = 256
+"""Most subscriber ids of one principal at an authenticating node that are sent the heads of the same stream, and of all
+streams. Sessions of more poll."""
 MAX_UNREAD_BYTES_OF_PRINCIPAL = 64 << 20
 """What the subscriber ids of one principal at an authenticating node have not taken yet, together, in bytes of memory:
 messages, and errors of batches. From half of it on a new batch is refused; beyond it messages turn into a gap."""

@@ -42,7 +42,12 @@ class SubscriptionIndex:
 
     def subscribers(self, channel: str, key: str) -> dict[str, None]:
         """Return each subscriber of this key or of all keys, once."""
-        return self._get_subscribers(channel, key) | self._get_subscribers(channel, None)
+        return self.subscribers_of(channel, key) | self.subscribers_of(channel, None)
+
+    def subscribers_of(self, channel: str, key: str | None) -> dict[str, None]:
+        """Return the subscribers of this key alone, or of all keys where it is None."""
+        readers = self._channels.get(channel, {}).get(key, {})
+        return readers if isinstance(readers, dict) else {readers: None}
 
     def keys(self, channel: str) -> Iterator[str]:
         """Return the keys that are subscribed by name."""
@@ -56,15 +61,11 @@ class SubscriptionIndex:
         """Yield every (subscriber id, channel, key or None)."""
         for channel, keys in self._channels.items():
             for key in keys:
-                for subscriber_id in self._get_subscribers(channel, key):
+                for subscriber_id in self.subscribers_of(channel, key):
                     yield subscriber_id, channel, key
 
     def __len__(self) -> int:
         return sum(len(keys) for keys in self._channels.values())
-
-    def _get_subscribers(self, channel: str, key: str | None) -> dict[str, None]:
-        readers = self._channels.get(channel, {}).get(key, {})
-        return readers if isinstance(readers, dict) else {readers: None}
 
 
 class LatestValues:

@@ -16,10 +16,12 @@ from weakref import WeakValueDictionary
 from msgspec import Struct, field
 
 from sublet_protocol.domain.limits import (
+    MAX_FOLLOWERS_OF_PRINCIPAL,
     MAX_KEY_BYTES,
     MAX_SUBSCRIBERS,
     MAX_SUBSCRIPTIONS,
     MAX_UNREAD_BYTES_OF_PRINCIPAL,
+    MAX_WATCHERS_OF_PRINCIPAL,
 )
 from sublet_protocol.pubsub.channel_subscribers import LatestValues, SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
@@ -54,7 +56,9 @@ MAX_REMEMBERED = 10_000
 
 
 class SubscriberLimits(Struct, frozen=True):
-    """The bounds on the cost of subscribers; `hold_s` is the longest that a poll is held."""
+    """The bounds on the cost of subscribers; `hold_s` is the longest that a poll is held. How many
+    ids of one principal subscribe to the same key, or to all: `watchers_of_principal` of a log channel,
+    `followers_of_principal` of a state channel."""
 
     hold_s: float = 5.0
     mailbox: MailboxLimits = field(default_factory=MailboxLimits)
@@ -62,6 +66,8 @@ class SubscriberLimits(Struct, frozen=True):
     subscriptions_each: int = MAX_SUBSCRIPTIONS
     key_bytes: int = MAX_KEY_BYTES
     unread_bytes_of_principal: int = MAX_UNREAD_BYTES_OF_PRINCIPAL
+    watchers_of_principal: int = MAX_WATCHERS_OF_PRINCIPAL
+    followers_of_principal: int = MAX_FOLLOWERS_OF_PRINCIPAL
 
 
 class _Subscriber(Struct):
@@ -221,8 +227,9 @@ class NodeSideMachine:
             return 0
         size = self._size_of(body) + len(key)
         readers = self._index.subscribers(channel, key)
+        message = QueuedMessage(channel, key, body, size, is_state, version)
         for subscriber_id in readers:
-            self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, version))
+            self._put(subscriber_id, message)
         return len(readers)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
@@ -245,7 +252,7 @@ class NodeSideMachine:
         """Drop every subscriber that was silent for three hold times; return their ids, and those expelled since the
         last call.
         """
-        since = now - MAX_SILENT_HOLDS * self.settings.hold_s
+        since = now - self._forgotten_after_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
             self._forget(subscriber_id, "expired")
@@ -262,7 +269,7 @@ class NodeSideMachine:
     def wake_at(self) -> float | None:
         """Return when `expire` may find a silent subscriber; None while there is no subscriber."""
         oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
-        return None if oldest is None else oldest + MAX_SILENT_HOLDS * self.settings.hold_s
+        return None if oldest is None else oldest + self._forgotten_after_s
 
     @property
     def subscriber_ids(self) -> tuple[str, ...]:
@@ -404,6 +411,8 @@ class NodeSideMachine:
         keys = subscriber.subjects.setdefault(channel, {})
         if key not in keys and sum(len(each) for each in subscriber.subjects.values()) >= limit:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        if key not in keys and (refusal := self._find_excess(subscriber.usage, channel, key, kind)) is not None:
+            return refusal
         size = 0 if key in keys else len(key or "")
         usage, left_free = subscriber.usage, self.settings.key_bytes - self._key_bytes - size
         if size and (left_free < 0 or (usage.is_of_principal and usage.key_bytes + size > left_free)):
@@ -421,6 +430,27 @@ class NodeSideMachine:
         if is_first:
             self.on_interest(channel, key, True)
         return None
+
+    def _find_excess(self, usage: PrincipalUsage, channel: str, key: str | None, kind: ChannelKind) -> str | None:
+        """Return the refusal of one more id of a principal that has as many on this key as it may: each message of the
+        key is put into the mailbox of each of them. None: it may."""
+        is_log, settings = kind is ChannelKind.LOG, self.settings
+        limit = settings.watchers_of_principal if is_log else settings.followers_of_principal
+        readers = self._index.subscribers_of(channel, key)
+        if not usage.is_of_principal or len(readers) < limit:
+            return None
+        if sum(self._subscribers[each].usage is usage for each in readers) < limit:
+            return None
+        subject = "all keys" if key is None else repr(key[:80])
+        return (
+            f"{limit} subscriber ids of this principal have subscribed to {subject} of channel {channel} at this node, "
+            "which is the limit. Unsubscribe with one of them, or try later: one that has ended is forgotten after "
+            f"{self._forgotten_after_s:g} s"
+        )
+
+    @property
+    def _forgotten_after_s(self) -> float:
+        return MAX_SILENT_HOLDS * self.settings.hold_s
 
     def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
         if channel not in self._channels:

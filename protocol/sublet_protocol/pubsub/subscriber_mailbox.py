@@ -41,9 +41,9 @@ class MailboxLimits(Struct, frozen=True):
     reply_bytes: int = 1 << 20
 
 
-class QueuedMessage(Struct):
-    """A message with its place still open. `is_deduplicated`: while it is unacknowledged, an equal one is not queued
-    again."""
+class QueuedMessage(Struct, frozen=True):
+    """A message with its place still open, which several mailboxes may share. `is_deduplicated`: while it is
+    unacknowledged, an equal one is not queued again."""
 
     channel: str
     key: str

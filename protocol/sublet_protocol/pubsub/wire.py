@@ -49,7 +49,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
 
-_STREAM_KEY = re.compile("[0-9]{1,19}")
+_STREAM_KEY = re.compile("0|[1-9][0-9]{0,18}")
 _ENVELOPE_BYTES = 64
 """The approximate size of a delivery on the wire without its body."""
 
@@ -171,7 +171,9 @@ def _decode_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | Non
         return channel, None
     key = _check_key(wire.key)
     if channel == Channel.STREAM and not _STREAM_KEY.fullmatch(key):
-        raise MalformedMessage(f"key {key[:40]!r}: a stream's is its number, 1 to 19 decimal digits")
+        raise MalformedMessage(
+            f"key {key[:40]!r}: a stream's is its number, 1 to 19 decimal digits, without zeros before it"
+        )
     return channel, check_id("key", key) if channel == Channel.BORROWER else key
 
 
