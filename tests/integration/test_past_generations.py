@@ -351,8 +351,6 @@ def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
     conn = house.conn
     create_space(conn, "a", "a/#", shards=1)
     tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
-    tails.append(Tail(conn, TopicFilter("c/x"), "earliest", found.append))
-    create_space(conn, "c", "c/#", shards=1)
     create_space(conn, "b", "b/#", shards=1)
     for space in ("b", "default"):
         lose(house, space)
