@@ -34,16 +34,16 @@ def test_how_long_a_stream_has_been_unreadable(database: str, conn: psycopg.Conn
         assert [round(lines[each] / 3600) for each in (stream, other)] == [1, 4]
 
 
-def test_a_free_stream_is_kept_for_a_time(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_free_stream_is_reserved_for_a_time(database: str, conn: psycopg.Connection[Any]) -> None:
     """One in doubt has a time of its own, which `groups why` names."""
     with a_world(database, conn) as led:
         led.lead()
-        kept: dict[str, bool] = {}
+        is_timed: dict[str, bool] = {}
         for status in ("free", "reserved"):
             conn.execute("update lending set status = %s, held_until = now() + interval '1 h'", (status,))
             streams = describe_group(conn, SUBSCRIPTION).streams
-            kept |= {each.status: each.reserved_s is not None for each in streams if each.status != "new"}
-        assert kept == {"free": True, "reserved": False}
+            is_timed |= {each.status: each.reserved_s is not None for each in streams if each.status != "new"}
+        assert is_timed == {"free": True, "reserved": False}
 
 
 @pytest.mark.conforms("A2")

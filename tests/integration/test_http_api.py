@@ -264,7 +264,7 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(("minutes", "max_groups"), [(0, 2), (1, 0)])
-def test_no_curves_are_kept_where_none_are_wanted(minutes: int, max_groups: int) -> None:
+def test_no_curves_where_none_are_wanted(minutes: int, max_groups: int) -> None:
     curves = LagHistory(pool=None, minutes=minutes, max_groups=max_groups)  # type: ignore[arg-type]
     curves.run()  # returns, and has looked for no connection
     assert curves.read((1,)) == ([], {1: []})

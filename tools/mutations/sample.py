@@ -165,7 +165,7 @@ class Nearness:
 
     def _callers(self, file: str, function: str) -> re.Pattern[str]:
         """Return what finds the names of a function, of its class, and of those of its file, or of all SQL scripts,
-        that call it. Names of one plain word lead to nothing."""
+        that call it. Names of one plain word in Python lead to nothing."""
         is_python = file.endswith(".py")
         texts = [self._texts[file]] if is_python else [t for n, t in self._texts.items() if n.endswith(".sql")]
         definitions = [definition for text in texts for definition in _definitions(text)]
@@ -173,8 +173,8 @@ class Nearness:
         while len(names) > count:
             count = len(names)
             names |= {owner for name, _, owner in definitions if name in names}
-            telling = filter(re.compile(r"[a-z]_[a-z]|[A-Z]").search, names)
-            calls = re.compile(rf"\b(?:{'|'.join(telling) or '(?!)'})\b")
+            plain = {name for name in names if is_python and not re.search(r"[a-z]_[a-z]|[A-Z]", name)}
+            calls = re.compile(rf"\b(?:{'|'.join(names - plain) or '(?!)'})\b")
             names |= {name for name, body, _ in definitions if calls.search(body)}
         return calls
 

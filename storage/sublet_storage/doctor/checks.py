@@ -235,9 +235,9 @@ def _check_connections(connection: Connection) -> DoctorCheckResult:
 def _check_transactions(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(_TRANSACTIONS, (MAX_TRANSACTION_S,)).fetchall()
     if rows:
-        age_s, owner, remedy = rows[0]
+        age_s, owner, command = rows[0]
         detail = f"{len(rows)} open for long or prepared, the oldest for {age_s:.0f} s, by {owner}"
-        return DoctorCheckResult("transactions", Severity.WARNING, detail, f"End it: {remedy}")
+        return DoctorCheckResult("transactions", Severity.WARNING, detail, f"End it: {command}")
     return DoctorCheckResult("transactions", Severity.OK, "none is open for long")
 
 
