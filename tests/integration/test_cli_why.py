@@ -151,7 +151,8 @@ def test_the_command_groups_streams_by_reason(shell: Shell, world: World, stream
     assert f"stream {second}" in prose
     assert "consuming" not in prose
     assert f"consuming: stream {first}" in shell.run("groups", "why", GROUP, "--stream", str(first)).out
-    refused(shell.run("groups", "why", GROUP, "--stream", "999"), 3, "stream 999 is none of")
+    for command in ("why", "history"):
+        refused(shell.run("groups", command, GROUP, "--stream", "999"), 3, "stream 999 is none of")
     refused(shell.run("groups", "why", GROUP, "--stream", "x"), 2, "--stream 'x'")
     refused(shell.run("groups", "why", "$share/none/#"), 3, "there is no such group")
 

@@ -35,6 +35,7 @@ SLOW_TESTS, SLOW_S = 24, 90.0
 BROAD = (
     "test_cli_json.py::test_every_answer_has_the_documented_fields",
     "test_cli_groups.py::test_creating_the_same_group_twice_is_no_change",
+    "test_cli.py::test_max_acknowledges_exactly_what_was_printed",
     "test_cli_errors.py::test_what_cannot_work_is_refused_with_the_reason",
     "test_feed_read.py::test_history_is_paged_and_in_order",
     "test_feed_publish.py::test_each_delivery_has_the_position_of_its_message",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -107,7 +108,7 @@ def consume(
             driver=control.address,
             token=control.token,
             driver_host=_get_host_name(),
-            name=f"{name or 'spark'}-{control.token[:8]}",
+            name=f"{name or 'spark'}-{secrets.token_hex(4)}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
             starting_position=starting_position,
