@@ -181,7 +181,9 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
     eventually(lambda: not answers(url))
 
 
-@pytest.mark.parametrize("content", [None, "", str(2**30), str(os.getpid())])
+@pytest.mark.parametrize(
+    "content", [None, "", str(2**30), str(os.getpid())], ids=["no file", "empty", "nobody", "alive"]
+)
 def test_who_lives_or_was_reaped_is_no_zombie(tmp_path: Path, content: str | None) -> None:
     lock_file = tmp_path / "postmaster.pid"
     if content is not None:
