@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import InvalidTopic, UsageError
+from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError
+from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import (
     as_bytes,
@@ -181,6 +182,15 @@ def test_a_table_with_a_column_twice_is_refused() -> None:
     table = pa.Table.from_arrays([pa.array(["a"]), pa.array([b"x"]), pa.array([b"y"])], ["topic", "value", "value"])
     with pytest.raises(UsageError, match="columns topic, value, value: a name stands twice"):
         to_record_batches(table)
+
+
+@pytest.mark.parametrize("numbers", [1, MAX_DIMENSIONS])
+def test_epochs_of_one_to_so_many_numbers_are_taken(numbers: int) -> None:
+    (batch,) = to_record_batches({"topic": ["t"], "value": [b"v"], "epoch": [[7] * numbers]})
+    assert batch.column("epoch").to_pylist() == [[7] * numbers]
+    for wrong in (0, MAX_DIMENSIONS + 1):
+        with pytest.raises(InvalidEpoch, match=f"epochs of {wrong} to {wrong} numbers"):
+            to_record_batches({"topic": ["t"], "value": [b"v"], "epoch": [[7] * wrong]})
 
 
 def test_one_message_is_no_batch() -> None:
