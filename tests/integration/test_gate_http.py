@@ -202,7 +202,7 @@ def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | No
     found = re.search(r"answers at http://(\S+)/", process.err)
     assert found is not None
     node = Http(found[1])
-    reason = {"reason": "é" * 250, **ON_GROUP}
+    reason = {**ON_GROUP, "reason": "the sink"}
     assert post(node, "/api/v1/group/pause", reason, tokens["operator"]).status == 200
     for _ in range(3):
         assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["watcher"]).status == 403
@@ -212,7 +212,7 @@ def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | No
     assert {name: done[name] for name in ("principal", "address", "action", "outcome")} == {
         "principal": "user:operator", "address": "127.0.0.1", "action": "group/pause", "outcome": "done (200)",
     }  # fmt: skip
-    assert done["object"].startswith(json.dumps(ON_GROUP)[:-1]), "the group first, of a text that is cut"
+    assert json.loads(done["object"]) == reason
     assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
     assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
     assert not any(token in process.err for token in tokens.values() if token is not None)

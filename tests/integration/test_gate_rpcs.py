@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -38,12 +37,11 @@ from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, serve_asking, token_of
 from tests.integration.feed_kit import batch
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X1")
@@ -218,32 +216,6 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
         with pytest.raises(grpc.RpcError) as raised:
             node.unary_unary(name)(b"", timeout=WAIT_S, metadata=bearer(tokens["right"]))
         assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
-
-
-@pytest.mark.parametrize("method", ["Publish", "Commands", "Poll"])
-def test_a_request_that_is_late_needs_its_token_still(
-    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any], method: str
-) -> None:
-    """The call was there before the token was revoked, and its request comes after."""
-    token, revoked = token_of(conn, "user:right"), threading.Event()
-
-    def is_refused() -> bool:
-        call = sublet_pb2_grpc.FeedStub(node).Heads.future(REQUESTS["Heads"](""), metadata=bearer(token))
-        return call.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    def request() -> Iterator[bytes]:
-        revoked.wait(WAIT_S)
-        yield REQUESTS[method]("orders/#").SerializeToString()
-
-    eventually(lambda: not is_refused(), WAIT_S)
-    (name,) = [each for each in NAMES if each.endswith(f"/{method}")]
-    late = node.stream_unary(name).future(request(), timeout=WAIT_S, metadata=bearer(token))
-    assert not is_refused(), "by now the call is there"
-    revoke_token(conn, token[4:12])
-    eventually(is_refused, WAIT_S)
-    revoked.set()
-    assert late.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert conn.execute("select from producer where producer_id like 'feed/%'").rowcount == 0
 
 
 @pytest.mark.conforms("X4")

@@ -195,31 +195,6 @@ def test_http_asks_for_a_client_certificate(shell: Shell, trusted: Certificates)
 
 
 @pytest.mark.conforms("X2")
-def test_http_verifies_each_client_certificate(shell: Shell, trusted: Certificates) -> None:
-    """No session is resumed: that would be without the certificate, which may have expired."""
-    node = tls_node(shell, trusted.write("node", HOST), "--http", f"{HOST}:0", "--tls-client-ca", str(trusted.ca))
-    port = int(http_address(node).rstrip("/").rpartition(":")[2])
-    files = trusted.write("client", "client.example")
-
-    def ask(context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSocket:
-        plain = socket.create_connection((HOST, port), 60)
-        with context.wrap_socket(plain, server_hostname=HOST, session=session) as connection:
-            connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
-            assert connection.recv(15) == b"HTTP/1.1 200 OK"
-            while connection.recv(4096):
-                pass
-        return connection
-
-    context = ssl.create_default_context(cafile=str(trusted.ca))
-    context.load_cert_chain(*files)
-    first = ask(context, None)
-    assert not ask(context, first.session).session_reused
-    context.maximum_version = ssl.TLSVersion.TLSv1_2  # which resumes sessions without tickets, too
-    with pytest.raises(OSError, match=r"VERSION|ALERT|reset|EOF"):
-        ask(context, None)
-
-
-@pytest.mark.conforms("X2")
 def test_a_node_with_tls_listens_beyond_loopback(shell: Shell, ours: Certificates) -> None:
     files = ours.write("node", HOST)
     node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--tls-cert", files[0], "--tls-key", files[1])

@@ -163,7 +163,6 @@ def _check_right(caller: Caller, body: JsonBody) -> None:
 
 
 def _record(caller: Caller, body: JsonBody, status: int) -> None:
-    body = {name: body[name] for name in sorted(body, key=lambda name: (name not in ("subscription", "node"), name))}
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
     if status != 403:  # that is in the audit log, with those like it
         audit.record(caller.principal, caller.address, caller.action, json.dumps(body), f"{outcome} ({status})")

@@ -65,10 +65,6 @@ class Caller:
         does.
         """
         self.is_checked = True
-        self.check_still_valid()
-
-    def check_still_valid(self) -> None:
-        """Raise `Unauthenticated` where the token that it came with is no longer valid."""
         if (
             self._access is not None
             and self._token is not None

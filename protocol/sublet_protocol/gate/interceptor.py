@@ -82,10 +82,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             caller = await self._admit_call(context, method)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
             parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
-            parsed = await (parsing if limiter is None else self._take_turn(caller, parsing))
-            if limiter is not None:  # the caller came before its request, which it may have kept back
-                await _abort_unless_valid(caller, context)
-            answer = inner(parsed, context)
+            answer = inner(await (parsing if limiter is None else self._take_turn(caller, parsing)), context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
@@ -122,13 +119,6 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise AssertionError("abort raises") from None
         self._gate.enter(caller)
         return caller
-
-
-async def _abort_unless_valid(caller: Caller, context: Any) -> None:
-    try:
-        caller.check_still_valid()
-    except Unauthenticated as error:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
 
 async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) -> None:

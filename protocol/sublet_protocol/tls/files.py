@@ -81,8 +81,6 @@ class TlsFiles(Struct, frozen=True):
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.authorities is not None:
             context.verify_mode = ssl.CERT_REQUIRED
-            # A session that is resumed is not verified again: by a ticket, and up to TLS 1.2 also without one.
-            context.minimum_version, context.num_tickets = ssl.TLSVersion.TLSv1_3, 0
         self.fill(context)
         return context
 

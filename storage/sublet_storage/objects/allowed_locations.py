@@ -21,21 +21,17 @@ _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re
 
 def find_refusal(location: PayloadStoreLocation) -> str | None:
     """Return why this process does not use a payload location; None where it may: it is below one that is allowed, if
-    any is named, and its endpoint is the provider's own, or allowed, or on this machine. Where locations are named, one
-    on this machine must be allowed, too, and the provider's is used with TLS only. Raise `InvalidSetting`."""
+    any is named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
     allowed = _read_allowed_locations()
     if allowed and not any(f"{location.prefix}/".startswith(f"{prefix}/") for prefix in allowed):
         return f"is below none of those that {LOCATIONS} of this process allows: add it if it is yours"
     options = dict(location.options)
     if "endpoint_override" not in options:
-        if allowed and options.get("scheme") == "http":
-            return f"is read and written without TLS, where {LOCATIONS} of this process is set: leave scheme=http out"
         return None
     value = options["endpoint_override"]
     endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
     matched = _ENDPOINT.fullmatch(endpoint)
-    is_local = matched is not None and is_loopback_host(matched[2]) and not allowed
-    if matched is None or not (is_local or endpoint in read_allowed_endpoints()):
+    if matched is None or not (is_loopback_host(matched[2]) or endpoint in read_allowed_endpoints()):
         return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
     return None
 

@@ -26,7 +26,6 @@ MAX_LOCATION_CHARS = 1024
 MAX_SHOWN_CHARS = 200
 """How much of a malformed location is shown in an error."""
 
-_REGION = re.compile("[a-z0-9-]+")  # the provider's host is made of it
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
@@ -114,8 +113,6 @@ def _parse_options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
         "https",
     ):
         raise _invalid_error(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
-    if not _REGION.fullmatch(options.get("region", "-")):
-        raise _invalid_error(shown, "a region of small letters, digits and hyphens only")
     return tuple(sorted(options.items()))
 
 

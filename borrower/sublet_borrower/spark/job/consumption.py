@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -108,7 +107,7 @@ def consume(
             driver=control.address,
             token=control.token,
             driver_host=_get_host_name(),
-            name=f"{name or 'spark'}-{secrets.token_hex(4)}",
+            name=f"{name or 'spark'}-{control.token[:8]}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
             starting_position=starting_position,
