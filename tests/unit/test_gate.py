@@ -13,8 +13,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
+from sublet_leader.feed.publish import check_topics
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
@@ -177,6 +179,17 @@ def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture
         "unknown caller",
     ]
     assert TOKEN not in caplog.text
+
+
+def test_a_token_is_checked_when_a_batch_is_stored() -> None:
+    """The batch may have waited for a connection to the database."""
+    clock = Clock()
+    caller = AccessGate(AccessCache(snapshot(publishes(), remaining_s=10), clock)).identify(f"Bearer {TOKEN}", "", "")
+    messages = pa.RecordBatch.from_pydict({"topic": ["orders/eu"]})
+    check_topics(caller, messages)
+    clock.now += 10
+    with pytest.raises(Unauthenticated):
+        check_topics(caller, messages)
 
 
 class _Context:

@@ -82,7 +82,10 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             caller = await self._admit_call(context, method)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
             parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
-            answer = inner(await (parsing if limiter is None else self._take_turn(caller, parsing)), context)
+            parsed = [await (parsing if limiter is None else self._take_turn(caller, parsing))]
+            if limiter is not None:
+                await _abort_unless_valid(caller, context)  # it has waited: for its turns, and for its client
+            answer = inner(parsed.pop(), context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
@@ -119,6 +122,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise AssertionError("abort raises") from None
         self._gate.enter(caller)
         return caller
+
+
+async def _abort_unless_valid(caller: Caller, context: Any) -> None:
+    """Abort the call of a caller whose token or certificate is no longer valid."""
+    try:
+        caller.check_identity()
+    except Unauthenticated as error:
+        caller.note_refusal("a request that came once the caller's token or certificate was no longer valid")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
 
 async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) -> None:
