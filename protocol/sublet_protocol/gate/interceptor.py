@@ -6,6 +6,7 @@ import logging
 import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -81,8 +82,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def serve(request: Any, context: Any) -> Any:
             caller = await self._admit_call(context, method)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
-            parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
-            parsed = [await (parsing if limiter is None else self._take_turn(caller, parsing))]
+            parse = partial(parse_request, raw, handler.request_deserializer, needed.max_bytes, context)
+            parsed = [await (parse() if limiter is None else self._take_turn(caller, parse))]
             if limiter is not None:
                 await _abort_unless_valid(caller, context)  # it has waited: for its turns, and for its client
             answer = inner(parsed.pop(), context)
@@ -107,10 +108,11 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             make = grpc.stream_unary_rpc_method_handler
         return make(call, None, handler.response_serializer)
 
-    async def _take_turn(self, caller: Caller, parsing: Awaitable[Any]) -> Any:
-        """Parse one request a round of the loop, which may take the time of many calls."""
+    async def _take_turn(self, caller: Caller, parse: Callable[[], Awaitable[Any]]) -> Any:
+        """Parse one request a round of the loop, which may take the time of many calls. Parsing begins with the turn,
+        which a call that is cancelled does not get."""
         async with SlicedWork(self._turns, str(caller.principal)):
-            return await parsing
+            return await parse()
 
     async def _admit_call(self, context: Any, method: str) -> Caller:
         authorization = _find_authorization(context.invocation_metadata())
