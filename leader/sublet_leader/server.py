@@ -128,7 +128,7 @@ class NodeServer:
             from sublet_leader.http.app import NodeHttpService  # brings Starlette and uvicorn
 
             self._http = NodeHttpService(http, database_url)
-        self._gate = AccessGate()
+        self._gate = AccessGate(by_certificate=self._by_certificate)
         self._access = (
             AccessRefreshThread(database_url, self._on_access_changed, boottime_clock) if is_auth_required else None
         )

@@ -18,6 +18,7 @@ from sublet_leader.http.app import NodeHttpService
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -216,6 +217,43 @@ def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | No
     assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
     assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
     assert not any(token in process.err for token in tokens.values() if token is not None)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        {"reason": "x" * 250},
+        {"reason": "\N{LATIN SMALL LETTER E WITH ACUTE}" * 250},
+        {"streams": list(range(200)), "to": "x" * 250},
+        {"x" * 400: 1},
+    ],
+)
+def test_a_caller_keeps_no_name_out_of_the_log(
+    shell: Shell, tokens: dict[str, str | None], before: dict[str, Any]
+) -> None:
+    """By what it writes before it: the longest name that a group can have is there."""
+    group = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * MAX_GROUP_CHARACTERS
+    subscription = f"$share/{group}/orders/#"
+    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
+    found = re.search(r"answers at http://(\S+)/", process.err)
+    assert found is not None
+    post(Http(found[1]), "/api/v1/group/pause", {**before, "subscription": subscription}, tokens["all"])
+    process.says('"outcome"')
+    (line,) = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
+    assert (line["principal"], group in line["object"]) == ("user:all", True)
+
+
+def test_what_is_cut_keeps_no_other_field_out(shell: Shell, tokens: dict[str, str | None]) -> None:
+    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
+    found = re.search(r"answers at http://(\S+)/", process.err)
+    assert found is not None
+    body = {"streams": list(range(1, 200)), "to": "latest", **ON_GROUP}
+    assert post(Http(found[1]), "/api/v1/group/reset", body, tokens["operator"]).status < 500
+    process.says('"outcome"')
+    (line,) = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
+    shown = json.loads(line["object"])
+    assert shown == {**ON_GROUP, "streams": shown["streams"], "to": "latest"}
+    assert shown["streams"].startswith("[1, 2, 3")
 
 
 def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: psycopg.Connection[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.limits import (
+    MAX_BATCHES_OF_PRINCIPAL,
     MAX_COMMANDS,
     MAX_FOLLOWERS_OF_PRINCIPAL,
     MAX_GROUP_CHARACTERS,
@@ -37,11 +39,12 @@ from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, serve_asking, token_of
 from tests.integration.feed_kit import batch
-from tests.kit import WAIT_S
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X1")
@@ -93,6 +96,7 @@ METHODS = [
     for method in service.methods
 ]
 NAMES = [name for name, _ in METHODS]
+HEADS = next((name, method) for name, method in METHODS if method.name == "Heads")
 
 
 @pytest.fixture
@@ -216,6 +220,43 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
         with pytest.raises(grpc.RpcError) as raised:
             node.unary_unary(name)(b"", timeout=WAIT_S, metadata=bearer(tokens["right"]))
         assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("name", ["Commands", "Poll", "Publish"])
+def test_a_request_after_a_revocation_is_refused(
+    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any], name: str
+) -> None:
+    """Though its call was begun before; some of these wait for their turn to be read, too."""
+    method, described = next((each, method) for each, method in METHODS if method.name == name)
+    is_revoked, token = threading.Event(), token_of(conn, "user:right")
+
+    def late() -> Iterator[bytes]:
+        is_revoked.wait(WAIT_S)
+        yield REQUESTS[name]("orders/#").SerializeToString()
+
+    calls = [
+        node.stream_unary(method).future(late(), timeout=WAIT_S, metadata=bearer(token))
+        for _ in range(MAX_BATCHES_OF_PRINCIPAL + 2)
+    ]
+    try:
+        call(node, *HEADS, REQUESTS["Heads"]("orders/#"), token)  # begun after these
+        revoke_token(conn, token[4:12])
+        eventually(lambda: refused_code(node, token) is grpc.StatusCode.UNAUTHENTICATED, WAIT_S)
+    finally:
+        is_revoked.set()
+    assert {each.code() for each in calls} == {grpc.StatusCode.UNAUTHENTICATED}
+    assert conn.execute("select sum(head) from stream").fetchone() == (0,)
+    call(node, method, described, REQUESTS[name]("orders/#"), tokens["right"])
+
+
+def refused_code(node: grpc.Channel, token: str) -> grpc.StatusCode | None:
+    """Return why a call with this token is refused; None where it is answered."""
+    try:
+        call(node, *HEADS, REQUESTS["Heads"]("orders/#"), token)
+    except grpc.RpcError as error:
+        code: grpc.StatusCode = error.code()
+        return code
+    return None
 
 
 @pytest.mark.conforms("X4")

@@ -36,9 +36,14 @@ class Certificates:
         return self._store(name, chain, issued.private_key_pem.bytes())
 
     def write_named(
-        self, name: str, *alternatives: x509.GeneralName, common_names: Sequence[str] = ()
+        self,
+        name: str,
+        *alternatives: x509.GeneralName,
+        common_names: Sequence[str] = (),
+        until: datetime | None = None,
     ) -> tuple[str, str]:
-        """The same, of a client's: with these subject alternative names, and with these CNs. Nothing is checked."""
+        """The same, of a client's: with these subject alternative names, and with these CNs. Nothing is checked.
+        `until`: when it expires; None: in a day."""
         signer = serialization.load_pem_private_key(self.authority.private_key_pem.bytes(), None)
         assert isinstance(signer, ec.EllipticCurvePrivateKey)
         key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
@@ -48,8 +53,8 @@ class Certificates:
             .issuer_name(x509.load_pem_x509_certificate(self.authority.cert_pem.bytes()).subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_before(min(now, until or now) - timedelta(days=1))
+            .not_valid_after(until or now + timedelta(days=1))
         )
         if alternatives:
             made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=not common_names)

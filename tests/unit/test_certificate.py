@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import random
 import ssl
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 
-from sublet_protocol.domain.access.certificate import parse_principal
+from sublet_protocol.domain.access.certificate import parse_expiry, parse_principal
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 from tests.integration.tls_kit import HOST, Certificates
@@ -30,9 +33,9 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
     """Return a certificate with these names, in DER."""
     authority = Certificates(tmp_path_factory.mktemp("tls") / "ours")
 
-    def issued(*alternatives: x509.GeneralName, common_names: Sequence[str] = ()) -> bytes:
+    def issued(*alternatives: x509.GeneralName, common_names: Sequence[str] = (), until: Any = None) -> bytes:
         with warnings.catch_warnings(action="ignore"):  # a CN has at most 64 characters
-            certificate, _ = authority.write_named("client", *alternatives, common_names=common_names)
+            certificate, _ = authority.write_named("client", *alternatives, common_names=common_names, until=until)
         return ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
 
     return issued
@@ -89,19 +92,37 @@ def test_a_certificate_that_names_no_principal(issue: Issue, what: str) -> None:
         parse_principal(issue(*alternatives, common_names=common_names))
 
 
+@pytest.mark.parametrize("year", [1960, 1999, 2001, 2049, 2050, 2068, 9999])
+def test_a_certificate_says_when_it_expires(issue: Issue, year: int) -> None:
+    """In either form: with two digits of the year, and from 2050 on with four."""
+    until = datetime(year, 12, 31, 23, 59, 58, tzinfo=UTC)
+    assert parse_expiry(issue(DNS("a.example"), until=until)) == until.timestamp()
+
+
+@pytest.mark.parametrize(
+    "until", [b"\x17\x0c260101000000", b"\x17\x0d261301000000Z", b"\x18\x0d260101000000Z", b"\x17\0"]
+)
+def test_an_expiry_that_cannot_be_read_is_refused(issue: Issue, until: bytes) -> None:
+    good = issue(DNS("a.example"), until=datetime(2026, 1, 1, tzinfo=UTC))
+    written = b"\x17\x0d260101000000Z"
+    assert written in good
+    with pytest.raises(Unauthenticated, match="until when it is valid"):
+        parse_expiry(good.replace(written, until))
+
+
 def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
     good, drawn = issue(DNS("a.example"), common_names=["user:a"]), random.Random(4)
     for end in range(len(good)):
-        with pytest.raises(Unauthenticated):
-            parse_principal(good[:end])
+        for parse in (parse_principal, parse_expiry):
+            with pytest.raises(Unauthenticated):
+                parse(good[:end])
     for _ in range(20_000):
         changed = bytearray(good)
         for _ in range(drawn.randint(1, 4)):
             changed[drawn.randrange(len(good))] = drawn.randrange(256)
-        try:
-            parse_principal(bytes(changed))
-        except Unauthenticated:
-            continue
+        for parse in (parse_principal, parse_expiry):
+            with contextlib.suppress(Unauthenticated):
+                parse(bytes(changed))
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sublet_borrower.spark.job import cluster_checks, consumption
+from sublet_borrower.spark.job import cluster_checks, consumption, driver_endpoint
 from sublet_borrower.spark.job.consumption import Consumption, consume
+from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 from sublet_protocol.domain.errors import Unavailable
 
 
@@ -37,7 +38,7 @@ JAVA = """An error occurred while calling o81.collectToPython.
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2935)"""
 
 
-def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> Consumption:
+def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None, context: Any = None) -> Consumption:
     """A consumption whose job ends so, and whose database does not end well."""
 
     @contextlib.contextmanager
@@ -47,7 +48,7 @@ def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> Consu
 
     monkeypatch.setattr(cluster_checks, "check_cluster", lambda *_: None)
     monkeypatch.setattr(cluster_checks, "read_setting", lambda *_: "local[2]")
-    monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: None)
+    monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: context)
     monkeypatch.setattr(consumption, "open_database", database)
     return consume(Spark(failure), "$share/g/#", lambda batch: None, tasks=2)
 
@@ -65,6 +66,28 @@ def test_whoever_waits_is_notified_of_the_end(
         with pytest.raises(Unavailable, match="the job has failed"):
             running.result()
     assert "it does not answer" in caplog.text
+
+
+@pytest.mark.conforms("X3")
+def test_names_and_tags_show_nothing_of_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of a session is seen by all who may watch the group, and a tag on Spark's page."""
+    tokens: list[str] = []
+    shown: list[str] = []
+
+    class Noted(DriverReportServer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            tokens.append(self.token)
+
+    context = SimpleNamespace(addJobTag=shown.append, setJobDescription=shown.append)
+    monkeypatch.setattr(driver_endpoint, "DriverReportServer", Noted)
+    running = started(monkeypatch, None, context)
+    assert running.wait(30.0)
+    (token,), (tag, description) = tokens, shown
+    assert tag.startswith("sublet-")
+    assert description.startswith("spark-")
+    parts = {token[at : at + 6] for at in range(len(token) - 5)}
+    assert not any(part in text for part in parts for text in shown)
 
 
 @pytest.mark.parametrize(

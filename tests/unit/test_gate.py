@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import shlex
+import warnings
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextvars import Context
@@ -13,8 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
+from sublet_leader.feed.publish import check_topics
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
@@ -179,6 +183,17 @@ def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture
     assert TOKEN not in caplog.text
 
 
+def test_a_token_is_checked_when_a_batch_is_stored() -> None:
+    """The batch may have waited for a connection to the database."""
+    clock = Clock()
+    caller = AccessGate(AccessCache(snapshot(publishes(), remaining_s=10), clock)).identify(f"Bearer {TOKEN}", "", "")
+    messages = pa.RecordBatch.from_pydict({"topic": ["orders/eu"]})
+    check_topics(caller, messages)
+    clock.now += 10
+    with pytest.raises(Unauthenticated):
+        check_topics(caller, messages)
+
+
 class _Context:
     """What a call passes to its interceptor, and what that answers."""
 
@@ -214,6 +229,40 @@ def call(gate: AccessGate, method: str, answer: Any, *metadata: tuple[str, str])
             return error.args[0]
 
     return asyncio.run(run())
+
+
+def test_a_call_cancelled_in_line_leaves_nothing() -> None:
+    """As a coroutine that nobody awaits, of which Python warns."""
+    bearer = ("authorization", f"Bearer {TOKEN}")
+    cancelled = 0
+
+    async def run() -> None:
+        async def found(details: object) -> Any:
+            return grpc.unary_unary_rpc_method_handler(_answers, bytes)
+
+        async def cancel_after(rounds: int) -> int:
+            calls = [asyncio.ensure_future(handler.stream_unary(_one_request(), _Context(bearer))) for _ in range(9)]
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            for each in calls:
+                each.cancel()
+            return (await asyncio.gather(*calls, return_exceptions=True)).count("reply")
+
+        nonlocal cancelled
+        gate = AccessGate(AccessCache(snapshot(publishes()), Clock()))
+        details = SimpleNamespace(method="/sublet.v1.Session/Poll", invocation_metadata=(bearer,))
+        handler = await GateInterceptor(gate).intercept_service(found, details)
+        rounds = 0
+        while (answered := await cancel_after(rounds)) < 9:
+            cancelled += answered > 0
+            rounds += 1
+
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        asyncio.run(run())
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
+    assert cancelled, "while others had had their turn"
 
 
 async def _one_request() -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,58 @@ def test_credentials_are_refused_and_not_repeated(text: str) -> None:
 def test_an_endpoint_is_used_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch, options: str, is_used: bool) -> None:
     monkeypatch.setenv("SUBLET_S3_ENDPOINTS", "https://store:9000, HTTP://plain/")
     assert (find_refusal(parse_location(f"s3://bucket/a{options}")) is None) == is_used
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ("?region=eu-1", None),
+        ("?scheme=https", None),
+        ("?endpoint_override=store:9000", None),
+        ("?endpoint_override=127.0.0.1:9001&scheme=http", None),
+        ("?endpoint_override=127.0.0.1:9001", "endpoint https://127.0.0.1:9001, which SUBLET_S3_ENDPOINTS"),
+        (
+            "?endpoint_override=127.0.0.1:9000&scheme=http",
+            "(also on this machine, where SUBLET_PAYLOAD_LOCATIONS is set)",
+        ),
+        ("?endpoint_override=[::1]:9000", "(also on this machine, where SUBLET_PAYLOAD_LOCATIONS is set)"),
+        ("?endpoint_override=localhost:9000", "(also on this machine, where SUBLET_PAYLOAD_LOCATIONS is set)"),
+        ("?endpoint_override=store:9000&scheme=http", "endpoint http://store:9000, which SUBLET_S3_ENDPOINTS"),
+        ("?endpoint_override=http://store:9000&scheme=https", "endpoint http://store:9000, which SUBLET_S3_ENDPOINTS"),
+        ("?scheme=http", "in clear, which is not allowed where SUBLET_PAYLOAD_LOCATIONS is set: leave it away"),
+    ],
+)
+def test_allowed_locations_bind_the_endpoint(
+    monkeypatch: pytest.MonkeyPatch, options: str, refusal: str | None
+) -> None:
+    """One on this machine too, where an operator may listen, and have a bucket of that name."""
+    monkeypatch.setenv("SUBLET_PAYLOAD_LOCATIONS", "s3://bucket/a")
+    monkeypatch.setenv("SUBLET_S3_ENDPOINTS", "https://store:9000, http://127.0.0.1:9001")
+    found = find_refusal(parse_location(f"s3://bucket/a{options}"))
+    assert (found is None) if refusal is None else (found is not None and refusal in found)
+
+
+@pytest.mark.conforms("X4")
+def test_no_credentials_go_to_a_port_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request would show the process's access key and session token to whoever listens there."""
+    monkeypatch.setenv("SUBLET_PAYLOAD_LOCATIONS", "s3://bucket/a")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        store = ObjectStore(
+            parse_location(f"s3://bucket/a?endpoint_override=127.0.0.1:{listener.getsockname()[1]}&scheme=http")
+        )
+        with pytest.raises(PayloadUnavailable, match=r"SUBLET_S3_ENDPOINTS .* add it"):
+            store.check_marker()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("region", ["localhost:9099/x", "evil.example", "EU-1", "eu_1", "a/b", "[::1]", "-.-"])
+def test_a_region_is_no_host(region: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"a region of small letters, digits and hyphens only.* Give file:"):
+        parse_location(f"s3://bucket/a?scheme=http&region={region}")
 
 
 def test_a_store_elsewhere_is_away_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

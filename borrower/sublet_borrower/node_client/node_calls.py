@@ -30,7 +30,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.gate.client_access_token import call_metadata, is_replaced, load_access_token
 from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
-from sublet_protocol.tls.channel import explain_failure, open_channel
+from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, is_outdated, open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 
@@ -68,6 +68,7 @@ class FailoverNodeClient:
         self._nodes, self._at = tuple(nodes), 0
         self._token = load_access_token()
         self._channel: Any = None
+        self._opened_with: object = None
 
     @property
     def address(self) -> str:
@@ -85,11 +86,12 @@ class FailoverNodeClient:
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """Return the one reply of that method of `Feed`. Raise as `publish` does."""
-        sent = call_metadata(self._token)
+        sent, stub = call_metadata(self._token), self._get_stub()
+        opened_with = self._opened_with
         try:
-            return getattr(self._get_stub(), method)(request, timeout=timeout_s, metadata=sent)
+            return getattr(stub, method)(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
-            raise self._explain(self.address, sent, error) from error
+            raise self._explain(self.address, sent, opened_with, error) from error
 
     def open_stream(self, request: Any) -> FeedPagePrefetcher:
         """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
@@ -97,11 +99,14 @@ class FailoverNodeClient:
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
         sent = call_metadata(self._token)
         start = partial(method, request, metadata=sent)
-        return FeedPagePrefetcher(self.address, start, partial(self._explain, self.address, sent))
+        return FeedPagePrefetcher(self.address, start, partial(self._explain, self.address, sent, self._opened_with))
 
-    def _explain(self, address: str, sent: tuple[tuple[str, str], ...], error: Any) -> Exception:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent):
-            return RetryableCallError(address, "the access token was replaced while the call was under way")
+    def _explain(self, address: str, sent: tuple[tuple[str, str], ...], opened_with: object, error: Any) -> Exception:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            if is_replaced(self._token, sent):
+                return RetryableCallError(address, "the access token was replaced while the call was under way")
+            if is_outdated(address, opened_with):
+                return RetryableCallError(address, "the certificate was replaced since the connection was made")
         return map_grpc_error(address, error)
 
     def close(self) -> None:
@@ -112,6 +117,7 @@ class FailoverNodeClient:
 
     def _get_stub(self) -> Any:
         if self._channel is None:
+            self._opened_with = compute_channel_signature(self.address)
             self._channel = open_channel(self.address, CHANNEL_OPTIONS)
         return sublet_pb2_grpc.FeedStub(self._channel)
 

@@ -71,8 +71,11 @@ def make_producer_id(caller: Caller, name: str) -> str:
 
 
 def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
-    """Raise `PermissionDenied` unless the caller may publish to every topic of the batch."""
+    """Raise `PermissionDenied` unless the caller may publish to every topic of the batch; `Unauthenticated` where its
+    token or certificate is no longer valid.
+    """
     if caller.principal is not None:
+        caller.check_token()
         for topic in pc.unique(messages.column("topic")).to_pylist():
             if not caller.may(Right.PUBLISH, TopicFilter(topic)):
                 raise caller.denied_error(Right.PUBLISH, TopicFilter(topic))

@@ -36,6 +36,10 @@ log = logging.getLogger(__name__)
 MAX_ACTIONS = 8
 """At a time, each with connections of its own to the database."""
 RETRY_AFTER_MS = 1000
+NAMES = ("subscription", "node", "session")
+"""The fields that say what an action is about. Logs cut a body at its end, so that these come first."""
+MAX_VALUE_CHARACTERS = 60
+"""Of each other field's value in logs, so that none keeps the others out."""
 
 Action = Callable[[JsonBody], Response]
 """Executes what the body requests; may block."""
@@ -164,14 +168,27 @@ def _check_right(caller: Caller, body: JsonBody) -> None:
 
 def _record(caller: Caller, body: JsonBody, status: int) -> None:
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
+    shown = _arrange_for_log(body)
     if status != 403:  # that is in the audit log, with those like it
-        audit.record(caller.principal, caller.address, caller.action, json.dumps(body), f"{outcome} ({status})")
+        object = json.dumps(shown, ensure_ascii=False)  # a name is the shorter so, and the line escapes it
+        audit.record(caller.principal, caller.address, caller.action, object, f"{outcome} ({status})")
     fields = {"action": caller.action, "address": caller.address, "status": status}
     if "subscription" in body:
         fields["subscription"] = body["subscription"]
     text = "HTTP action handled: principal=%s address=%s action=%s outcome=%s status=%d: %.300s"
     principal = caller.principal or "admin_token"
-    log.info(text, principal, caller.address, caller.action, outcome, status, body, extra={"fields": fields})
+    log.info(text, principal, caller.address, caller.action, outcome, status, shown, extra={"fields": fields})
+
+
+def _arrange_for_log(body: JsonBody) -> JsonBody:
+    """Return the body as logs have it: names first, in whatever order the caller wrote it."""
+    names = {name: body[name] for name in NAMES if name in body}
+    return names | {name: _cut(value) for name, value in body.items() if name not in names}
+
+
+def _cut(value: Any) -> Any:
+    text = json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."
 
 
 def _find_action(request: Request) -> str:

@@ -8,7 +8,6 @@ steadily it trickles.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import socket
@@ -41,7 +40,8 @@ from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.address import is_loopback_host
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
-from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
+from sublet_protocol.tls.files import TlsFiles
+from sublet_protocol.tls.server_context import ReloadingServerContext
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class UvicornThread:
     """Serves `app` from `start` to `close`. Raises `InvalidSetting` if it cannot listen there."""
 
     def __init__(self, listen: ListenAddress, app: ASGIApp, tls: TlsFiles | None = None) -> None:
-        encrypted = None if tls is None else make_reloading_context(tls)
+        encrypted = None if tls is None else ReloadingServerContext.of(tls)
         if not listen.is_free():
             raise InvalidSetting(
                 f"cannot listen for HTTP on {listen}: the port is in use, or not this machine's. Give another one: "
@@ -109,22 +109,6 @@ class _BoundedEventLoop(asyncio.SelectorEventLoop):
         if options.get("ssl") is not None:
             options["ssl_handshake_timeout"] = HEAD_TIMEOUT_S
         return await super().create_server(*arguments, **options)
-
-
-def make_reloading_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context that reloads changed files at each new connection. Raise `InvalidSetting`."""
-    reloaded, first = ReloadedFiles(files), files.make_server_context()
-    latest = first
-
-    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal latest
-        if reloaded.reload():
-            with contextlib.suppress(InvalidSetting):  # changed again since it was read: then at the next connection
-                latest = files.make_server_context()
-        connection.context = latest
-
-    first.sni_callback = choose
-    return first
 
 
 def _find_exceeded_limit(counts: ClientAddressCounts, host: str) -> str | None:

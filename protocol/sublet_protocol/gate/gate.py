@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sublet_protocol.domain.access.certificate import parse_principal
+from sublet_protocol.domain.access.certificate import expired_error, parse_expiry, parse_principal
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.access.token import hash_token, parse_token_id
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
@@ -28,7 +29,7 @@ UNKNOWN = (
 class Caller:
     """The caller of one call. `principal` None: authentication is off. `is_checked`: a right was checked.
 
-    A call may last long: each `check` also checks whether the token is still valid.
+    A call may last long: each `check` also checks whether the token or certificate is still valid.
     """
 
     principal: str | None
@@ -37,6 +38,7 @@ class Caller:
     _access: AccessCache | None = field(repr=False)
     _refusals: RefusalLog = field(repr=False)
     _token: str | None = field(default=None, repr=False)
+    _certificate_expiry: float | None = field(default=None, repr=False)
     is_checked: bool = False
 
     def may(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> bool:
@@ -54,7 +56,7 @@ class Caller:
 
     def check(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> None:
         """Raise `PermissionDenied` unless a rule allows it, whether or not the object exists; `Unauthenticated` where
-        the caller's token is no longer valid.
+        the caller's token or certificate is no longer valid.
         """
         self.check_token()
         if not self.may(right, filter, group):
@@ -65,6 +67,14 @@ class Caller:
         does.
         """
         self.is_checked = True
+        self.check_identity()
+
+    def check_identity(self) -> None:
+        """Raise `Unauthenticated` where the token or certificate that the caller was identified by is no longer valid.
+        That is no check of a right.
+        """
+        if self._certificate_expiry is not None and time.time() >= self._certificate_expiry:
+            raise expired_error(self._certificate_expiry)
         if (
             self._access is not None
             and self._token is not None
@@ -100,7 +110,8 @@ MAX_REFUSED = 1_000
 class AccessGate:
     """The gate of a server. `access`: the rules and tokens; None: authentication is off. `read_anew` begins to read
     them again, and returns a future of whether they were read; None where too many callers wait for that.
-    `by_certificate`: every client has shown a certificate, whose name is its principal, and no token is used.
+    `by_certificate`: every client has shown a certificate, which must not have expired; its name is the principal, and
+    no token is used.
     """
 
     def __init__(
@@ -136,24 +147,33 @@ class AccessGate:
     def identify(
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None
     ) -> Caller:
-        """Return the caller, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
-        Raise `Unauthenticated`.
+        """Return the caller, by the value of a header `Authorization`, or by a certificate (DER) that was verified
+        when a session of TLS was begun: it may have been resumed since, and the certificate have expired. Raise
+        `Unauthenticated`.
         """
-        if self.access is None:
-            return self._make_anonymous_caller(address, action)
         if self.by_certificate:
             try:
-                certificate_principal = parse_principal(certificate or b"")
+                return self._identify_by_certificate(certificate or b"", address, action)
             except Unauthenticated as error:
                 self._refusals.record(None, address, action, str(error))
                 raise
-            return Caller(certificate_principal, address, action, self.access, self._refusals)
+        if self.access is None:
+            return self._make_anonymous_caller(address, action)
         token = _parse_token(authorization)
         principal = None if token is None else self.access.authenticate(token)
         if principal is None:
             self._refusals.record(None, address, action, "unknown caller")
             raise Unauthenticated(UNKNOWN)
         return Caller(principal, address, action, self.access, self._refusals, token)
+
+    def _identify_by_certificate(self, certificate: bytes, address: str, action: str) -> Caller:
+        principal = None if self.access is None else parse_principal(certificate)
+        expiry = parse_expiry(certificate)
+        caller = Caller(
+            principal, address, action, self.access, self._refusals, _token=None, _certificate_expiry=expiry
+        )
+        caller.check_identity()
+        return caller
 
     def is_known(self, authorization: str | None) -> bool:
         """Return whether `identify` can find the caller's principal: the token is valid, or none is needed."""

@@ -6,6 +6,7 @@ import logging
 import ssl
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -81,8 +82,11 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         async def serve(request: Any, context: Any) -> Any:
             caller = await self._admit_call(context, method)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
-            parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
-            answer = inner(await (parsing if limiter is None else self._take_turn(caller, parsing)), context)
+            parse = partial(parse_request, raw, handler.request_deserializer, needed.max_bytes, context)
+            parsed = [await (parse() if limiter is None else self._take_turn(caller, parse))]
+            if limiter is not None:
+                await _abort_unless_valid(caller, context)  # it has waited: for its turns, and for its client
+            answer = inner(parsed.pop(), context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
@@ -104,10 +108,11 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             make = grpc.stream_unary_rpc_method_handler
         return make(call, None, handler.response_serializer)
 
-    async def _take_turn(self, caller: Caller, parsing: Awaitable[Any]) -> Any:
-        """Parse one request a round of the loop, which may take the time of many calls."""
+    async def _take_turn(self, caller: Caller, parse: Callable[[], Awaitable[Any]]) -> Any:
+        """Parse one request a round of the loop, which may take the time of many calls. Parsing begins with the turn,
+        which a call that is cancelled does not get."""
         async with SlicedWork(self._turns, str(caller.principal)):
-            return await parsing
+            return await parse()
 
     async def _admit_call(self, context: Any, method: str) -> Caller:
         authorization = _find_authorization(context.invocation_metadata())
@@ -119,6 +124,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             raise AssertionError("abort raises") from None
         self._gate.enter(caller)
         return caller
+
+
+async def _abort_unless_valid(caller: Caller, context: Any) -> None:
+    """Abort the call of a caller whose token or certificate is no longer valid."""
+    try:
+        caller.check_identity()
+    except Unauthenticated as error:
+        caller.note_refusal("a request that came once the caller's token or certificate was no longer valid")
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
 
 
 async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) -> None:

@@ -46,7 +46,7 @@ from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDeliver
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelCatalog, Command, MessageToNode, Subscribe, Unsubscribe
 from sublet_protocol.tick import Tick
-from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, open_aio_channel
+from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, is_outdated, open_aio_channel
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -332,17 +332,23 @@ class NodeConnection:
         read: Callable[[Any], Event],
     ) -> Event:
         """Return the outcome of a call as an event."""
+        opened_with: object = None
         try:
             sent = call_metadata(self._token)
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
+            opened_with = self._opened_with
             return read(await call(encode(), timeout=timeout, metadata=sent))
         except InvalidSetting as error:
             return ConnectionRejected(incarnation, f"{self.address}: {error}")
         except grpc.aio.AioRpcError as error:
             if reason := await self._explain(error):
                 return ConnectionRejected(incarnation, reason)
-            is_outdated = error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent)
-            if error.code() in _FINAL_CODES and not is_outdated:
+            is_retried = False
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                has_other_files = is_outdated(self.address, opened_with)
+                self._is_lost |= has_other_files
+                is_retried = has_other_files or is_replaced(self._token, sent)
+            if error.code() in _FINAL_CODES and not is_retried:
                 return ConnectionRejected(incarnation, f"{self.address}: {error.code().name}: {error.details()}")
             return failed(incarnation, f"{self.address}: {error.code().name}: {error.details()}", random.random())
         except MalformedMessage as error:

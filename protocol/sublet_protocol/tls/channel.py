@@ -42,6 +42,16 @@ def compute_channel_signature(address: str) -> object:
     return TlsFiles.of_client().signature() if is_tls(address) else None
 
 
+def is_outdated(address: str, signature: object) -> bool:
+    """Return whether a channel to this address, opened with this signature, would be made with other files by now: a
+    call that was refused over it is made again over a new one.
+    """
+    try:
+        return compute_channel_signature(address) != signature
+    except InvalidSetting:
+        return False
+
+
 def explain_failure(address: str, details: str) -> str | None:
     """Return why TLS makes it useless to try again; None where it may be something else. `details`: gRPC's text,
     which is the same for a missing client certificate and a dead node. Blocks for twice `PROBE_S` at most."""

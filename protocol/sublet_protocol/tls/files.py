@@ -78,9 +78,6 @@ class TlsFiles(Struct, frozen=True):
         if self.key is not None:
             _check_key(self.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if self.authorities is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
         self.fill(context)
         return context
 

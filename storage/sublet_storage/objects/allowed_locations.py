@@ -16,24 +16,37 @@ from sublet_storage.objects.location import PayloadStoreLocation, parse_location
 ENDPOINTS: Final = "SUBLET_S3_ENDPOINTS"
 LOCATIONS: Final = "SUBLET_PAYLOAD_LOCATIONS"
 
+_IN_CLEAR: Final = (
+    f"has scheme=http without an endpoint, so that payloads would go to the provider in clear, which is not allowed "
+    f"where {LOCATIONS} is set: leave it away, or give an endpoint that {ENDPOINTS} names with http://"
+)
 _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE)
 
 
 def find_refusal(location: PayloadStoreLocation) -> str | None:
-    """Return why this process does not use a payload location; None where it may: it is below one that is allowed, if
-    any is named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
+    """Return why this process does not use a payload location; None where it may: its endpoint is the provider's own,
+    or allowed, and it is below a location that is allowed. Where none is named any location is, and any endpoint on
+    this machine. Raise `InvalidSetting`."""
     allowed = _read_allowed_locations()
     if allowed and not any(f"{location.prefix}/".startswith(f"{prefix}/") for prefix in allowed):
         return f"is below none of those that {LOCATIONS} of this process allows: add it if it is yours"
     options = dict(location.options)
+    scheme = options.get("scheme", "https")
     if "endpoint_override" not in options:
-        return None
+        return _IN_CLEAR if allowed and scheme != "https" else None
     value = options["endpoint_override"]
-    endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
+    endpoint = (value if "://" in value else f"{scheme}://{value}").lower().rstrip("/")
     matched = _ENDPOINT.fullmatch(endpoint)
-    if matched is None or not (is_loopback_host(matched[2]) or endpoint in read_allowed_endpoints()):
-        return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
-    return None
+    if matched is None:
+        return f"has the endpoint {endpoint}, which is none: an endpoint is HOST:PORT, or https://HOST:PORT"
+    if endpoint in read_allowed_endpoints() or (not allowed and is_loopback_host(matched[2])):
+        return None
+    # Another of this machine could listen there, as a store with a bucket of the same name. Where any location is
+    # allowed, nothing is gained by that.
+    scope = f" (also on this machine, where {LOCATIONS} is set)" if allowed else ""
+    return (
+        f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow{scope}: add it if it is yours"
+    )
 
 
 def read_allowed_endpoints() -> frozenset[str]:

@@ -28,6 +28,8 @@ MAX_SHOWN_CHARS = 200
 
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-z0-9-]+")
+"""It becomes a part of the host that is asked: with a dot, slash or colon in it that host could be any."""
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
 NAME = r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}"
 """The pattern of an object's name, relative to its location; also for Postgres."""
@@ -113,6 +115,8 @@ def _parse_options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
         "https",
     ):
         raise _invalid_error(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
+    if not _REGION.fullmatch(options.get("region", "none")):
+        raise _invalid_error(shown, "a region of small letters, digits and hyphens only, such as eu-central-1")
     return tuple(sorted(options.items()))
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -96,7 +97,10 @@ def consume(
     cluster_checks.check_policy(parsed, retry_policy)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(driver_url(url, data_dir, credentials), data_dir))
-        consumption = Consumption(spark, tasks)
+        job = secrets.token_hex(
+            4
+        )  # not of the token: names and tags are seen by all who see the group, or Spark's page
+        consumption = Consumption(spark, tasks, f"sublet-{job}")
         opened.callback(consumption._close)
         control = consumption._serve(driver_host)
         work = TaskSpec(
@@ -107,7 +111,7 @@ def consume(
             driver=control.address,
             token=control.token,
             driver_host=_get_host_name(),
-            name=f"{name or 'spark'}-{control.token[:8]}",
+            name=f"{name or 'spark'}-{job}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
             starting_position=starting_position,
@@ -128,10 +132,9 @@ class Consumption:
     As a context manager it is drained at the end of the block.
     """
 
-    def __init__(self, spark: Any, tasks: int) -> None:
-        self._spark, self._tasks = spark, tasks
+    def __init__(self, spark: Any, tasks: int, tag: str) -> None:
+        self._spark, self._tasks, self._tag = spark, tasks, tag
         self._report_server: DriverReportServer | None = None
-        self._tag = ""
         self._over = threading.Event()
         self._stopped = False
         self._summaries: list[TaskSummary] | None = None
@@ -223,7 +226,6 @@ class Consumption:
 
         bind, advertised = _choose_addresses(self._spark, driver_host)
         self._report_server = DriverReportServer(bind, advertised, self._note_failure)
-        self._tag = f"sublet-{self._report_server.token[:8]}"
         return self._report_server
 
     def _start(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:

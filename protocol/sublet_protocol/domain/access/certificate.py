@@ -1,4 +1,4 @@
-"""The principal that a client's certificate names; pure.
+"""The principal that a client's certificate names, and until when it is valid; pure.
 
 The names are read from the certificate's own bytes, which the handshake has verified: what gRPC passes on of them ends
 at the first NUL, so that `spiffe://a/b<NUL>.other` would be `spiffe://a/b`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 from sublet_protocol.domain.access.rights import find_broken_rule
 from sublet_protocol.domain.errors import Unauthenticated
@@ -16,6 +17,9 @@ _SEQUENCE, _OBJECT_ID, _VERSION, _EXTENSIONS = 0x30, 0x06, 0xA0, 0xA3
 _URI, _DNS = 0x86, 0x82
 _TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x16: "ascii"}
 """How the strings that a common name may be are encoded: UTF8String, PrintableString, IA5String."""
+_UTC_TIME = 0x17
+_TIMES = {_UTC_TIME: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+"""How a certificate's times are written: UTCTime, whose years are 1950 to 2049, and GeneralizedTime."""
 _COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
 
 _FORMS = {
@@ -48,11 +52,42 @@ def parse_principal(certificate: bytes) -> str:
     return name
 
 
-def _find_name(certificate: bytes) -> tuple[str, str]:
-    """Return the kind and the name. Raise `ValueError`, `IndexError` for what is no certificate, or has no name."""
+def parse_expiry(certificate: bytes) -> float:
+    """Return when the certificate (DER) expires, in seconds since 1970. Raise `Unauthenticated` where that cannot be
+    read.
+    """
+    try:
+        _, (tag, content) = _parse_elements(_parse_fields(certificate)[3][1])
+        expiry = datetime.strptime(content.decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC)
+    except (ValueError, LookupError):
+        raise Unauthenticated(
+            "the caller's certificate does not say until when it is valid in a form that can be read. Have one issued "
+            "with a time as RFC 5280 writes it."
+        ) from None
+    is_of_last_century = tag == _UTC_TIME and expiry.year >= 2050
+    return (expiry.replace(year=expiry.year - 100) if is_of_last_century else expiry).timestamp()
+
+
+def expired_error(expiry: float) -> Unauthenticated:
+    """Return the error of a certificate that expired then."""
+    at = datetime.fromtimestamp(expiry, UTC).isoformat(timespec="seconds")
+    return Unauthenticated(
+        f"the caller's certificate expired at {at}: one counts until then only, also over a connection that was made "
+        "before. Put a new one into the files that SUBLET_TLS_CERT and SUBLET_TLS_KEY name."
+    )
+
+
+def _parse_fields(certificate: bytes) -> list[tuple[int, bytes]]:
+    """Return its fields from the serial number on. Raise `ValueError`, `IndexError` for what is no certificate."""
     fields = list(_parse_elements(next(_parse_elements(_parse_single(certificate, _SEQUENCE)), (0, b""))[1]))
     if fields[0][0] == _VERSION:
         del fields[0]
+    return fields
+
+
+def _find_name(certificate: bytes) -> tuple[str, str]:
+    """Return the kind and the name. Raise `ValueError`, `IndexError` for what is no certificate, or has no name."""
+    fields = _parse_fields(certificate)
     alternatives = list(_parse_alternative_names(fields[6:]))
     for kind, tag in (("URI", _URI), ("DNS name", _DNS)):
         for name_tag, content in alternatives:
