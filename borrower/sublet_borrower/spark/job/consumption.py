@@ -97,9 +97,8 @@ def consume(
     cluster_checks.check_policy(parsed, retry_policy)
     with contextlib.ExitStack() as opened:
         database = opened.enter_context(open_database(driver_url(url, data_dir, credentials), data_dir))
-        job = secrets.token_hex(
-            4
-        )  # not of the token: names and tags are seen by all who see the group, or Spark's page
+        # Not of the token: names and tags are seen by all who see the group, or Spark's page.
+        job = secrets.token_hex(4)
         consumption = Consumption(spark, tasks, f"sublet-{job}")
         opened.callback(consumption._close)
         control = consumption._serve(driver_host)
