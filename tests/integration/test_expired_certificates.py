@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,9 +20,10 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, rule
 from tests.integration.cli_kit import Running, Shell
-from tests.integration.test_gate_rpcs import METHODS, REQUESTS, refusal
+from tests.integration.test_gate_rpcs import METHODS, REQUESTS, refusal, refused_code
 from tests.integration.test_tls import consumed, http_address
 from tests.integration.tls_kit import HOST, Certificates
+from tests.kit import WAIT_S, eventually
 
 pytestmark = pytest.mark.conforms("X1")
 
@@ -113,7 +113,7 @@ def test_an_expired_certificate_counts_no_more(
         assert reader.read(60) is not None
         grpc.channel_ready_future(channel).result(60)
         clients.write_named("etl", NAME)
-        time.sleep(max(0.0, until.timestamp() + 1 - time.time()))
+        eventually(lambda: refused_code(channel, None) is grpc.StatusCode.UNAUTHENTICATED, WAIT_S)
         code, text = refusal(channel, *history, REQUESTS["History"]("t/#"), None)
         assert (code, "certificate expired at" in text) == (grpc.StatusCode.UNAUTHENTICATED, True), text
         feed.publish("t/1", b"after").result()

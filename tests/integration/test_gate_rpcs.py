@@ -249,7 +249,7 @@ def test_a_request_after_a_revocation_is_refused(
     call(node, method, described, REQUESTS[name]("orders/#"), tokens["right"])
 
 
-def refused_code(node: grpc.Channel, token: str) -> grpc.StatusCode | None:
+def refused_code(node: grpc.Channel, token: str | None) -> grpc.StatusCode | None:
     """Return why a call with this token is refused; None where it is answered."""
     try:
         call(node, *HEADS, REQUESTS["Heads"]("orders/#"), token)

@@ -120,7 +120,7 @@ class Nearness:
 
     def runs(self, fault: Fault) -> list[tuple[float, list[str]]]:
         """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
-        lock or an order, the nearest single slow tests, from the fastest to the slowest, and the simulator."""
+        lock or an order, the nearest single slow tests, from the fastest to the slowest, the simulator, and `BROAD`."""
         function, definition = _enclosing(self._texts[fault.file], fault.start)
         callers = self._callers(fault.file, function)
         distances = self._distances(fault.file, callers)
