@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_storage.db.connect import connect
-from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
+from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, SingleAppender, append
 from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
@@ -167,7 +167,8 @@ def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connecti
     """Wherever it breaks off the call, a flush ends, and a batch is there whole or not at all."""
     sure: list[bytes] = []
     maybe: list[bytes] = []
-    where = Path(sys.modules[Publisher.__module__].__file__ or "").parent
+    where = [Path(sys.modules[name].__file__ or "") for name in (Publisher.__module__, SingleAppender.__module__)]
+    where[0] = where[0].parent
     with Publisher(database) as publisher:
 
         def publish(value: bytes) -> None:
@@ -177,7 +178,7 @@ def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connecti
 
         for place in itertools.count(1):
             value = b"%d" % place
-            _, broken = run_interrupted(partial(publish, value), place, where)
+            _, broken = run_interrupted(partial(publish, value), place, *where)
             publisher.publish("t", value + b"!", key=value).result(30)
             sure.append(value + b"!")
             (maybe if broken else sure).extend([value, value + b"+", value + b"-"])

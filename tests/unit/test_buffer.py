@@ -137,6 +137,31 @@ def test_whoever_flushes_waits_for_no_other_advance(buffer: SendBuffer) -> None:
     assert [send(buffer) for _ in range(3)] == [2, 3, 4]
 
 
+def test_a_message_without_others_is_sent_at_once() -> None:
+    """The sender gets it alone, in the order of publishing."""
+    buffer, taken, sent = a_buffer(ROOMY), list[list[PendingBlock]](), list[PendingBlock]()
+    buffer.set_sender(sent.append)
+
+    def take_all() -> None:
+        while (loads := buffer.take()) is not None:
+            taken.append(loads)
+            settle(buffer, loads)
+
+    sender = threading.Thread(target=take_all, daemon=True)
+    sender.start()
+    for number in itertools.count():
+        buffer.add("t", None, b"%d" % number, None, 0)
+        if len(sent) == 3:
+            break
+    buffer.flush(60)
+    buffer.close(SubletError("closed"))
+    sender.join(60)
+    assert [load for loads in taken for load in loads if load in sent] == sent
+    assert all(len(loads) == 1 for loads in taken if loads[0] in sent)
+    values = [value for loads in taken for load in loads for value in load.to_batch().column("value").to_pylist()]
+    assert values == [b"%d" % each for each in range(number + 1)]
+
+
 # --- exceptions of signal handlers ------------------------------------------------------------------------------------
 
 WHERE = Path(module.__file__).parent, Path(threading.__file__)

@@ -35,7 +35,7 @@ class ReconnectingConnection:
     def __init__(self, connect: Callable[[], BoundedConnection], log: logging.Logger | None = None) -> None:
         self._connect, self._log = connect, log
         self._backoff = Backoff()
-        self._away = self._in_use = False
+        self._away = self._in_use = self._may_run = False
         self._asked_at = float("-inf")
         self.current: BoundedConnection | None = None
 
@@ -63,8 +63,8 @@ class ReconnectingConnection:
     def get_connection(self) -> BoundedConnection:
         """Return the connection, with no transaction open on it. Raise what `connect` does, and `DatabaseUnreachable`
         within the pause after a failure."""
-        current = self.current
-        if current is not None and not current.closed and current.info.transaction_status is not TransactionStatus.IDLE:
+        current, may_run, self._may_run = self.current, self._may_run, False
+        if not (may_run or current is None or current.closed or _is_idle(current)):
             self.close()  # an exception out of a signal handler left a statement running there
         if self.current is None or self.current.closed:
             if self._log is not None and (left_s := self._backoff.wait_s) > 0:
@@ -94,6 +94,10 @@ class ReconnectingConnection:
             connection.receive_timeout_s = limit_s
         return connection
 
+    def expect_answer(self) -> None:
+        """Let who gets the connection next have it with the statement that runs on it."""
+        self._may_run = True
+
     def close(self) -> None:
         """Close it; it is opened again when it is needed."""
         connection, self.current = self.current, None
@@ -117,3 +121,7 @@ class ReconnectingConnection:
         self._backoff.reset()
         if self._log is not None:
             self._log.info("database available again")
+
+
+def _is_idle(connection: BoundedConnection) -> bool:
+    return connection.info.transaction_status is TransactionStatus.IDLE

@@ -14,7 +14,11 @@ from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
-from psycopg.pq import TransactionStatus
+from psycopg import generators
+from psycopg.abc import PQGen
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import (
@@ -24,12 +28,28 @@ from sublet_protocol.domain.errors import (
     UnknownOutcome,
     format_error,
 )
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.log.block_encoder import BlockEpochRange, PackedBlock
 
-_APPEND = """
-select outcome, end_offset from append_block(
-  %s::text, %s::bigint, %s::bigint, %s::bigint, %s::integer,
-  %s::timestamptz, %s::timestamptz, %s::text[], %s::smallint, %s::bytea, %s::jsonb)"""
+_TYPES = [
+    "text",
+    "bigint",
+    "bigint",
+    "bigint",
+    "integer",
+    "timestamptz",
+    "timestamptz",
+    "text[]",
+    "smallint",
+    "bytea",
+    "text::jsonb",
+]
+_APPEND = f"select outcome, end_offset from append_block({', '.join(f'%s::{name}' for name in _TYPES)})"
+_SINGLE_APPEND = (
+    "select outcome, end_offset from append_block("
+    f"{', '.join(f'${number}::{name}' for number, name in enumerate(_TYPES, start=1))})"
+)
+_SINGLE_APPEND_NAME = b"sublet_append"
 
 
 class AppendOutcome(StrEnum):
@@ -96,6 +116,47 @@ def append(
     return [by_index[index] for index in range(len(appends))]
 
 
+class SingleAppender:
+    """Appends one block at a time over a connection in autocommit mode: one thread may send it, and another receive the
+    answer. Nothing else may be executed over the connection in between.
+
+    Raise what psycopg raises while it prepares the statement.
+    """
+
+    def __init__(self, conn: BoundedConnection) -> None:
+        self.conn, self._dumper = conn, Transformer(conn)
+        conn.pgconn.send_prepare(_SINGLE_APPEND_NAME, _SINGLE_APPEND.encode())
+        conn.wait(_receive(conn.pgconn))
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the connection is open, and no statement runs on it."""
+        return self.conn.info.transaction_status is TransactionStatus.IDLE
+
+    def send(self, append: BlockAppend) -> None:
+        """Send it without waiting for the server. Raise `psycopg.Error` if the connection is closed."""
+        parameters = _list_parameters(append)
+        values = self._dumper.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
+        self.conn.pgconn.send_query_prepared(_SINGLE_APPEND_NAME, values, [Format.BINARY] * len(values))
+
+    def receive(self) -> AppendResult:
+        """Wait for the answer to what was sent. Raise what `append` raises."""
+        with map_append_errors(self.conn):
+            result = self.conn.wait(_receive(self.conn.pgconn))
+        outcome, end_offset = result.get_value(0, 0), result.get_value(0, 1)
+        assert outcome is not None
+        return AppendResult(AppendOutcome(outcome.decode()), None if end_offset is None else int(end_offset))
+
+
+def _receive(server: PGconn) -> PQGen[PGresult]:
+    """Flush what was sent, and return its only result. Raise the error that it is."""
+    result: PGresult
+    (result,) = yield from generators.execute(server)
+    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        raise psycopg.errors.error_from_result(result)
+    return result
+
+
 @contextmanager
 def map_append_errors(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Raise `UnknownOutcome` where the connection dies while something is appended, and `DatabaseUnreachable` where its
@@ -155,6 +216,10 @@ def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline
 
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
+    return conn.execute(_APPEND, _list_parameters(append), prepare=True, binary=True)
+
+
+def _list_parameters(append: BlockAppend) -> tuple[object, ...]:
     stamp, block = append.stamp, append.block
     stamp_parameters = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
     block_parameters = (
@@ -164,14 +229,13 @@ def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Curs
         Int2(block.codec),
         memoryview(block.payload),
     )
-    parameters = (
+    return (
         *stamp_parameters,
         Int8(append.stream_id),
         Int4(block.count),
         *block_parameters,
         _encode_epochs(block.epochs),
     )
-    return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 
 def _encode_epochs(epochs: BlockEpochRange | None) -> str | None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 from msgspec import Struct
@@ -36,6 +36,7 @@ from sublet_storage.producer.batches.pending_block import (
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.batches.unsettled_results import UnsettledResults
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedPublishResult
 
 COMMIT_BYTES = 4 * 1024 * 1024
@@ -62,8 +63,10 @@ class SendBuffer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
-        self._unsettled: dict[SharedPublishResult, bool] = {}  # in the order of their coming; True: it is flushed
-        self._advances: deque[tuple[SharedPublishResult, Sequence[Epoch]]] = deque()
+        self._send_at_once: Callable[[PendingBlock], None] = _ignore
+        self._is_sender_idle = False
+        self._sent: PendingBlock | None = None  # what a caller has sent, or has tried to
+        self._unsettled = UnsettledResults()
         self._waiting_for_room: list[Callable[[], None]] = []
         self._bytes = 0
         self.queued_count = 0
@@ -85,12 +88,17 @@ class SendBuffer:
         epoch: Epoch | None = None,
         wait: bool = True,
     ) -> Delivery | None:
-        """Queue one message; waits for room, or returns None at once if it is not to wait."""
+        """Queue one message, or send it if nothing else is under way; waits for room, or returns None at once if it is
+        not to wait."""
         message, size = (topic, key, value, headers, timestamp_us, epoch), size_of(topic, key, value, headers)
         while True:
             with self._lock:
                 if self._has_room():
-                    growing = self._add_to_last(self._routes.find_stream(topic, key), message, size)
+                    stream_id = self._routes.find_stream(topic, key)
+                    is_alone = self._is_sender_idle and not self.queued_count and not self._unsettled.has_advances
+                    if is_alone and not self._limits.linger_s:
+                        return self._send(stream_id, message, size)
+                    growing = self._add_to_last(stream_id, message, size)
                     return Delivery(growing.ticket, growing.count - 1)
                 if not wait:
                     return None
@@ -113,7 +121,7 @@ class SendBuffer:
             ticket.fail(total - ticket.entered, SubletError("not all of the batch was accepted."))
             with self._lock:
                 if ticket.is_done:
-                    self._unsettled.pop(ticket, None)
+                    self._unsettled.remove(ticket)
                 self._work.notify_all()  # an advance may have waited for it alone
             raise
         return BatchDelivery(ticket)
@@ -125,16 +133,12 @@ class SendBuffer:
             self._check_open()
             if self._error is not None:
                 raise self._take_error()
-            ticket = SharedPublishResult(1)
+            ticket = self._unsettled.add_advance(epochs)
             try:
-                self._unsettled[ticket] = False
-                self._advances.append((ticket, epochs))
                 if not self.queued_count:
                     self._work.notify_all()
             except BaseException:
-                if self._advances and self._advances[-1][0] is ticket:
-                    self._advances.pop()
-                self._unsettled.pop(ticket, None)
+                self._unsettled.remove_advance(ticket)
                 raise
             return ticket
 
@@ -150,8 +154,7 @@ class SendBuffer:
         """Wait until all that is queued now is settled. Raise TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            tickets = list(self._unsettled)
-            self._unsettled = dict.fromkeys(tickets, True)
+            tickets = self._unsettled.flush()
             self._work.notify_all()
         for ticket in tickets:
             if not ticket.is_settled_within(None if deadline is None else deadline - time.monotonic()):
@@ -172,6 +175,11 @@ class SendBuffer:
 
     # --- the sender -----------------------------------------------------------------------------------------------
 
+    def set_sender(self, send_at_once: Callable[[PendingBlock], None]) -> None:
+        """Set what sends a block on a caller's thread while the sender waits in `take`, which returns the block then.
+        It waits for nothing."""
+        self._send_at_once = send_at_once
+
     @property
     def routes(self) -> PublisherRoutingTable:
         """Return the table in force."""
@@ -180,14 +188,16 @@ class SendBuffer:
     def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
         """Wait for work; return as much as goes into one transaction, of advances alone an empty list, or None once the
         buffer is closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a
-        queue."""
+        queue. A block that a caller has sent comes alone."""
         with self._lock:
-            while not self.queued_count or (pause := self._pause()) > 0:
-                if not self.queued_count and self._count_due_advances(()):
-                    return []
-                if not self.queued_count and self._closed is not None:
-                    return None
-                self._work.wait(pause if self.queued_count else None)
+            self._is_sender_idle = True
+            self._wait_for_work()
+            self._is_sender_idle = False
+            if self._sent is not None:
+                sent, self._sent = self._sent, None
+                return [sent]
+            if not self.queued_count:
+                return None if self._unsettled.find_due_advance(()) is None else []
             newest_at = min(queue[0].ticket.entered_at for queue in self._queues.values()) + age_spread_s
             loads: list[PendingBlock] = []
             for stream_id in list(self._queues):
@@ -201,21 +211,15 @@ class SendBuffer:
         None also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
-            if is_early and self.queued_count and self._pause() <= 0 and not self._is_flushing:
+            if is_early and self.queued_count and self._pause() <= 0 and not self._unsettled.is_flushing:
                 return None
-            count = self._count_due_advances(loads)
-            return self._advances[count - 1][1] if count else None
+            return self._unsettled.find_due_advance(loads)
 
     def complete_advance(self, epochs: Sequence[Epoch]) -> None:
         """Complete the advances that were due."""
         with self._lock:
             self._advanced_at = time.monotonic()
-            is_complete = False
-            while not is_complete:
-                ticket, queued_epochs = self._advances.popleft()
-                del self._unsettled[ticket]
-                ticket.complete_empty()
-                is_complete = queued_epochs is epochs
+            self._unsettled.complete_advance(epochs)
 
     def prepare_failure(self, error: Exception) -> None:
         """Record it before tickets fail: a caller woken by one reads the first failure at once."""
@@ -237,12 +241,12 @@ class SendBuffer:
     def _settle(self, loads: Sequence[PendingBlock], error: Exception | None) -> None:
         with self._lock:
             if error is not None:
-                self._fail_advances(error, {piece.ticket for load in loads for piece in load.pieces})
+                self._unsettled.fail_advances(error, {piece.ticket for load in loads for piece in load.pieces})
             for load in loads:
                 self._bytes -= load.size
                 for piece in load.pieces:
                     if piece.ticket.is_done:
-                        self._unsettled.pop(piece.ticket, None)
+                        self._unsettled.remove(piece.ticket)
             callbacks = self._drain_callbacks()
         _call_each(callbacks)
 
@@ -266,10 +270,8 @@ class SendBuffer:
         """Close, and fail everything that is not settled."""
         self.close(error)
         with self._lock:
-            tickets = list(self._unsettled)
+            tickets = self._unsettled.clear()
             self._queues.clear()
-            self._unsettled.clear()
-            self._advances.clear()
             self.queued_count = self._bytes = 0
             if tickets:
                 self._error = self._error or error
@@ -277,6 +279,35 @@ class SendBuffer:
             ticket.abandon(error)
 
     # --- under the lock -------------------------------------------------------------------------------------------
+
+    def _wait_for_work(self) -> None:
+        """Wait until a block was sent, or messages have lingered, or an advance is due, or the buffer is closed."""
+        while self._sent is None:
+            pause = self._pause() if self.queued_count else None
+            if pause is None and (self._closed is not None or self._unsettled.find_due_advance(()) is not None):
+                return
+            if pause is not None and pause <= 0:
+                return
+            self._work.wait(pause)
+
+    def _send(self, stream_id: int, message: Message, size: int) -> Delivery:
+        """Send one message on the caller's thread. If that is interrupted, it is the sender's to see how far it got."""
+        piece = PendingMessageBatch()
+        piece.add(message, size)
+        load, previous_bytes = PendingBlock(stream_id, [piece.seal()]), self._bytes
+        try:
+            self._unsettled.add(piece.ticket)
+            self._bytes += size
+            self._is_sender_idle, self._sent = False, load
+        except BaseException:
+            self._bytes = previous_bytes
+            self._unsettled.remove(piece.ticket)
+            raise
+        try:
+            self._send_at_once(load)
+        finally:
+            self._work.notify_all()
+        return Delivery(piece.ticket, 0)
 
     def _add_chunk(self, chunk: PendingArrowBatch) -> None:
         """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
@@ -343,7 +374,7 @@ class SendBuffer:
                 if not queue:
                     self._queues.pop(stream_id, None)
             if not is_known:
-                self._unsettled.pop(ticket, None)
+                self._unsettled.remove(ticket)
             raise
 
     def _enqueue(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBatch]]) -> None:
@@ -357,7 +388,7 @@ class SendBuffer:
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
     def _count_added(self, ticket: SharedPublishResult, count: int, size: int) -> None:
-        self._unsettled.setdefault(ticket, False)
+        self._unsettled.add(ticket)
         if not self.queued_count:
             self._oldest_at = time.monotonic()
             self._work.notify_all()
@@ -379,11 +410,6 @@ class SendBuffer:
         self._waiting_for_room.append(room.release)
         return room
 
-    @property
-    def _is_flushing(self) -> bool:
-        """Return whether a caller waits for a flush: flushed messages came before all that are not."""
-        return next(iter(self._unsettled.values()), False)
-
     def _take_error(self) -> Exception:
         error, self._error = self._error, None
         assert error is not None
@@ -393,34 +419,6 @@ class SendBuffer:
         if self._closed is not None:
             raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
-    def _count_due_advances(self, loads: Iterable[PendingBlock]) -> int:
-        """Return how many advances have nothing before them but these loads."""
-        if not self._advances:
-            return 0
-        counts: Counter[SharedPublishResult] = Counter()
-        for load in loads:
-            for piece in load.pieces:
-                counts[piece.ticket] += piece.count
-        return self._count_done(lambda ticket: ticket.pending_count <= counts[ticket])
-
-    def _count_done(self, is_done: Callable[[SharedPublishResult], bool]) -> int:
-        """Return how many advances have nothing before them but what is done."""
-        count = 0
-        for ticket in self._unsettled:
-            if count < len(self._advances) and ticket is self._advances[count][0]:
-                count += 1
-            elif not is_done(ticket):
-                break
-        return count
-
-    def _fail_advances(self, error: Exception, failed: Collection[SharedPublishResult]) -> None:
-        """Fail the advances, except those with nothing left before them."""
-        done_count = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
-        while len(self._advances) > done_count:
-            ticket, _ = self._advances.pop()
-            del self._unsettled[ticket]
-            ticket.abandon(error)
-
     def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
             return False
@@ -428,7 +426,7 @@ class SendBuffer:
 
     def _pause(self) -> float:
         """Return the seconds left to linger before taking what is queued."""
-        if not self._limits.linger_s or self._is_flushing or self._closed is not None:
+        if not self._limits.linger_s or self._unsettled.is_flushing or self._closed is not None:
             return 0
         if self.queued_count >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
             return 0
@@ -486,6 +484,10 @@ def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> lis
         (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
         for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
     ]
+
+
+def _ignore(load: PendingBlock) -> None:
+    """Leave it to the sender."""
 
 
 def _call_each(callbacks: Iterable[Callable[[], None]]) -> None:

@@ -1,11 +1,13 @@
 """The thread that appends blocks, retries after lost connections, and settles deliveries.
 
 A load keeps its sequence until it is settled, so that sending it again after a lost connection stores it once. Nothing
-else is taken meanwhile: order is kept by waiting.
+else is taken meanwhile: order is kept by waiting. A message that comes while the thread has nothing to do is sent by
+its publisher's thread, so that it need not wait for another to wake; the answer is received by the sender's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ from sublet_storage.log.append import (
     BlockAppend,
     ProducerIdentity,
     ProducerStamp,
+    SingleAppender,
     append,
     producer_fenced_error,
     register_again,
@@ -92,8 +95,11 @@ class Sender(threading.Thread):
         self._reconnecting = ReconnectingConnection(self._connect)
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
+        self._appender: SingleAppender | None = None
+        self._sent: BlockAppend | None = None
         self._giving_up = threading.Event()
         self._notifier = shared_publisher(url)
+        buffer.set_sender(self._send_at_once)
 
     def run(self) -> None:
         """Take, send, settle; every error is passed to the deliveries."""
@@ -112,17 +118,30 @@ class Sender(threading.Thread):
         self._giving_up.set()
         self._reconnecting.stop_waiting()
 
+    def _send_at_once(self, load: PendingBlock) -> None:
+        """Send it on the caller's thread while this one is idle. An exception of a signal handler may end it anywhere;
+        what `_sent` is by then, this thread appends, or receives the answer to."""
+        conn, appender = self._reconnecting.current, self._appender
+        if conn is None or appender is None or conn.timeline != self._timeline or self._giving_up.is_set():
+            return
+        if appender.is_ready:
+            self._sent = self._stamp(load)
+            with contextlib.suppress(psycopg.Error):
+                appender.send(self._sent)
+
     def _deliver(self, loads: list[PendingBlock]) -> None:
-        entered_at = find_entered_at(loads)
+        entered_at, sent = find_entered_at(loads), self._sent
         try:
-            if self._timeout.is_over(entered_at):
+            if sent is None and self._timeout.is_over(entered_at):
                 raise DatabaseUnreachable(
                     f"not sent within {self._timeout.timeout_s:g} s, as the database has not answered what was "
                     "published before it. Publish it again."
                 )
-            appends = [self._append(load) for load in loads]
-            answers = self._append_blocks(appends, self._buffer.due_advance(loads), entered_at)
+            appends = [self._count(sent or self._stamp(load)) for load in loads]
+            epochs = None if sent else self._buffer.due_advance(loads)
+            answers = self._append_blocks(appends, epochs, entered_at)
         except SubletError as error:
+            self._sent = None
             self._buffer.fail_batches(loads, error)
             if isinstance(error, ProducerFenced):
                 raise
@@ -142,17 +161,22 @@ class Sender(threading.Thread):
         if outcomes[AppendOutcome.FENCED]:
             self._stop_fenced(outcomes[AppendOutcome.FENCED])
 
-    def _append(self, load: PendingBlock) -> BlockAppend:
+    def _stamp(self, load: PendingBlock) -> BlockAppend:
+        """Return the append with the next sequence of its stream, which is not counted yet."""
         block = load.pack(self._buffer.routes.get_compression(load.stream_id))
-        self._sequences[load.stream_id] += 1
-        stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
+        sequence = self._sequences[load.stream_id] + 1
+        stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, sequence)
         return BlockAppend(load.stream_id, block, stamp)
+
+    def _count(self, append: BlockAppend) -> BlockAppend:
+        self._sequences[append.stream_id] += 1
+        return append
 
     def _append_blocks(
         self, appends: list[BlockAppend], epochs: Sequence[Epoch] | None, entered_at: float
     ) -> list[AppendResult]:
         if epochs is None:
-            return self._call_with_retry(lambda conn: append(conn, appends), entered_at)
+            return self._call_with_retry(lambda conn: self._append(conn, appends), entered_at)
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
         result = self._call_with_retry(lambda conn: advance(conn, appends, epochs), entered_at)
@@ -161,6 +185,15 @@ class Sender(threading.Thread):
         elif result.change is not None:
             self._buffer.complete_advance(epochs)
         return result.results
+
+    def _append(self, conn: BoundedConnection, appends: list[BlockAppend]) -> list[AppendResult]:
+        if len(appends) > 1:
+            return append(conn, appends)
+        if self._appender is None or self._appender.conn is not conn:
+            self._appender = SingleAppender(conn)
+        if self._appender.is_ready:
+            self._appender.send(appends[0])
+        return [self._appender.receive()]
 
     def _stop_fenced(self, loads: list[PendingBlock]) -> None:
         error = producer_fenced_error(self._producer.producer_id, self._producer.incarnation)
@@ -180,7 +213,7 @@ class Sender(threading.Thread):
             return
         self._buffer.reroute(routes, closed)
 
-    def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T], entered_at: float) -> _T:
+    def _call_with_retry(self, attempt: Callable[[BoundedConnection], _T], entered_at: float) -> _T:
         """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most since
         the messages were handed over; once at least.
 
@@ -191,7 +224,7 @@ class Sender(threading.Thread):
 
         def may_try_again(error: Exception) -> bool:
             nonlocal in_doubt
-            in_doubt = in_doubt or isinstance(error, UnknownOutcome)
+            in_doubt = in_doubt or isinstance(error, UnknownOutcome) or self._sent is not None
             return isinstance(error, Retryable) and not self._giving_up.is_set()
 
         try:
@@ -206,20 +239,23 @@ class Sender(threading.Thread):
         self._timeout.record_success()
         return answer
 
-    def _try_once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
+    def _try_once(self, attempt: Callable[[BoundedConnection], _T], backoff: Backoff) -> _T:
         """Make one attempt, which ends in time also if the server is frozen."""
         self._check_time()
         self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
+        if self._sent is not None:
+            self._reconnecting.expect_answer()
         with self._reconnecting as conn:
             conn.receive_timeout_s = self._attempt_timeout_s
             self._check_time()  # again: from here on `give_up` ends the waiting
+            self._sent = None
             if conn.timeline != self._timeline:
                 self._follow_timeline(conn)
             return attempt(conn)
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
-            raise DatabaseUnreachable("there was no time left to send it.")
+            raise (UnknownOutcome if self._sent else DatabaseUnreachable)("there was no time left for it.")
 
     def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
         period, detail = f"within {self._timeout.timeout_s:g} s", format_error(error) + "."
