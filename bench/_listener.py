@@ -12,9 +12,9 @@ from sublet_borrower.new_data.postgres_head_listener import subscribe_heads
 
 def main(url: str) -> None:
     """Listen, and ignore what is received."""
-    stop = subscribe_heads(url, lambda heads: None, lambda is_listening: None)
+    feed = subscribe_heads(url, lambda heads: None, lambda is_listening: None)
     sys.stdin.read()
-    stop()
+    feed.stop()
 
 
 if __name__ == "__main__":

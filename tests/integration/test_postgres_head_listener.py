@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any, LiteralString
 
 import psycopg
@@ -57,11 +59,11 @@ def stage_settings() -> dict[str, str]:
 def received(url: str) -> Iterator[dict[int, int]]:
     """Yield {stream: head} as notified to this process so far."""
     heads: dict[int, int] = {}
-    stop = subscribe_heads(url, heads.update, lambda _: None)
+    feed = subscribe_heads(url, heads.update, lambda _: None)
     try:
         yield heads
     finally:
-        stop()
+        feed.stop()
 
 
 def say(conn: Connection, stream: int, head: int) -> None:
@@ -150,9 +152,9 @@ def test_a_process_that_is_configured_so_never_listens(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")
-    stop = subscribe_heads(database, print, print)
+    feed = subscribe_heads(database, print, print)
     assert not [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
-    stop()
+    feed.stop()
     monkeypatch.setenv(VARIABLE, "1")
     with connect(database) as one, connect(database) as other:
         assert [acquire_listener_slot(one), acquire_listener_slot(other)] == [True, False]
@@ -209,6 +211,46 @@ def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection
         eventually(lambda: [pid for pid in holders(conn) if pid != before])
         heads.clear()
         eventually(is_notified(heads))
+
+
+@pytest.mark.usefixtures("listened")
+def test_who_waits_listens_itself_if_it_is_alone(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it does not wait, or there are others, the thread listens."""
+    monkeypatch.setattr("sublet_storage.notify.drivers.postgres.QUIET_S", 86_400.0)
+    threads: dict[int, int] = {}
+    wakeup, _sender = socket.socketpair()
+    feed = subscribe_heads(database, lambda heads: threads.update(dict.fromkeys(heads, threading.get_ident())), print)
+    assert feed.listener is not None
+    wait = partial(feed.listener.wait, wakeup, WAIT_S)
+    eventually(lambda: listeners(conn) == 1)
+    for head in (1, 3):
+        eventually(lambda: feed.listener is not None and feed.listener.wait(wakeup, 0.001))
+        say(conn, head, 1)
+        assert wait()
+        assert threads[head] == threading.get_ident()
+        say(conn, head + 1, 1)
+        assert eventually(lambda head=head: threads.get(head + 1)) != threading.get_ident()  # type: ignore[misc]
+    with received(database) as others:
+        assert not wait()
+        say(conn, 5, 1)
+        eventually(lambda: 5 in threads and 5 in others)
+    feed.stop()
+
+
+@pytest.mark.usefixtures("listened")
+def test_who_listens_notices_a_lost_connection(database: str, conn: Connection) -> None:
+    wakeup, _sender = socket.socketpair()
+    feed = subscribe_heads(database, print, print)
+    assert feed.listener is not None
+    for _ in range(2):
+        (pid,) = eventually(lambda: holders(conn))
+        eventually(lambda: feed.listener is not None and feed.listener.wait(wakeup, 0.001))
+        conn.execute("select pg_terminate_backend(%s)", (pid,))
+        while pid in holders(conn) or not holders(conn):
+            feed.listener.wait(wakeup, 0.001)
+    feed.stop()
 
 
 @pytest.mark.conforms("D1", "P5")

@@ -140,7 +140,14 @@ def test_whoever_flushes_waits_for_no_other_advance(buffer: SendBuffer) -> None:
 def test_a_message_without_others_is_sent_at_once() -> None:
     """The sender gets it alone, in the order of publishing."""
     buffer, taken, sent = a_buffer(ROOMY), list[list[PendingBlock]](), list[PendingBlock]()
-    buffer.set_sender(sent.append)
+
+    class Sender:
+        is_ready = True
+
+        def send_at_once(self, load: PendingBlock) -> None:
+            sent.append(load)
+
+    buffer.sender = Sender()
 
     def take_all() -> None:
         while (loads := buffer.take()) is not None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import SavedProgress
@@ -46,3 +52,67 @@ def test_a_former_subscription_hides_no_end() -> None:
     events.put(ends[0])
     assert events.end == ends[1]
     assert events.take() == (ends[1], ends[0])
+
+
+class News:
+    """A listener that runs the next of these calls each time it is waited for, and then waits for the wake-up."""
+
+    def __init__(self, *calls: Callable[[], object]) -> None:
+        self._calls = list(calls)
+        self.is_released = True
+
+    def wait(self, wakeup: socket.socket, timeout_s: float) -> bool:
+        self.is_released = False
+        call = self._calls.pop(0)
+        if call() is False:
+            return False
+        if not self._calls:
+            wakeup.settimeout(timeout_s)
+            wakeup.recv(1, socket.MSG_PEEK)
+        self.is_released = True
+        return True
+
+    def release_fully(self) -> None:
+        self.is_released = True
+
+
+def test_a_reader_listens_until_there_is_something() -> None:
+    """What is not for it, and an event on another thread, are no end and an end."""
+    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
+    inbox.listener = News(lambda: None, lambda: None, threading.Thread(target=inbox.put, args=(pushed,)).start)
+    assert inbox.take(60.0) == (pushed,)
+    inbox.listener = News(inbox.wakeup)
+    assert inbox.take(60.0) == ()
+    inbox.close()
+
+
+def test_a_reader_that_may_not_listen_waits() -> None:
+    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
+
+    def refuse() -> bool:
+        threading.Thread(target=inbox.put, args=(pushed,)).start()
+        return False
+
+    inbox.listener = News(refuse)
+    assert inbox.take(60.0) == (pushed,)
+
+
+def test_a_reader_that_is_interrupted_listens_again() -> None:
+    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    inbox.listener = listener = News(interrupt, lambda: inbox.put(pushed))
+    with pytest.raises(KeyboardInterrupt):
+        inbox.take(60.0)
+    inbox.release_fully()
+    assert listener.is_released
+    assert inbox.take(60.0) == (pushed,)
+
+
+def test_a_queue_is_closed_while_its_reader_listens() -> None:
+    inbox = SessionEventQueue()
+    inbox.listener = News(threading.Thread(target=inbox.close).start)
+    assert inbox.take(60.0) == ()
+    assert inbox.take(0.001) == ()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress
@@ -14,8 +18,16 @@ from sublet_borrower.util.interrupted_lock_release import release_fully
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
 
+class EventListener(Protocol):
+    """What a reader may listen to while it waits; see `PostgresHeadListener`, which puts what it receives here."""
+
+    def wait(self, wakeup: socket.socket, timeout_s: float) -> bool: ...
+
+    def release_fully(self) -> None: ...
+
+
 class SessionEventQueue:
-    """A queue whose reader can wait, and can be woken without an event.
+    """A queue whose reader can wait, and can be woken without an event. While it waits it listens to the `listener`.
 
     Of the heads pushed for one stream it holds the highest, so that it stays small however long its reader is busy.
     Where there is `on_update`, updates of the assignment do not wait for the reader: it is called with them, on the
@@ -29,7 +41,9 @@ class SessionEventQueue:
         returned it. Those before it may end later."""
         self._pushed: dict[int, HeadPushed] = {}
         self._condition = threading.Condition()
-        self._is_woken = False
+        self._is_woken = self._is_listening = False
+        self.listener: EventListener | None = None
+        self._wakeup_sender, self._wakeup_socket = socket.socketpair()
 
     def put(self, event: SessionEvent) -> None:
         """Add the event, or call `on_update` with it."""
@@ -47,25 +61,63 @@ class SessionEventQueue:
                 if isinstance(event, SubscriptionClosed) and (self.end is None or event.handle >= self.end.handle):
                     self.end = event
                 self._queued.append(event)
-            self._condition.notify_all()
+            self._notify()
 
     def wakeup(self) -> None:
         """End the reader's wait; also from a signal handler's thread."""
         with self._condition:
             self._is_woken = True
-            self._condition.notify_all()
+            self._notify()
+
+    def close(self) -> None:
+        """End the listening; the queue can be used further."""
+        self.listener = None
+        self.wakeup()
+        self._wakeup_sender.close()
+        self._wakeup_socket.close()
 
     def release_fully(self) -> None:
-        """Release the lock after an exception out of `take` on this thread."""
+        """Release the locks after an exception out of `take` on this thread."""
         release_fully(self._condition.release)
+        if self.listener is not None:
+            self.listener.release_fully()
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
         """Return all events so far; where there are none, wait for one, for at most `wait_s`."""
+        has_waited = wait_s > 0 and self.listener is not None and self._listen(self.listener, wait_s)
         with self._condition:
-            if not (self._queued or self._pushed or self._is_woken) and wait_s > 0:
+            if not (self._has_events() or has_waited) and wait_s > 0:
                 self._condition.wait(wait_s)
             self._is_woken = False
             events = (*self._queued, *self._pushed.values())
             self._queued.clear()
             self._pushed.clear()
             return events
+
+    def _listen(self, listener: EventListener, wait_s: float) -> bool:
+        """Listen until there is an event, or the time is over; return False if this thread is not to listen."""
+        deadline = time.monotonic() + wait_s
+        with self._condition:
+            if self._is_listening:
+                return False
+            self._is_listening = True
+        try:
+            while not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
+                if not listener.wait(self._wakeup_socket, left_s):
+                    return False
+                with contextlib.suppress(BlockingIOError):
+                    self._wakeup_socket.recv(1024, socket.MSG_DONTWAIT)
+        except (OSError, ValueError):  # closed by another thread
+            return False
+        finally:
+            self._is_listening = False
+        return True
+
+    def _has_events(self) -> bool:
+        return bool(self._queued or self._pushed or self._is_woken)
+
+    def _notify(self) -> None:
+        self._condition.notify_all()
+        if self._is_listening:
+            with contextlib.suppress(OSError):
+                self._wakeup_sender.send(b"\0", socket.MSG_DONTWAIT)

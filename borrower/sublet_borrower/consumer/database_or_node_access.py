@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sublet_borrower.fetch.database_reader import DatabaseMessageReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.new_data.postgres_head_listener import OnHeads, OnListening, subscribe_heads
+from sublet_borrower.new_data.postgres_head_listener import HeadFeed, OnHeads, OnListening, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
@@ -21,14 +21,14 @@ from sublet_storage.node_directory import list_live_nodes
 
 class DatabaseOrNodeAccess(Struct, frozen=True):
     """A member's access to messages and nodes. `url`: of the database; None where nodes replace it. `subscribe_heads`
-    takes a function to call with stream heads, and returns a function that ends that; None where nodes alone push.
+    takes a function to call with stream heads; None where nodes alone push.
     """
 
     reader: GrantedStreamReader
     discover_nodes: Callable[[], Sequence[str]]
     next_session_epoch: Callable[[Subscription, str], int]
     url: str | None = None
-    subscribe_heads: Callable[[OnHeads, OnListening], Callable[[], None]] | None = None
+    subscribe_heads: Callable[[OnHeads, OnListening], HeadFeed] | None = None
 
 
 def database_transport(

@@ -77,13 +77,16 @@ class GroupMembership(Generic[A]):
         self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
+            opened.callback(self.events.close)
             self.reader, self.url = transport.reader, transport.url
             self.agent = AgentLoop(transport.discover_nodes, settings, transport.url)
             opened.callback(self.agent.close)
             is_newest = name is not None and is_name_stable
             self.session_epoch = transport.next_session_epoch(group, name or "") if is_newest else 0
             if transport.subscribe_heads is not None:
-                opened.callback(transport.subscribe_heads(self._on_heads, self._on_listening))
+                feed = transport.subscribe_heads(self._on_heads, self._on_listening)
+                opened.callback(feed.stop)
+                self.events.listener = feed.listener
             self.resources = opened.pop_all()
         self.monitor = NewDataMonitor(
             self.assignment,
@@ -185,7 +188,7 @@ class GroupMembership(Generic[A]):
         self.agent.unsubscribe_head(self.handle, subscription)
 
     def _on_heads(self, heads: Mapping[int, int]) -> None:
-        """Take what publishers sent to the direct listener, on its thread, as if a node had pushed it."""
+        """Take what publishers sent to the direct listener, on the thread that listens, as if a node had pushed it."""
         for stream_id, head in heads.items():
             if (subscription := self._head_subscriptions.get(stream_id)) is not None:
                 self.events.put(HeadPushed(subscription, head))

@@ -27,6 +27,7 @@ from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.fast_small_block_packer import Header, Message
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.pending_block import (
+    BlockSender,
     PendingArrowBatch,
     PendingBlock,
     PendingMessageBatch,
@@ -63,7 +64,7 @@ class SendBuffer:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
-        self._send_at_once: Callable[[PendingBlock], None] = _ignore
+        self.sender: BlockSender | None = None
         self._is_sender_idle = False
         self._sent: PendingBlock | None = None  # what a caller has sent, or has tried to
         self._unsettled = UnsettledResults()
@@ -88,16 +89,15 @@ class SendBuffer:
         epoch: Epoch | None = None,
         wait: bool = True,
     ) -> Delivery | None:
-        """Queue one message, or send it if nothing else is under way; waits for room, or returns None at once if it is
-        not to wait."""
+        """Queue one message, or have `sender` send it if nothing else is under way; waits for room, or returns None at
+        once if it is not to wait."""
         message, size = (topic, key, value, headers, timestamp_us, epoch), size_of(topic, key, value, headers)
         while True:
             with self._lock:
                 if self._has_room():
                     stream_id = self._routes.find_stream(topic, key)
-                    is_alone = self._is_sender_idle and not self.queued_count and not self._unsettled.has_advances
-                    if is_alone and not self._limits.linger_s:
-                        return self._send(stream_id, message, size)
+                    if self.sender is not None and self._is_alone() and self.sender.is_ready:
+                        return self._send(self.sender, stream_id, message, size)
                     growing = self._add_to_last(stream_id, message, size)
                     return Delivery(growing.ticket, growing.count - 1)
                 if not wait:
@@ -174,11 +174,6 @@ class SendBuffer:
         _call_each(callbacks)
 
     # --- the sender -----------------------------------------------------------------------------------------------
-
-    def set_sender(self, send_at_once: Callable[[PendingBlock], None]) -> None:
-        """Set what sends a block on a caller's thread while the sender waits in `take`, which returns the block then.
-        It waits for nothing."""
-        self._send_at_once = send_at_once
 
     @property
     def routes(self) -> PublisherRoutingTable:
@@ -290,7 +285,12 @@ class SendBuffer:
                 return
             self._work.wait(pause)
 
-    def _send(self, stream_id: int, message: Message, size: int) -> Delivery:
+    def _is_alone(self) -> bool:
+        """Return whether a message that comes now waits for nothing else, and the sender's thread for it."""
+        has_others = bool(self.queued_count) or self._unsettled.has_advances
+        return self._is_sender_idle and not (has_others or self._limits.linger_s)
+
+    def _send(self, sender: BlockSender, stream_id: int, message: Message, size: int) -> Delivery:
         """Send one message on the caller's thread. If that is interrupted, it is the sender's to see how far it got."""
         piece = PendingMessageBatch()
         piece.add(message, size)
@@ -304,7 +304,7 @@ class SendBuffer:
             self._unsettled.remove(piece.ticket)
             raise
         try:
-            self._send_at_once(load)
+            sender.send_at_once(load)
         finally:
             self._work.notify_all()
         return Delivery(piece.ticket, 0)
@@ -484,10 +484,6 @@ def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> lis
         (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
         for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
     ]
-
-
-def _ignore(load: PendingBlock) -> None:
-    """Leave it to the sender."""
 
 
 def _call_each(callbacks: Iterable[Callable[[], None]]) -> None:

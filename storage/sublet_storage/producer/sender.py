@@ -99,7 +99,7 @@ class Sender(threading.Thread):
         self._sent: BlockAppend | None = None
         self._giving_up = threading.Event()
         self._notifier = shared_publisher(url)
-        buffer.set_sender(self._send_at_once)
+        buffer.sender = self
 
     def run(self) -> None:
         """Take, send, settle; every error is passed to the deliveries."""
@@ -118,16 +118,21 @@ class Sender(threading.Thread):
         self._giving_up.set()
         self._reconnecting.stop_waiting()
 
-    def _send_at_once(self, load: PendingBlock) -> None:
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a caller may send a block while this thread is idle."""
+        conn, appender = self._reconnecting.current, self._appender
+        if conn is None or appender is None or self._giving_up.is_set():
+            return False
+        return appender.conn is conn and conn.timeline == self._timeline and appender.is_ready
+
+    def send_at_once(self, load: PendingBlock) -> None:
         """Send it on the caller's thread while this one is idle. An exception of a signal handler may end it anywhere;
         what `_sent` is by then, this thread appends, or receives the answer to."""
-        conn, appender = self._reconnecting.current, self._appender
-        if conn is None or appender is None or conn.timeline != self._timeline or self._giving_up.is_set():
-            return
-        if appender.is_ready:
-            self._sent = self._stamp(load)
+        self._sent = self._stamp(load)
+        if self._appender is not None:
             with contextlib.suppress(psycopg.Error):
-                appender.send(self._sent)
+                self._appender.send(self._sent)
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
         entered_at, sent = find_entered_at(loads), self._sent
@@ -255,7 +260,7 @@ class Sender(threading.Thread):
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
-            raise (UnknownOutcome if self._sent else DatabaseUnreachable)("there was no time left for it.")
+            raise (UnknownOutcome if self._sent else DatabaseUnreachable)("there was no time left to send it.")
 
     def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
         period, detail = f"within {self._timeout.timeout_s:g} s", format_error(error) + "."

@@ -11,10 +11,13 @@ import base64
 import binascii
 import contextlib
 import logging
+import math
 import select
+import socket
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
@@ -92,24 +95,43 @@ def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
     connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
-def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThread) -> Iterator[bytes]:
-    """Yield the payloads that a listening connection receives, until the thread is to stop. Raise
-    `psycopg.OperationalError`, also if the server does not answer an empty query, which is sent after a silence."""
-    waiting, server = select.poll(), connection.pgconn
-    waiting.register(connection.fileno(), select.POLLIN)
-    waiting.register(thread.wakeup_socket, select.POLLIN)
-    while not thread.is_stopping:
+class PayloadReceiver:
+    """Receives the payloads of a listening connection, for one thread at a time."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._heard_at = time.monotonic()
+
+    def receive(self, wakeup: socket.socket, timeout_s: float = math.inf) -> list[bytes]:
+        """Return the payloads that have come. Where there are none, wait for them, until `wakeup` is readable or the
+        time is over. Raise `psycopg.OperationalError`, also if the server does not answer an empty query, which is sent
+        after a silence."""
+        if payloads := self._take():
+            return payloads
+        server, waiting = self._connection.pgconn, select.poll()
+        is_asked = server.transaction_status == TransactionStatus.ACTIVE
+        silence_s = self._heard_at + (RECEIVE_TIMEOUT_S if is_asked else QUIET_S) - time.monotonic()
+        connection_fd = self._connection.fileno()
+        for file in (connection_fd, wakeup.fileno()):
+            waiting.register(file, select.POLLIN)
+        ready = waiting.poll(1000 * max(0.0, min(silence_s, timeout_s)))
+        if any(file == connection_fd for file, _ in ready):
+            server.consume_input()
+            self._heard_at = time.monotonic()
+        elif not ready and silence_s <= timeout_s:
+            if is_asked:
+                raise psycopg.OperationalError(f"not a byte has come from Postgres for {RECEIVE_TIMEOUT_S:g} s")
+            server.send_query(b"")
+            self._heard_at = time.monotonic()
+        return self._take()
+
+    def _take(self) -> list[bytes]:
+        server, payloads = self._connection.pgconn, list[bytes]()
         while (notification := server.notifies()) is not None:
-            yield notification.extra
+            payloads.append(notification.extra)
         while not server.is_busy() and server.get_result() is not None:
             pass
-        is_asked = server.transaction_status == TransactionStatus.ACTIVE
-        if waiting.poll(1000 * (RECEIVE_TIMEOUT_S if is_asked else QUIET_S)):
-            server.consume_input()
-        elif is_asked:
-            raise psycopg.OperationalError(f"not a byte has come from Postgres for {RECEIVE_TIMEOUT_S:g} s")
-        else:
-            server.send_query(b"")
+        return payloads
 
 
 class PostgresNotifySender:
@@ -291,9 +313,11 @@ class PostgresReceiver(StoppableThread):
                     connected = True
                     self.call_handler(self._on_connected)
                     self._pauses.reset()
-                    for payload in receive_payloads(connection, self):
-                        if (message := decode_payload(payload)) is not None:
-                            self.call_handler(self._on_message, message)
+                    receiver = PayloadReceiver(connection)
+                    while not self.is_stopping:
+                        for payload in receiver.receive(self.wakeup_socket):
+                            if (message := decode_payload(payload)) is not None:
+                                self.call_handler(self._on_message, message)
             except _CONNECTION_ERRORS as error:
                 self.log_warning("notification listener disconnected, reconnecting: %s", error)
             if connected:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -159,6 +159,17 @@ class PendingBlock:
         """Fail every ticket."""
         for piece in self.pieces:
             piece.ticket.fail(piece.count, error)
+
+
+class BlockSender(Protocol):
+    """What a caller may send a block by, on its own thread, while the sender's waits for work."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether that can be tried."""
+
+    def send_at_once(self, load: PendingBlock) -> None:
+        """Send it, without waiting for anything."""
 
 
 def find_entered_at(loads: Iterable[PendingBlock]) -> float:
