@@ -54,7 +54,7 @@ def test_a_former_subscription_hides_no_end() -> None:
     assert events.take() == (ends[1], ends[0])
 
 
-class News:
+class ScriptedListener:
     """A listener that runs the next of these calls each time it is waited for, and then waits for the wake-up."""
 
     def __init__(self, *calls: Callable[[], object]) -> None:
@@ -79,9 +79,11 @@ class News:
 def test_a_reader_listens_until_there_is_something() -> None:
     """What is not for it, and an event on another thread, are no end and an end."""
     inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
-    inbox.listener = News(lambda: None, lambda: None, threading.Thread(target=inbox.put, args=(pushed,)).start)
+    inbox.listener = ScriptedListener(
+        lambda: None, lambda: None, threading.Thread(target=inbox.put, args=(pushed,)).start
+    )
     assert inbox.take(60.0) == (pushed,)
-    inbox.listener = News(inbox.wakeup)
+    inbox.listener = ScriptedListener(inbox.wakeup)
     assert inbox.take(60.0) == ()
     inbox.close()
 
@@ -93,7 +95,7 @@ def test_a_reader_that_may_not_listen_waits() -> None:
         threading.Thread(target=inbox.put, args=(pushed,)).start()
         return False
 
-    inbox.listener = News(refuse)
+    inbox.listener = ScriptedListener(refuse)
     assert inbox.take(60.0) == (pushed,)
 
 
@@ -103,7 +105,7 @@ def test_a_reader_that_is_interrupted_listens_again() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    inbox.listener = listener = News(interrupt, lambda: inbox.put(pushed))
+    inbox.listener = listener = ScriptedListener(interrupt, lambda: inbox.put(pushed))
     with pytest.raises(KeyboardInterrupt):
         inbox.take(60.0)
     inbox.release_fully()
@@ -113,6 +115,6 @@ def test_a_reader_that_is_interrupted_listens_again() -> None:
 
 def test_a_queue_is_closed_while_its_reader_listens() -> None:
     inbox = SessionEventQueue()
-    inbox.listener = News(threading.Thread(target=inbox.close).start)
+    inbox.listener = ScriptedListener(threading.Thread(target=inbox.close).start)
     assert inbox.take(60.0) == ()
     assert inbox.take(0.001) == ()

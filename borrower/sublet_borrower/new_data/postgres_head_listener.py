@@ -36,7 +36,7 @@ BACKOFF_INITIAL_S = 1.0
 BACKOFF_MAX_S = 300.0
 """Before a try to acquire a slot: a session that soon ends makes none."""
 
-GUEST_S = 0.2
+SESSION_GRACE_S = 0.2
 """How long after a session has listened itself the thread leaves that to it."""
 TURN_S = 0.05
 """How long a session waits for the thread to leave off."""
@@ -59,7 +59,7 @@ class PostgresHeadListener(StoppableThread):
         self._rate = ReceivedNotificationLimiter()
         self._turn = threading.RLock()
         self._receiver: PayloadReceiver | None = None  # for who has the turn
-        self._guest_at = -math.inf
+        self._session_listened_at = -math.inf
 
     def run(self) -> None:
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
@@ -83,11 +83,11 @@ class PostgresHeadListener(StoppableThread):
         False at once where the process does not listen, or has other sessions to listen for."""
         if self._receiver is None or len(self.handlers) != 1:
             return False
-        self._guest_at = time.monotonic()
+        self._session_listened_at = time.monotonic()
         if not self._turn.acquire(blocking=False):
             self.wakeup()
             if not self._turn.acquire(timeout=TURN_S):
-                self._guest_at = -math.inf
+                self._session_listened_at = -math.inf
                 return False
         try:
             return self._receive(wakeup, timeout_s)
@@ -95,7 +95,7 @@ class PostgresHeadListener(StoppableThread):
             self._receiver = None  # for the thread, which connects again
             return False
         finally:
-            self._guest_at = time.monotonic()
+            self._session_listened_at = time.monotonic()
             self._turn.release()
 
     def release_fully(self) -> None:
@@ -108,7 +108,7 @@ class PostgresHeadListener(StoppableThread):
         try:
             self._set_listening(True)
             while not self.is_stopping:
-                if not self.sleep(max(0.0, self._guest_at + GUEST_S - time.monotonic())):
+                if not self.sleep(max(0.0, self._session_listened_at + SESSION_GRACE_S - time.monotonic())):
                     self._listen()
         finally:
             with self._turn:
@@ -116,7 +116,7 @@ class PostgresHeadListener(StoppableThread):
 
     def _listen(self) -> None:
         with self._turn:
-            if time.monotonic() < self._guest_at + GUEST_S:
+            if time.monotonic() < self._session_listened_at + SESSION_GRACE_S:
                 return
             if not self._receive(self.wakeup_socket, math.inf):
                 raise psycopg.OperationalError("the connection was lost while a session listened")

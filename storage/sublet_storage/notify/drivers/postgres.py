@@ -100,7 +100,7 @@ class PayloadReceiver:
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
 
     def receive(self, wakeup: socket.socket, timeout_s: float = math.inf) -> list[bytes]:
         """Return the payloads that have come. Where there are none, wait for them, until `wakeup` is readable or the
@@ -110,19 +110,19 @@ class PayloadReceiver:
             return payloads
         server, waiting = self._connection.pgconn, select.poll()
         is_asked = server.transaction_status == TransactionStatus.ACTIVE
-        silence_s = self._heard_at + (RECEIVE_TIMEOUT_S if is_asked else QUIET_S) - time.monotonic()
+        quiet_s = self._received_at + (RECEIVE_TIMEOUT_S if is_asked else QUIET_S) - time.monotonic()
         connection_fd = self._connection.fileno()
         for file in (connection_fd, wakeup.fileno()):
             waiting.register(file, select.POLLIN)
-        ready = waiting.poll(1000 * max(0.0, min(silence_s, timeout_s)))
+        ready = waiting.poll(1000 * max(0.0, min(quiet_s, timeout_s)))
         if any(file == connection_fd for file, _ in ready):
             server.consume_input()
-            self._heard_at = time.monotonic()
-        elif not ready and silence_s <= timeout_s:
+            self._received_at = time.monotonic()
+        elif not ready and quiet_s <= timeout_s:
             if is_asked:
                 raise psycopg.OperationalError(f"not a byte has come from Postgres for {RECEIVE_TIMEOUT_S:g} s")
             server.send_query(b"")
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
         return self._take()
 
     def _take(self) -> list[bytes]:
