@@ -384,6 +384,15 @@ def test_an_evicted_borrowers_final_progress_counts() -> None:
     assert bench.forced() == []
 
 
+def test_a_refused_grant_of_a_leaver_is_over() -> None:
+    bench = unwritten()
+    bench.leave()
+    bench.change_row(status=LendingStatus.BLOCKED)
+    bench.commit()
+    bench.tick(bench.settings.resend_interval_s + 0.1)
+    assert bench.entries == [], "there is no grant to end"
+
+
 @pytest.mark.conforms("E10")
 def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
     bench = unwritten()
