@@ -17,6 +17,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
@@ -380,6 +381,23 @@ def test_a_locked_leadership_costs_only_its_own_group(
     impatient.close()
     reported = [record for record in caplog.records if "group write rejected" in record.getMessage()]
     assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in reported] == [("WARNING", None, False)]
+
+
+@pytest.mark.conforms("A7")
+def test_records_of_a_restored_dump_are_not_new(postgres: PostgresWorld) -> None:
+    """Their transactions were of another server, and have numbers that are still to come on this one."""
+    group, conn = postgres.group(), postgres.connection
+    conn.execute(
+        "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term, xact)"
+        " select now(), %s, 0, 'take_over', '', 0, 0, 0, ((pg_current_xact_id()::text)::bigint + n)::text::xid8"
+        " from generate_series(1, 300) n",
+        (group.group_id,),
+    )
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        first = read_behind(conn, group.group_id, None, 1000)
+        assert len(first.lines) == 300
+        assert read_behind(conn, group.group_id, first.next, 1000).lines == ()
 
 
 def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[int]:

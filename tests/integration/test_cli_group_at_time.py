@@ -90,6 +90,7 @@ def test_after_the_end_of_a_grant_nobody_owns_it() -> None:
 def test_the_command_shows_one_stream_or_all(shell: Shell, world: World) -> None:
     first, second = open_streams(world.conn)
     before = str(StartingPosition.at_time(world.now_us()))
+    assert "Nothing has happened to it" in shell.run("groups", "history", GROUP).err
     world.lead()
     world.lend(first)
     world.lend(second, "second")

@@ -349,6 +349,7 @@ def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
     """Of other topics, among them such as a more specific space had then, or of before the reading began."""
     found: list[PositionGone] = []
     conn = house.conn
+    newest = Tail(conn, ALL).bookmark.known
     create_space(conn, "a", "a/#", shards=1)
     tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
     create_space(conn, "b", "b/#", shards=1)
@@ -358,19 +359,25 @@ def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
     tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
     tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
     tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
+    tails.append(Tail(conn, TopicFilter("a/#"), Bookmark(newest, {}), found.append))
     assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
     assert found == []
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_a_space_that_was_away_hides_no_loss(house: GroupWorld) -> None:
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_space_that_was_away_hides_no_loss(house: GroupWorld, comes_back: bool) -> None:
     """Meanwhile its topics were another's."""
     found: list[PositionGone] = []
     create_space(house.conn, "a", "a/#", shards=1)
     tail = Tail(house.conn, TopicFilter("a/#"), "earliest", found.append)
-    alter_space(house.conn, "a", filter="other/#")
+    if comes_back:
+        alter_space(house.conn, "a", filter="other/#")
+    else:
+        drop_space(house.conn, "a", purge=True)
     stream = lose(house, "default")
-    alter_space(house.conn, "a", filter="a/#")
+    if comes_back:
+        alter_space(house.conn, "a", filter="a/#")
     assert list(tail.pages()) == []
     assert stream in [gone.stream_id for gone in found]
 

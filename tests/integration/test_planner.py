@@ -56,6 +56,17 @@ def test_a_plan_that_is_not_written_is_begun_later(
     planner.close()
 
 
+@pytest.mark.conforms("E26")
+def test_a_finite_plan_fails_if_no_leader_answers(database: str) -> None:
+    with (
+        contextlib.closing(
+            MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, granted_within_s=0.5)
+        ) as planner,
+        pytest.raises(Unavailable, match=r"no leader has answered within 0\.5 s"),
+    ):
+        planner.plan(PlanLimits(None, None), finite=True)
+
+
 @pytest.mark.conforms("P10")
 def test_a_stream_of_another_timeline_has_its_space(fleet: Fleet, database: str, conn: Connection) -> None:
     """After a failover the stream of that number may be in another space."""

@@ -97,9 +97,16 @@ def test_a_dropped_space_keeps_its_retention(conn: Connection, old: int) -> None
 
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize(
-    ("kind", "options"), [("queue", "{}"), ("share", json.dumps(GroupOptions(holds_retention=True).to_row()))]
+    ("kind", "options", "end"),
+    [
+        ("queue", "{}", "finished"),
+        ("queue", "{}", "free"),  # the next sync finishes it
+        ("share", json.dumps(GroupOptions(holds_retention=True).to_row()), "finished"),
+    ],
 )
-def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int, kind: str, options: str) -> None:
+def test_an_unfinished_queue_holds_its_messages_back(
+    conn: Connection, old: int, kind: str, options: str, end: str
+) -> None:
     """Until it has consumed them; so does a group that was declared so."""
     holder = group(conn, kind, "eu/+", options)
     for status, position, is_over in (
@@ -107,7 +114,7 @@ def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int,
         ("held", 0, False),
         ("free", 2, False),  # beyond the head, and not blocked yet
         ("blocked", 1, False),
-        ("finished", 1, True),
+        (end, 1, True),
     ):
         lend(conn, holder, old, status, position)
         apply_retention(conn)

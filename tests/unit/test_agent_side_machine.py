@@ -262,6 +262,15 @@ def test_one_failed_poll_is_no_loss() -> None:
     assert not harness.all(ReportConnectionLost)
 
 
+def test_a_poll_that_was_cancelled_fails_no_more() -> None:
+    harness = connected()
+    harness.poll_fails()
+    harness.do(Unsubscribe("logs", "k"))
+    assert harness.all(CancelPollCall)
+    harness.poll_fails()
+    assert not harness.all(ReportConnectionLost)
+
+
 def test_answers_of_a_former_life_do_nothing() -> None:
     harness = connected()
     harness.do(MessageToNode("x"))

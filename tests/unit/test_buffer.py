@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -279,6 +280,27 @@ def test_small_batches_fill_a_block() -> None:
     for _ in range(2):
         buffer.add_batches(to_record_batches({"topic": ["t"] * 2, "value": [b""] * 2}))
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
+
+
+@pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 1000)])
+def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, messages: int, size: int) -> None:
+    buffer = a_buffer(BufferLimits(messages, size, 1, buffered_bytes=1 << 20, linger_s=86_400.0))
+    publish(buffer, b"x" * 500)
+    lingers = threading.Event()
+
+    def read_clock() -> float:
+        lingers.set()  # the sender asks how long to wait, and waits then
+        return 0.0
+
+    monkeypatch.setattr(time, "monotonic", read_clock)
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(buffer.take)
+        try:
+            assert lingers.wait(30)
+            publish(buffer, b"x" * 500)
+            assert taken.result(30)
+        finally:
+            buffer.close(SubletError("closed"))
 
 
 # --- the age of what is taken -----------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from sublet_leader.feed.history_and_follow import FeedReadCall
+from sublet_leader.feed import history_and_follow as module
+from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
@@ -23,6 +24,15 @@ class Pool:
         return SimpleNamespace(bookmark=Bookmark(0, {}))
 
 
+def read(check_right: Callable[[], None]) -> None:
+    async def never(page: FeedPage) -> None:
+        await asyncio.Event().wait()
+
+    read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
+    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, hello_s=0.001)
+    asyncio.run(asyncio.wait_for(call.history(), 60))
+
+
 @pytest.mark.conforms("X4")
 def test_rights_are_checked_while_nothing_is_taken() -> None:
     """So that a call ends whose token was revoked, and what it has read with it."""
@@ -33,10 +43,12 @@ def test_rights_are_checked_while_nothing_is_taken() -> None:
         if len(checks) > 3:
             raise Unauthenticated("the token was revoked")
 
-    async def never(page: FeedPage) -> None:
-        await asyncio.Event().wait()
-
-    read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
-    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, hello_s=0.001)
     with pytest.raises(Unauthenticated):
-        asyncio.run(asyncio.wait_for(call.history(), 60))
+        read(check_right)
+
+
+def test_who_takes_nothing_for_long_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise what was read for it would be kept for ever."""
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.0)
+    with pytest.raises(ClientStalled):
+        read(lambda: None)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_leader.group.events import StreamsChanged, WritesNotCommitted
+from sublet_leader.group.events import StreamsChanged, WritesCommitted, WritesNotCommitted
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -31,6 +31,7 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GrantStream,
     GroupOptions,
+    GroupWrites,
     LendingStatus,
     OnDataLoss,
     ReleaseStream,
@@ -384,6 +385,15 @@ def test_an_evicted_borrowers_final_progress_counts() -> None:
     assert bench.forced() == []
 
 
+def test_a_refused_grant_of_a_leaver_is_over() -> None:
+    bench = unwritten()
+    bench.leave()
+    bench.change_row(status=LendingStatus.BLOCKED)
+    bench.commit()
+    bench.tick(bench.settings.resend_interval_s + 0.1)
+    assert bench.entries == [], "there is no grant to end"
+
+
 @pytest.mark.conforms("E10")
 def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
     bench = unwritten()
@@ -680,6 +690,20 @@ def test_nobody_learns_of_a_loss_before_it_is_written() -> None:
     assert losses(bench) == []
     bench.settle()
     bench.receive(UpdateProgress("a/2", bench.term, (word,)))
+    assert losses(bench) == [GrantEndOutcome.LOST]
+
+
+@pytest.mark.conforms("E10")
+def test_a_loss_is_sent_while_a_revoke_is_recorded() -> None:
+    """A stream sync finds it while an operator's revoke is recorded."""
+    bench = granted()
+    bench.streams.rollover(1)
+    bench.streams.expire_generation(1)
+    writes = GroupWrites(bench.group.group_id, bench.term, (), needs_stream_sync=True)
+    answer = WritesCommitted(bench.store.commit([writes])[0])
+    bench.revoke()
+    bench.sent.clear()
+    bench.give(answer)
     assert losses(bench) == [GrantEndOutcome.LOST]
 
 

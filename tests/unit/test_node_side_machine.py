@@ -418,7 +418,9 @@ def test_the_forgotten_are_notified_and_never_revived() -> None:
     assert isinstance(node.poll("a", 0, "", now=17, hold_s=5), UnknownSubscriber)
     assert isinstance(node.receive("a", 1, [], now=17), UnknownSubscriber)
     assert isinstance(node.end_poll("a", now=17), UnknownSubscriber)
+    assert isinstance(node.poll("b", 0, INCARNATION, now=17, hold_s=5), UnknownSubscriber)
     assert isinstance(node.poll("b", 7, "", now=17, hold_s=5), UnknownSubscriber)
+    assert node.expire(now=17) == (), "who was unknown has not gone"
 
 
 @pytest.mark.conforms("R8")

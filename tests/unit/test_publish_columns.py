@@ -166,6 +166,7 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
             UsageError,
             "column headers: message 0 of the batch has a header without a name. Name each.",
         ),
+        ({"epoch": [[None]]}, InvalidEpoch, "column epoch: a null among the numbers of an epoch."),
         ({"key": [b"x", b"y"]}, UsageError, "columns of different lengths (topic 2, value 1, key 2)"),
         ({5: [b"x"]}, UsageError, "no such columns: 5"),
     ],

@@ -6,8 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import InvalidSetting, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.routing import (
     RING,
     GenerationTopicFilters,
@@ -64,6 +65,8 @@ def test_the_most_specific_space_wins(topic: str, expected: str) -> None:
 
 def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
     assert find_space_for("b", spaces("a/#")) is None
+    with pytest.raises(UnknownSpace, match="topic 'b' is in no space"):
+        PublisherRoutingTable(spaces("a/#"), [StreamCatalogRow(1, 0, 1, 0, RING, 0)], None).find_stream("b", None)
 
 
 @pytest.mark.parametrize(

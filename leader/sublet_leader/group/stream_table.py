@@ -244,11 +244,7 @@ class StreamTable:
             # Maintenance has deleted the row before a sync has seen its end: it was free, and nothing was left in it.
             entry.lending = replace(entry.lending, status=LendingStatus.FINISHED)
             entry.queue.clear()
-        elif (
-            result.outcome is LendingOutcome.APPLIED
-            and isinstance(change, AdvancePosition)
-            and change.grant_id == entry.lending.grant_id
-        ):
+        elif isinstance(change, AdvancePosition):  # which changed nothing but the position
             entry.lending = replace(entry.lending, position=change.position)
         return entry
 

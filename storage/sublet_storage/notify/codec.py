@@ -57,11 +57,7 @@ def decode(raw: bytes) -> Message:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:
         document = json.loads(raw)
-        return (
-            _decode_notification(document)
-            if isinstance(document, dict) and "e" in document
-            else _decode_heartbeat(document)
-        )
+        return _decode_notification(document) if "e" in document else _decode_heartbeat(document)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 

@@ -74,7 +74,7 @@ select uri, exists (
         union all
         (select * {_STUCK} and {_IS_THERE} order by delete_failed_at limit %(most)s)) o limit %(most)s"""
 
-_GONE = "delete from payload_object where uri = any(%s) and orphaned_at is not null"
+_GONE = "delete from payload_object where uri = any(%s)"
 _DELETE_FAILED = "update payload_object set delete_failed_at = clock_timestamp() where uri = any(%s)"
 
 Connection = psycopg.Connection[Any]

@@ -389,13 +389,13 @@ class SendBuffer:
 
     def _count_added(self, ticket: SharedPublishResult, count: int, size: int) -> None:
         self._unsettled.add(ticket)
-        if not self.queued_count:
+        is_first = not self.queued_count
+        if is_first:
             self._oldest_at = time.monotonic()
-            self._work.notify_all()
-        elif self._limits.linger_s and self.queued_count + count >= self._limits.block_messages:
-            self._work.notify_all()
         self.queued_count += count
         self._bytes += size
+        if is_first or (self._limits.linger_s and self._is_block_full()):
+            self._work.notify_all()
 
     def _has_room(self) -> bool:
         """Return whether there is room. Raise if the publisher is closed."""
@@ -428,9 +428,13 @@ class SendBuffer:
         """Return the seconds left to linger before taking what is queued."""
         if not self._limits.linger_s or self._unsettled.is_flushing or self._closed is not None:
             return 0
-        if self.queued_count >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
+        if self._is_block_full():
             return 0
         return self._oldest_at + self._limits.linger_s - time.monotonic()
+
+    def _is_block_full(self) -> bool:
+        """Return whether what is queued, or being sent, fills a block: the sender lingers no longer."""
+        return self.queued_count >= self._limits.block_messages or self._bytes >= self._limits.block_bytes
 
     def _cut_blocks(self, stream_id: int, newest_at: float) -> list[PendingBlock]:
         loads: list[PendingBlock] = []

@@ -335,7 +335,7 @@ def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa
         try:
             batch = decode_block(codec, payload, stream_id, end_offset, count)
         except PoisonBlock as error:
-            others = ((n, row) for n, row in enumerate(rows) if n > index)
+            others = enumerate(rows[index + 1 :], index + 1)
             indexes = [index, *(n for n, row in others if not is_decodable(row[2], row[3], row[1]))]
             # Without its traceback, whose frames hold all the rows.
             raise _RunUndecodable(indexes, PoisonBlock(stream_id, error.offsets, error.detail)) from None

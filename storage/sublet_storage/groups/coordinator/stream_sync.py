@@ -53,7 +53,7 @@ returning l.group_id, l.stream_id, l.status"""
 _ADDED = """
 update consumer_group g set after_generation = u.until
   from unnest(%(groups)s::bigint[], %(until)s::bigint[]) as u (group_id, until)
- where g.group_id = u.group_id and g.after_generation < u.until"""
+ where g.group_id = u.group_id"""
 
 # A group far behind gets the oldest generations first, and the next ones as it reads on, since each sync reads all its
 # unfinished rows. At least one comes with each sync, so that streams that stand still keep nothing out. Groups that are
