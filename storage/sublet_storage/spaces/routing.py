@@ -86,10 +86,10 @@ def has_moved_topics(former: Space, successor: Space, changed: int) -> bool:
     return former.space_id == successor.space_id or is_concerned
 
 
-def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
-    """Return the most specific space that matches; None only where there is no catch-all space."""
+def find_space_for(topic: str, spaces: Iterable[Space]) -> Space:
+    """Return the most specific space that matches: if no other does, `default`, which is among all spaces."""
     matching = (space for space in spaces if space.filter.matches(topic))
-    return min(matching, key=lambda space: space.filter.specificity, default=None)
+    return min(matching, key=lambda space: space.filter.specificity)
 
 
 def find_candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> frozenset[TopicFilter]:

@@ -151,8 +151,6 @@ class PublisherRoutingTable:
         if not isinstance(topic, str):
             raise InvalidTopic(f"topic {topic!r}: a topic is text, not {type(topic).__name__}.")
         space = find_space_for(check_topic(topic), self._spaces.values())
-        if space is None:
-            raise UnknownSpace(f"topic {topic!r} is in no space. Create a space with a filter that matches it.")
         if self._only not in (None, space.name):
             raise UsageError(
                 f"topic {topic!r} belongs to space {space.name!r}, and this publisher is for space {self._only!r}. "
