@@ -157,6 +157,20 @@ def test_a_reset_leaves_out_what_the_shadow_has(postgres: PostgresWorld, target:
 
 
 @pytest.mark.conforms("S2")
+def test_a_reset_leaves_out_what_is_gone_in_part(postgres: PostgresWorld) -> None:
+    (first,) = postgres.add_space()
+    postgres.complete(3)
+    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    postgres.append(first, 10, 7)
+    (second,) = postgres.rollover(1)
+    postgres.append(second, 10, 7)
+    postgres.retire(1)
+    postgres.connection.execute("delete from block where stream_id = %s", (first,))
+    postgres.reset(group, ResetTarget.earliest())
+    assert postgres.row(group, postgres.lead(group), second).consumed == consumed(0, 8)
+
+
+@pytest.mark.conforms("S2")
 def test_a_copy_with_more_topics_gets_entire_epochs(postgres: PostgresWorld) -> None:
     """Of a space that its source had nothing of, those that begin later; of a new one, all."""
     postgres.add_space()

@@ -227,6 +227,14 @@ def test_one_that_renews_keeps_what_it_holds(conn: psycopg.Connection[Any], spac
     assert epoch_leases.expire(conn) == []
 
 
+def test_a_living_one_that_is_writing_delays_no_pass(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    hold(conn, space, A, [(3,)], LONG_S)
+    conn.execute("set lock_timeout = 0; set statement_timeout = '10s'")
+    with connect(database) as writer, writer.transaction():
+        assert sent(writer, A, 1, (3,)) is AppendOutcome.APPENDED
+        assert epoch_leases.expire(conn) == []
+
+
 def test_one_that_is_writing_is_left_for_next_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(3,)], lease_s=0.0)
     conn.execute("set lock_timeout = 50")

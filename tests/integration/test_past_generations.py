@@ -483,6 +483,22 @@ def test_an_import_finds_what_is_gone_and_not_deleted(house: GroupWorld, is_list
 
 
 @pytest.mark.conforms("E39", "A4")
+def test_an_import_of_what_was_read_has_lost_nothing(house: GroupWorld) -> None:
+    """Though its stream was open, and held, when it was exported, and is gone by now."""
+    stream = stream_of(house.conn, "default")
+    put(house.conn, stream, b"0")
+    house.renew()
+    house.consume(stream)
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    rollover(house.conn, "default")
+    house.retire()
+    assert apply_retention(house.conn)
+    with house.conn.transaction():
+        progress_transfer.create_from_progress(house.conn, GROUP, GroupOptions(), progress, "imported")
+
+
+@pytest.mark.conforms("E39", "A4")
 def test_an_import_judges_by_what_was_lost(house: GroupWorld) -> None:
     """Not by the filter that the space has by now, which may be another."""
     house.renew()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
+from sublet_borrower.agent.agent_loop import AgentLoop
+from sublet_borrower.agent.session_event_queue import SessionEventQueue
+from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
@@ -23,6 +27,29 @@ from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, 
 from tests.postgres_proxy import PostgresProxy
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_listed_node_that_is_away_is_lost_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often nodes are looked up meanwhile."""
+    caplog.set_level(logging.INFO, "sublet_borrower.agent.agent_loop")
+    address, lookups = f"127.0.0.1:{free_port()}", list[int]()
+
+    def find() -> list[str]:
+        lookups.append(1)
+        return [address]
+
+    async def test() -> None:
+        agent = AgentLoop(find, BorrowerSettings().scaled(20))
+        try:
+            agent.subscribe("$share/g/a", SessionEventQueue())
+            await until(lambda: f"connection lost: address={address}" in caplog.text)
+            found = len(lookups)
+            await until(lambda: len(lookups) >= found + 3)
+        finally:
+            await asyncio.to_thread(agent.close, 0.0)
+
+    run(test)
+    assert caplog.text.count("connection lost") == 1
 
 
 @pytest.mark.conforms("R2")

@@ -189,3 +189,18 @@ def test_each_epoch_is_in_one_repeatable_batch(numbers: int, data: st.DataObject
         if not query.batch(PlanLimits(max_messages=2)):
             break
     query.check()
+
+
+def test_who_waits_for_an_epoch_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a batch is asked for."""
+    monkeypatch.setattr(complete_epoch_planner, "COMPLETED_S", 3600.0)
+    lower = LowerFrontier(((0,),))
+    query = Query((Log(1, lower), Log(1, lower)))
+    query.logs[0].append([(1,)])
+    query.batch(PlanLimits())
+    query.advance([(2,)])
+    query.batch(PlanLimits())
+    assert not query.given()
+    query.begin_anew()
+    query.batch(PlanLimits())
+    assert query.given() == {(0, 0)}

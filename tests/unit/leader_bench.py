@@ -106,11 +106,15 @@ class Bench:
         """A message comes in."""
         self.give(BorrowerMessageReceived(agent, message))
 
-    def commit(self) -> None:
-        """Write what waits, in one transaction, and bring the answer."""
+    def write(self) -> WritesCommitted:
+        """Write what waits, in one transaction; the answer is still on its way."""
         writes = GroupWrites(self.group.group_id, self.term, tuple(self.entries), self.renew)
         self.entries, self.renew = [], False
-        self.give(WritesCommitted(self.store.commit([writes])[0]))
+        return WritesCommitted(self.store.commit([writes])[0])
+
+    def commit(self) -> None:
+        """Write what waits, and bring the answer."""
+        self.give(self.write())
 
     def fail(self) -> None:
         """The transaction did not happen."""

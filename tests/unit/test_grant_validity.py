@@ -244,3 +244,14 @@ def test_a_stream_in_a_renewal_waits_for_its_holder() -> None:
     assert stream not in bench.holders()
     bench.pass_time(bench.settings.stream_sync_interval_s, BORROWER)
     assert stream in bench.holders()
+
+
+@pytest.mark.conforms("E34")
+def test_a_clock_set_back_keeps_no_stream_from_others() -> None:
+    """By it, a stream without a session was taken from its holder in an hour."""
+    bench = Bench()
+    bench.change_row(held_until_us=EPOCH_US + 3_600_000_000)
+    bench.lead()
+    bench.joined()
+    bench.pass_time(bench.settings.lease_duration_s + bench.settings.grant_validity_s, BORROWER)
+    assert bench.holders() == {1: BORROWER}

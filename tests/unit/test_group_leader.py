@@ -223,6 +223,30 @@ def test_a_stream_whose_messages_are_gone(
     assert bench.holders() == holders
 
 
+@pytest.mark.parametrize("on_data_loss", OnDataLoss)
+@pytest.mark.parametrize("what", ["progress", "revoke", "leave"])
+def test_that_all_is_gone_crosses_a_write(what: str, on_data_loss: OnDataLoss) -> None:
+    """Which is refused then; the holder learns of the loss once, and may leave."""
+    bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=on_data_loss))
+    bench.streams.rollover(1)
+    bench.streams.expire_generation(1)
+    bench.tick(bench.settings.stream_sync_interval_s + 0.01)
+    position, synced = bench.said(5, final=what == "leave"), bench.write()
+    if what == "progress":
+        bench.receive(UpdateProgress(BORROWER, bench.term, (position,)))
+    elif what == "revoke":
+        bench.revoke()
+    else:
+        bench.leave(position)
+    bench.give(synced)
+    bench.settle()
+    if what != "leave":
+        assert losses(bench) == [GrantEndOutcome.LOST]
+        bench.leave()
+        bench.settle()
+    assert ends(bench) == [BorrowerEndReason.DONE]
+
+
 def test_a_stream_finished_while_its_grant_waits() -> None:
     """Nothing of it is left behind."""
     bench = Bench()

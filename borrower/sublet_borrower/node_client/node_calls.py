@@ -228,7 +228,7 @@ def map_grpc_error(address: str, error: Any) -> Exception:
         return _REFUSED[code](f"node {address} refuses: {details}.")
     if code in _FINAL:
         return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
-    if code is grpc.StatusCode.UNAVAILABLE and (reason := explain_failure(address, error.details() or "")):
+    if reason := explain_failure(address, error.details() or ""):
         return TlsFailed(f"{reason}.")
     return RetryableCallError(address, f"{details or 'no answer'} ({code.name})")
 

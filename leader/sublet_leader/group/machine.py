@@ -413,8 +413,9 @@ class GroupLeader:
             return
         assignment = entry.assignment
         if assignment is not None and assignment.grant_id and row.grant_id > assignment.grant_id:
-            # The stream sync blocked or skipped it under its holder. What is in flight for it will be refused.
+            # A stream sync blocked or skipped it under its holder: what is being written of the grant will be refused.
             self._assignments.apply_event(assignment, GrantTransitionEvent.LOST, now)
+            self._disconnect_borrowers(assignment.borrower_id, now)
         if self.streams.drop_finished(entry):
             self.timers.note_stream_freed(now)
             return

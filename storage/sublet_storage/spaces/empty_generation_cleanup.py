@@ -43,7 +43,7 @@ update generation set is_past = true
 
 _PAST = """
 select g.generation_id, g.filter from generation g
- where g.is_past and g.generation_id > %(after)s and to_regclass('block_' || g.generation_id) is null
+ where g.is_past and g.generation_id > %(after)s
  order by g.generation_id limit %(step)s"""
 
 _BEHIND = """

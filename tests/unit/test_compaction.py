@@ -1,0 +1,24 @@
+"""Which blocks are merged, and what is left of the times at which they were appended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from sublet_storage.spaces.small_block_compaction import BlockToMerge, compute_append_times, find_runs
+
+EARLY, LATE = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(("count", "size", "merged"), [(4, 50, 2), (5, 50, 0), (4, 51, 0)])
+def test_two_halves_of_a_block_are_merged(count: int, size: int, merged: int) -> None:
+    """Whether by messages or by bytes."""
+    rows = [BlockToMerge(end, count, size, b"") for end in (count, 2 * count)]
+    assert sum(map(len, find_runs(rows, block_messages=8, block_bytes=100))) == merged
+
+
+def test_only_what_is_appended_later_has_a_time() -> None:
+    """Of its own in the merged block."""
+    blocks = [(3, at, None, None) for at in (EARLY, EARLY, LATE, EARLY, LATE)]
+    assert compute_append_times(blocks) == ([0, 6], [EARLY, LATE])
