@@ -12,7 +12,6 @@ from functools import partial
 from typing import Final, TypeVar
 
 import psycopg
-import pyarrow as pa
 
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -24,6 +23,7 @@ from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
+from sublet_storage.util import arrow_compute as pc
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +44,9 @@ class DatabaseMessageReader:
 
     def warm_up(self) -> None:
         """Prepare the first read before anything is granted, since all streams granted at once wait for it: connect,
-        and read once. The first Arrow scalar loads pandas where it is installed.
+        and read once. The first function of Arrow loads pyarrow.compute, and pandas where it is installed.
         """
-        pa.scalar(0)
+        pc.add(0, 0)
         self.query(message_log.warm_up)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:

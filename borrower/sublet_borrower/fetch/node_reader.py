@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-import pyarrow as pa
-
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
 from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
@@ -39,6 +37,7 @@ from sublet_protocol.messages.member_reads import (
 )
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
+from sublet_storage.util import arrow_compute as pc
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
@@ -66,12 +65,12 @@ class NodeMessageReader:
         self._backoff = Backoff()
 
     def warm_up(self) -> None:
-        """Prepare the first read before anything is granted: find a node that serves this release, and make the first
-        Arrow scalar, for which pyarrow loads pandas where it is installed.
+        """Prepare the first read before anything is granted: find a node that serves this release, and call the first
+        function of Arrow, which loads pyarrow.compute, and pandas where it is installed.
 
         Raise `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
-        pa.scalar(0)
+        pc.add(0, 0)
         self._query_or_raise("Heads", encode_heads_request(()), decode_heads_reply)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:

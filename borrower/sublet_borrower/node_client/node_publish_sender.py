@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
 from sublet_protocol.domain.errors import SubletError, Unavailable
@@ -32,6 +31,7 @@ from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
+from sublet_storage.util import arrow_compute as pc
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0

@@ -8,7 +8,6 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, StepBoundaryProgress
@@ -16,6 +15,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret
+from sublet_storage.util import arrow_compute as pc
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""

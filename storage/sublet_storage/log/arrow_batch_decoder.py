@@ -16,12 +16,12 @@ from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
 from sublet_storage.log.arrow_batch_header import ArrowBatchHeader, parse_envelope
+from sublet_storage.util import arrow_compute as pc
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20

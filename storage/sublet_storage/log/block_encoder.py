@@ -14,7 +14,6 @@ from datetime import datetime
 from functools import lru_cache
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
@@ -23,6 +22,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
 from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.util import arrow_compute as pc
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)

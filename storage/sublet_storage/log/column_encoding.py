@@ -11,10 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import SchemaMismatch
 from sublet_storage.log.arrow_batch_header import ArrowBatchHeaderTemplate
+from sublet_storage.util import arrow_compute as pc
 
 BLOCK_SCHEMA = pa.schema(
     [

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 from msgspec.structs import replace
 from psycopg.errors import InsufficientPrivilege, UndefinedTable
@@ -48,6 +47,7 @@ from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks, read_partition
 from sublet_storage.objects.remote_reads import attach_payloads
+from sublet_storage.util import arrow_compute as pc
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024

@@ -8,11 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidEpoch
 from sublet_protocol.domain.limits import MAX_EPOCH, MIN_EPOCH
+from sublet_storage.util import arrow_compute as pc
 
 BLOCK_MAY_MATCH = """
   (topics is null or exists (

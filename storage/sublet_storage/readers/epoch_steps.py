@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec import Struct
 from msgspec.structs import replace
 from psycopg.types.numeric import Int8
@@ -32,6 +31,7 @@ from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block_encoder import BlockEpochRange
+from sublet_storage.util import arrow_compute as pc
 
 MAX_PAGE_SUMMARIES: Final = 2048
 MAX_BLOCKS_SCANNED: Final = 20_000

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
@@ -18,6 +17,7 @@ from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.arguments import format_value
+from sublet_storage.util import arrow_compute as pc
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]

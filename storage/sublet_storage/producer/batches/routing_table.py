@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import check_topic
@@ -15,6 +14,7 @@ from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.producer.delivery import Rows
 from sublet_storage.spaces.routing import HashRing, Space, StreamCatalogRow, find_space_for, hash_key, hash_keys
 from sublet_storage.spaces.space_queries import read_routing_table
+from sublet_storage.util import arrow_compute as pc
 
 _CACHED_TOPICS = 100_000
 
