@@ -381,7 +381,7 @@ class NodeServer:
             self._timer.cancel()
         if outcome.is_stopped:
             self._stopped.set()
-        elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
+        elif outcome.wake_at < float("inf"):
             delay = max(outcome.wake_at - boottime_clock(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
 

@@ -174,7 +174,8 @@ def test_trouble_belongs_to_grant_and_holder(database: str, conn: Connection) ->
         grants = {each: led.lend(each).grant_id for each in (first, second)}
         for each in (first, second):
             led.write(RecordHistory(each, grants[each], "unreadable", "damaged."))
-        led.write(RecordHistory(second, grants[second], "readable", "it can be read again"))
+            led.write(RecordHistory(each, grants[each], "readable", "it can be read again"))
+        led.write(RecordHistory(first, grants[first], "unreadable", "damaged."))
         conn.execute("update lending_history set at = at - interval '1 hour'")
         assert led.because(first) == "etl has it and cannot read on, for 3600 s now: damaged"
         assert led.why()[second] is StallReason.CONSUMING

@@ -374,6 +374,19 @@ def test_a_mover_locks_its_term_before_the_spaces(conn: Connection, space: Space
     assert tiering.tier_space(conn, space, guard).blocks == BLOCKS
 
 
+def test_nothing_is_written_where_a_space_was_to_move(
+    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int
+) -> None:
+    """Where it got no location, or another, before anything was there."""
+
+    def guard(_: Connection) -> None:
+        with connect(database) as other:
+            alter_space(other, "eu", payload_location=None)
+
+    assert tiering.tier_space(conn, space, guard).blocks == 0
+    assert world.names() == set()
+
+
 def test_nothing_is_moved_of_a_dropped_space(conn: Connection, space: Space, stream: int) -> None:
     drop_space(conn, "eu")
     assert tiering.tier_space(conn, space).blocks == 0

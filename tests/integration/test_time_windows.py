@@ -77,6 +77,16 @@ def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
         return {*found, move.after}
 
 
+@pytest.mark.conforms("W8")
+def test_a_time_begins_with_what_was_appended_then(conn: Connection) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    stream = stream_of(conn, "eu")
+    for second in (0, 1):
+        put(conn, stream, b"v", topic="eu/t")
+        dated(conn, stream, second)
+    assert [answers(conn, stream, second) for second in (0, 1, 2)] == [{0}, {1}, {2}]
+
+
 @pytest.mark.long
 @pytest.mark.conforms("W8")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -47,6 +47,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
     Revoke,
+    RevokeFinished,
     StreamProgress,
     ToBorrower,
     ToLeader,
@@ -123,7 +124,7 @@ class Play:
         """Let time pass, waking when it wants to, answering at once."""
         end = self.now + seconds
         while self.now < end:
-            wake = self.last.wake_at if self.last.wake_at is not None else end
+            wake = min(self.last.wake_at, end)
             self.do(Tick(), min(end, max(wake, self.now + 0.0005)))
             self.settle()
 
@@ -245,12 +246,13 @@ def test_what_is_asked_of_too_many_groups_is_forgotten() -> None:
 
 @pytest.mark.conforms("X4")
 def test_a_borrower_waits_for_its_last_group() -> None:
-    """So that who asks for ever new groups takes no more room; a disconnect looks at its own alone."""
+    """So that who asks for ever new groups takes no more room; a disconnect, and nothing else, ends its own wait."""
     play = Play()
     for number in range(3):
         play.want("a/1", subscription=f"$share/g{number}/#")
         play.want("b/1", subscription=f"$share/g{number}/#")
     play.receive(Disconnect("b/1", 0, ()), "b")
+    play.receive(RevokeFinished("a/1", 0, 1, 1))
     play.settle()
     found = [(one.borrower_id, one.group_id) for one in play.received(LeaderConnectResponse)]
     assert found == [("a/1", 3)]

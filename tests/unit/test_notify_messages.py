@@ -15,7 +15,7 @@ from sublet_storage.notify.changes import (
     space_change,
     stream_change,
 )
-from sublet_storage.notify.codec import decode, encode
+from sublet_storage.notify.codec import MAX_CHANNELS, decode, encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
 from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
@@ -116,6 +116,14 @@ def test_so_many_changes_are_taken_a_second() -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_so_many_channels_are_in_a_heartbeat() -> None:
+    channels = {str(number): 1 for number in range(MAX_CHANNELS)}
+    heartbeat = NotificationHeartbeat("p", "i", channels, False)
+    assert decode(encode(heartbeat)) == heartbeat
+    with pytest.raises(MalformedNotification):
+        decode(encode(NotificationHeartbeat("p", "i", {**channels, "more": 1}, False)))
+
+
 def test_a_notification_may_be_as_long_as_the_limit() -> None:
     hello = encode(NotificationHeartbeat("p", "i", {}, False))
     longest = hello + b" " * (MAX_NOTIFICATION_BYTES - len(hello))

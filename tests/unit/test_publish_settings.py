@@ -38,6 +38,10 @@ def test_counts_and_sizes(name: str, value: Any, rule: str) -> None:
     assert shown.endswith("Leave it out for the default.")
 
 
+def test_the_least_and_the_most_are_taken() -> None:
+    assert [check_int("block_messages", value, 5) for value in (1, 5)] == [1, 5]
+
+
 @pytest.mark.parametrize("name", ["linger_ms", "delivery_timeout_s"])
 @pytest.mark.parametrize("value", [-1, math.nan, -math.inf, None, "5", True, [5]], ids=repr)
 def test_durations(name: str, value: Any) -> None:

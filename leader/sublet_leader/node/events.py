@@ -301,7 +301,7 @@ class NodeOutcome(Struct, frozen=True):
 
     requests: tuple[DatabaseRequest, ...] = ()
     sends: tuple[tuple[str, ToBorrower], ...] = ()
-    wake_at: float | None = None
+    wake_at: float = float("inf")
     is_stopped: bool = False
     invariant_violations: tuple[str, ...] = ()
     history: tuple[GroupWatchEvent, ...] = ()
