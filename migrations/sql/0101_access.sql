@@ -95,7 +95,8 @@ begin
   insert into access_history (event, principal, object)
   values (case when tg_table_name = 'access' then case tg_op when 'DELETE' then 'revoke' else 'allow' end
                when tg_op = 'INSERT' then 'token' else 'revoke-token' end, a.principal, what);
-  perform pg_notify('sublet_access', tg_table_schema);
+  -- A full queue, which any client can fill that listens and does not read, would refuse the change; nodes look anyway.
+  if pg_notification_queue_usage() < 0.5 then perform pg_notify('sublet_access', tg_table_schema); end if;
   return null;
 end $$;
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -17,6 +19,8 @@ from sublet_protocol.domain.access.token import hash_token
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.bootstrap.embedded.server import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, read_rules, revoke
@@ -37,6 +41,25 @@ YEAR_S = 365 * 86400.0
 
 def history(conn: psycopg.Connection[Any]) -> list[tuple[str, ...]]:
     return conn.execute("select event, principal, object from access_history order by number").fetchall()
+
+
+def test_a_full_queue_of_notifications_keeps_no_right(server_home: Path) -> None:
+    """Any client can fill it that listens and does not read."""
+    with EmbeddedPostgres(server_home / "data") as server, connect(server.url) as conn:
+        conn.execute("alter system set max_notify_queue_pages = 64")
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        with connect(server.url) as conn, connect(server.url, autocommit=False) as listener:
+            allow(conn, RULE)
+            token, _ = make_token(conn, "user:etl", YEAR_S)
+            listener.execute("listen other")
+            listener.commit()
+            listener.execute("select 1")
+            with pytest.raises(psycopg.Error, match="too many notifications in the NOTIFY queue"):
+                all(conn.execute("select pg_notify('other', %s)", (f"{number:07900}",)) for number in itertools.count())
+            revoke(conn, RULE)
+            revoke_token(conn, token.token_id)
+            assert not list_rules(conn)
 
 
 def test_rules_are_given_listed_and_taken_away(conn: psycopg.Connection[Any]) -> None:
