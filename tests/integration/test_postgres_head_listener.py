@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -220,18 +219,19 @@ def test_who_waits_listens_itself_if_it_is_alone(
     """While it does not wait, or there are others, the thread listens."""
     monkeypatch.setattr("sublet_storage.notify.drivers.postgres.QUIET_S", 86_400.0)
     threads: dict[int, int] = {}
-    wakeup, _sender = socket.socketpair()
     feed = subscribe_heads(database, lambda heads: threads.update(dict.fromkeys(heads, threading.get_ident())), print)
     assert feed.listener is not None
-    wait = partial(feed.listener.wait, wakeup, WAIT_S)
+    wait = partial(feed.listener.wait, WAIT_S)
     eventually(lambda: listeners(conn) == 1)
     for head in (1, 3):
-        eventually(lambda: feed.listener is not None and feed.listener.wait(wakeup, 0.001))
+        eventually(lambda: feed.listener is not None and feed.listener.wait(0.001))
         say(conn, head, 1)
         assert wait()
         assert threads[head] == threading.get_ident()
         say(conn, head + 1, 1)
         assert eventually(lambda head=head: threads.get(head + 1)) != threading.get_ident()  # type: ignore[misc]
+    threading.Timer(0.0, feed.listener.end_wait).start()
+    assert wait()
     with received(database) as others:
         assert not wait()
         say(conn, 5, 1)
@@ -241,15 +241,14 @@ def test_who_waits_listens_itself_if_it_is_alone(
 
 @pytest.mark.usefixtures("listened")
 def test_who_listens_notices_a_lost_connection(database: str, conn: Connection) -> None:
-    wakeup, _sender = socket.socketpair()
     feed = subscribe_heads(database, print, print)
     assert feed.listener is not None
     for _ in range(2):
         (pid,) = eventually(lambda: holders(conn))
-        eventually(lambda: feed.listener is not None and feed.listener.wait(wakeup, 0.001))
+        eventually(lambda: feed.listener is not None and feed.listener.wait(0.001))
         conn.execute("select pg_terminate_backend(%s)", (pid,))
         while pid in holders(conn) or not holders(conn):
-            feed.listener.wait(wakeup, 0.001)
+            feed.listener.wait(0.001)
     feed.stop()
 
 

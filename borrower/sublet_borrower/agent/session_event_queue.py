@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections import deque
@@ -21,7 +19,9 @@ SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 class EventListener(Protocol):
     """What a reader may listen to while it waits; see `PostgresHeadListener`, which puts what it receives here."""
 
-    def wait(self, wakeup: socket.socket, timeout_s: float) -> bool: ...
+    def wait(self, timeout_s: float) -> bool: ...
+
+    def end_wait(self) -> None: ...
 
     def release_fully(self) -> None: ...
 
@@ -43,7 +43,6 @@ class SessionEventQueue:
         self._condition = threading.Condition()
         self._is_woken = self._is_listening = False
         self.listener: EventListener | None = None
-        self._wakeup_sender, self._wakeup_socket = socket.socketpair()
 
     def put(self, event: SessionEvent) -> None:
         """Add the event, or call `on_update` with it."""
@@ -68,13 +67,6 @@ class SessionEventQueue:
         with self._condition:
             self._is_woken = True
             self._notify()
-
-    def close(self) -> None:
-        """End the listening; the queue can be used further."""
-        self.listener = None
-        self.wakeup()
-        self._wakeup_sender.close()
-        self._wakeup_socket.close()
 
     def release_fully(self) -> None:
         """Release the locks after an exception out of `take` on this thread."""
@@ -103,12 +95,8 @@ class SessionEventQueue:
             self._is_listening = True
         try:
             while not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
-                if not listener.wait(self._wakeup_socket, left_s):
+                if not listener.wait(left_s):
                     return False
-                with contextlib.suppress(BlockingIOError):
-                    self._wakeup_socket.recv(1024, socket.MSG_DONTWAIT)
-        except (OSError, ValueError):  # closed by another thread
-            return False
         finally:
             self._is_listening = False
         return True
@@ -118,6 +106,5 @@ class SessionEventQueue:
 
     def _notify(self) -> None:
         self._condition.notify_all()
-        if self._is_listening:
-            with contextlib.suppress(OSError):
-                self._wakeup_sender.send(b"\0", socket.MSG_DONTWAIT)
+        if self._is_listening and self.listener is not None:
+            self.listener.end_wait()

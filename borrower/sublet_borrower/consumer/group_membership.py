@@ -77,7 +77,6 @@ class GroupMembership(Generic[A]):
         self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
-            opened.callback(self.events.close)
             self.reader, self.url = transport.reader, transport.url
             self.agent = AgentLoop(transport.discover_nodes, settings, transport.url)
             opened.callback(self.agent.close)

@@ -28,7 +28,7 @@ from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, 
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, PayloadReceiver
 from sublet_storage.notify.received_notification_limiter import ReceivedNotificationLimiter
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.stoppable_thread import StoppableThread
+from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class PostgresHeadListener(StoppableThread):
         self._turn = threading.RLock()
         self._receiver: PayloadReceiver | None = None  # for who has the turn
         self._session_listened_at = -math.inf
+        self._wait_ender, self._wait_end = socket.socketpair()
 
     def run(self) -> None:
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
@@ -78,8 +79,8 @@ class PostgresHeadListener(StoppableThread):
                 self._set_listening(False)
             self.sleep(backoff.draw_pause_s())
 
-    def wait(self, wakeup: socket.socket, timeout_s: float) -> bool:
-        """Listen on the calling thread until something comes, or `wakeup` is readable, or the time is over. Return
+    def wait(self, timeout_s: float) -> bool:
+        """Listen on the calling thread until something comes, or `end_wait` is called, or the time is over. Return
         False at once where the process does not listen, or has other sessions to listen for."""
         if self._receiver is None or len(self.handlers) != 1:
             return False
@@ -90,13 +91,25 @@ class PostgresHeadListener(StoppableThread):
                 self._session_listened_at = -math.inf
                 return False
         try:
-            return self._receive(wakeup, timeout_s)
+            return self._receive(self._wait_end, timeout_s)
         except psycopg.OperationalError:
             self._receiver = None  # for the thread, which connects again
             return False
         finally:
             self._session_listened_at = time.monotonic()
             self._turn.release()
+
+    def end_wait(self) -> None:
+        """End the `wait` that a session is in, or the next one. From any thread."""
+        with contextlib.suppress(OSError):  # it is stopped, or the socket is full of such requests
+            self._wait_ender.send(b"\0", socket.MSG_DONTWAIT)
+
+    def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Request its end and wait for that for `timeout_s`; harmless when repeated."""
+        super().stop(timeout_s)
+        if not self.is_alive():
+            self._wait_ender.close()
+            self._wait_end.close()
 
     def release_fully(self) -> None:
         """Release the turn after an exception out of `wait` on this thread."""
@@ -120,14 +133,15 @@ class PostgresHeadListener(StoppableThread):
                 return
             if not self._receive(self.wakeup_socket, math.inf):
                 raise psycopg.OperationalError("the connection was lost while a session listened")
-            with contextlib.suppress(BlockingIOError):
-                self.wakeup_socket.recv(1024, socket.MSG_DONTWAIT)
 
     def _receive(self, wakeup: socket.socket, timeout_s: float) -> bool:
         """Receive on the thread that has the turn; return False if there is no connection."""
         if self._receiver is None:
             return False
-        for payload in self._receiver.receive(wakeup, timeout_s):
+        payloads = self._receiver.receive(wakeup, timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            wakeup.recv(1024, socket.MSG_DONTWAIT)
+        for payload in payloads:
             self.receive(payload, time.monotonic())
         return True
 
@@ -182,6 +196,7 @@ def subscribe_heads(url: str, on_heads: OnHeads, on_listening: OnListening) -> H
             is_last = not listener.handlers and _open.get(database) is listener
             if is_last:
                 del _open[database]
+        listener.end_wait()
         if is_last:
             listener.stop()
 
