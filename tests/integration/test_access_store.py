@@ -101,6 +101,8 @@ def test_two_tokens_are_valid_at_a_time(conn: psycopg.Connection[Any]) -> None:
     assert revoke_token(conn, first.token_id)
     assert not revoke_token(conn, first.token_id)
     third, _ = make_token(conn, "user:etl", YEAR_S)
+    with pytest.raises(Conflict, match=f"has 2 valid tokens, {second.token_id} and {third.token_id}, "):
+        make_token(conn, "user:etl", YEAR_S)
     assert {name for name, each in read_access(conn).tokens.items() if each.principal == "user:etl"} == {
         second.token_id,
         third.token_id,

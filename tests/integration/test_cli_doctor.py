@@ -103,7 +103,13 @@ def test_what_is_wrong_with_groups_is_named(conn: psycopg.Connection[Any], store
     assert found(conn, "groups").detail == "1 have consumers and no leader: $share/g/#"
     conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
     remedy = "sublet groups reset '$share/g/#' --stream 1 --to-current"
-    check_finding(conn, "streams", Severity.ERROR, "1 are blocked: 1 of $share/g/#", remedy)
+    of_another = (
+        "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)"
+        " select clock_timestamp(), max(group_id) + 1, 1, 'block', 'of another', 1, 0, 1 from consumer_group"
+    )
+    conn.execute(of_another)
+    assert found(conn, "streams").detail == "1 are blocked: 1 of $share/g/#"
+    check_finding(conn, "streams", Severity.ERROR, "1 are blocked", remedy)
     store.apply_command(GROUP, PauseGroup("why"))
     assert found(conn, "pauses").detail == "1 groups are paused: $share/g/#"
     store.delete_group(GROUP)

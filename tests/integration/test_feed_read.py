@@ -142,6 +142,23 @@ def test_what_retention_has_taken_is_said(database: str) -> None:
         reader.close()
 
 
+@pytest.mark.conforms("P3")
+def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    """What a reader of all would have read next is gone, though the stream's beginning is not."""
+    create_space(conn, "eu", "eu/#", shards=1)
+    stream = stream_of(conn, "eu")
+    put(conn, stream, b"1", topic="eu/1")
+    with feed.follow("eu/#", "earliest") as reader:
+        assert read_values(reader, 1) == [b"1"]
+        with conn.transaction():
+            put(conn, stream, b"2", topic="eu/1")
+            rollover(conn, "eu")
+            conn.execute("update generation set state = 'gone' where state = 'closed'")
+        put(conn, stream_of(conn, "eu"), b"3", topic="eu/1")
+        with pytest.raises(PositionGone, match=f"stream {stream}: offset 1 is gone"):
+            read_values(reader, 1)
+
+
 @pytest.mark.conforms("P9")
 def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> None:
     stream = stream_of(conn, "default")

@@ -278,6 +278,10 @@ def test_curves_remember_what_was_not_known() -> None:
     times, found = curves.read((1, 2, 3))
     assert times == [round(now, 1), round(now + 10, 1)]
     assert found == {1: [5, 6], 2: [None, 7], 3: [None, None]}
+    later = LagHistory(pool=None, minutes=1, max_groups=2)  # type: ignore[arg-type]
+    later.add_sample(now, {1: 5})
+    later.add_sample(now + 10, {1: 6, 2: 7})
+    assert later.read((1, 2))[1] == {1: [5, 6], 2: [None, 7]}
     for number in range(20):
         curves.add_sample(now + number, {1: number})
     assert len(curves.read((1,))[0]) == 6

@@ -37,6 +37,7 @@ def test_weights_set_the_proportions() -> None:
 def test_largest_remainders_get_the_spare_streams() -> None:
     assert compute_quotas(4, {"a": 1.0, "b": 2.0}) == {"a": 1, "b": 3}
     assert compute_quotas(10, {"a": 0.1, "b": 0.1, "c": 0.1}) == {"a": 4, "b": 3, "c": 3}
+    assert compute_quotas(10, {}) == {}, "nobody is there"
 
 
 @pytest.mark.conforms("E18")

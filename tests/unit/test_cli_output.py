@@ -32,6 +32,14 @@ def test_numbers_and_times_fit_at_any_width(
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
 
 
+def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert CliOutput(json=False).is_coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not CliOutput(json=False).is_coloured
+
+
 @pytest.mark.parametrize("odd", ["\x9b2J", "\u202eabc", "\u2028", "\u2029", "\u200b", "\U000e0041", "\ud800", "\u2800"])
 def test_what_moves_a_cursor_is_escaped(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Or turns a line around: in JSON and in tables alike."""

@@ -687,6 +687,23 @@ def test_messages_of_an_old_grant_write_nothing() -> None:
     assert bench.entries == [ReleaseStream(1, bench.grant_id(), 0, "its borrower does not have it")]
 
 
+@pytest.mark.conforms("E17")
+def test_a_late_confirmation_ends_no_later_grant() -> None:
+    bench = granted()
+    first = bench.grant_id()
+    bench.revoke()
+    bench.settle()
+    bench.progress(5, final=True)
+    bench.settle()
+    bench.pass_time(bench.settings.rebalance_debounce_s + 0.001, BORROWER)
+    assert bench.grant_id() > first
+    bench.finished(grant_id=first)
+    bench.sent.clear()
+    bench.progress(7)
+    bench.settle()
+    assert [saved.position for saved in bench.received(ProgressSaved)] == [7]
+
+
 @pytest.mark.conforms("E11")
 @pytest.mark.parametrize(
     ("kind", "reason"),

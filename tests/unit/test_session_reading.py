@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -111,6 +112,15 @@ def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> It
     monkeypatch.setattr(database_or_node_access, "DatabaseMessageReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
+
+
+def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing says that the session has left."""
+    clock = itertools.count(0.0, 3600.0)
+    monkeypatch.setattr(group_membership, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(agent, "unsubscribe", lambda handle: None)
+    session.close()
+    assert session.is_closed
 
 
 def test_a_drain_ends_the_skipping(session: Session, reader: Reader) -> None:

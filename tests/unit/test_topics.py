@@ -108,6 +108,7 @@ def test_canonical_text_keeps_every_subscription_apart() -> None:
         f"$share/{longest}/a/#",
         "$share/g\u0301/a",
         "$share/\u01f5/a",
+        "$share/a b/c d",
     ]
     subscriptions = [Subscription.parse(text) for text in texts]
     assert len(set(subscriptions)) == len(texts)

@@ -197,7 +197,7 @@ _BY_NAME = {str(start): start for start in (StartingPosition.LATEST, StartingPos
 
 def _check_controls(error: type[UsageError], part: str, text: str) -> None:
     """Check a part of a subscription, which people read; topics may have such characters, as MQTT allows."""
-    if any("\0" < character < " " or "\x7f" <= character <= "\x9f" for character in text):
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in text):
         rule = f"a subscription's {part} has no control characters"
         raise text_error(error, part, text, rule, "Remove them; + and # match topics that have some")
 
