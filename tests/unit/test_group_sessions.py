@@ -217,9 +217,11 @@ def test_grants_stay_valid_under_a_new_leader() -> None:
     assert bench.holders() == {1: "b/1", 2: "b/1"}
 
 
-def test_two_borrowers_of_one_process_are_not_fenced() -> None:
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_two_borrowers_of_one_process_are_not_fenced(epoch: int) -> None:
+    """Nor is one whose name is only shown."""
     bench = Bench(2)
-    named(bench, "a/1", epoch=1)
+    named(bench, "a/1", epoch=epoch)
     bench.sent.clear()
     named(bench, "a/2", epoch=1)
     assert bench.received(Invalidate) == []
