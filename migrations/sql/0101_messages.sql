@@ -98,7 +98,8 @@ create function are_epoch_bounds(p_bounds jsonb) returns boolean language plpgsq
 begin
   return coalesce(
     jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
-      && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000', '{}', true)
+      && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000
+      && ($.least[0].size() > 1 || ($.least.size() == 1 && $.greatest.size() == 1))', '{}', true)  -- of numbers one is least
     and p_bounds - '{has_unset,least,greatest}'::text[] = '{}'
     and not jsonb_path_exists(p_bounds,
       'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*] ? (@.type() != "array" || @.size() != $.least[0].size())',

@@ -109,6 +109,8 @@ BOUNDS = {"least": [[1, 2], [2, 1]], "greatest": [[5, 6]], "has_unset": False}
         {"greatest": [[1, 2**63 - 1]]},
         {"greatest": [[1, [2]]]},
         {"greatest": [[1, 2]] * 1001},
+        {"least": [[9], [1]], "greatest": [[9]]},
+        {"least": [[1]], "greatest": [[5], [7]]},
         {"least": [[1] * 9], "greatest": [[1] * 9]},
         {"has_unset": 1},
         {"has_unset": None},
