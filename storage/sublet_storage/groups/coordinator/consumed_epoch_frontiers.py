@@ -85,18 +85,21 @@ _KNOWN = """
 select group_id, space_id, nullif(least, 'null')::text, has_streams from consumed_frontier
  where group_id = any(%(groups)s::bigint[])"""
 
-# Where epochs have one number the least of all streams is enough; else each distinct one.
+# Where epochs have one number the least of all streams is enough; else each distinct one, and whatever else a row has
+# than one such epoch.
 _HELD_BACK = """
-with behind as (
+with held_back as (
   select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_dimensions = 1 as is_total
     from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
    where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
-     and l.consumed is not null)
-select group_id, space_id, case when bool_or(jsonb_typeof(least) = 'null') then 'null'
-         else coalesce(jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint))), '[]') end
-  from behind where is_total group by group_id, space_id
+     and l.consumed is not null
+), behind as (
+  select *, is_total and jsonb_path_match(least, 'strict $.size() == 1 && $[0].size() == 1', '{}', true) as is_number
+    from held_back)
+select group_id, space_id, jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint)))
+  from behind where is_number group by group_id, space_id
 union all
-select distinct group_id, space_id, least from behind where is_total is not true"""
+select distinct group_id, space_id, least from behind where is_number is not true"""
 
 _MOVE = f"""
 update consumed_frontier f set least = u.least, updated_at = {NOW}
