@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
@@ -19,7 +20,18 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    INVALID,
+    TWO,
+    PostgresWorld,
+    World,
+    granted,
+    outcome,
+)
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -308,17 +320,69 @@ def test_what_is_consumed_is_handed_on(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [ConsumedFrontier(31, frontier(4)), ConsumedFrontier(20, LowerFrontier(((4, 4),)))], ids=["beyond", "alien"]
+    "said",
+    [ConsumedFrontier(31, frontier(4)), *(ConsumedFrontier(20, LowerFrontier(least)) for least in (((4, 4),), ()))],
+    ids=["beyond", "alien", "empty"],
 )
-def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier) -> None:
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier, start: str) -> None:
+    """Not even where no epoch is consumed yet, to which it could be compared."""
     (stream,) = world.add_space()
     world.complete(3)
-    group = world.declare(atomic=True)
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse(start))
     term = world.lead(group)
-    grant_id = granted(world, group, term, stream).grant_id
+    before = granted(world, group, term, stream)
+    grant_id = before.grant_id
     world.append(stream, 30, 3)
-    world.apply(group, term, AdvancePosition(stream, grant_id, 0, said))
-    assert world.row(group, term, stream).consumed == consumed(0, 3)
+    doubt = InDoubtRange(grant_id, 0, 31 if said.upto == 31 else 20, 60, said)
+    for change in (
+        AdvancePosition(stream, grant_id, 0, said),
+        AdvancePosition(stream, grant_id, 0, in_doubt=doubt),
+        ReclaimStream(stream, grant_id, 0, "b1", "a1", consumed=said),
+        ReleaseStream(stream, grant_id, 0, "leaves", consumed=said),
+    ):
+        assert world.apply(group, term, change).outcome is INVALID, change
+    row = world.row(group, term, stream)
+    assert (row.consumed, row.in_doubt, row.grant_id) == (before.consumed, None, grant_id)
+
+
+def test_a_space_without_epochs_has_none_consumed(world: World) -> None:
+    group, term, stream, held = world.granted(10, atomic=True)
+    answer = world.apply(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, 9)))
+    assert answer.outcome is INVALID
+    assert "no epoch was ever used" in answer.problem
+    assert world.applied(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, None))).position == 4
+
+
+@pytest.mark.conforms("S4")
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (("[]", "[]"), 7),
+        (("[]", "[[6]]"), 6),
+        (("[[5]]", "[[6]]"), 5),
+        (("[[6], [5]]", "[[6]]"), 5),
+        (("null", "[[6]]"), 3),
+        (("[[5, 5]]", "[[6]]"), 3),
+        (("[[]]", "[[6]]"), 3),
+    ],
+    ids=str,
+)
+def test_whatever_a_row_has_holds_back_its_group(postgres: PostgresWorld, stored: tuple[str, str], found: int) -> None:
+    """What no reader reports holds all back that it may."""
+    streams = postgres.add_space(shards=2)
+    postgres.complete(3)
+    group = postgres.declare(atomic=True)
+    term = postgres.lead(group)
+    assert reached(postgres, group, term) == [3]
+    for stream in streams:
+        postgres.append(stream, 10, 6)
+    postgres.complete(7)
+    postgres.connection.execute("update space set epoch_dimensions = 1")
+    for stream, least in zip(streams, stored, strict=True):
+        document = f'{{"upto": 5, "least": {least}}}'
+        postgres.connection.execute("update lending set consumed = %s where stream_id = %s", (document, stream))
+    assert reached(postgres, group, term) == [found]
 
 
 def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
