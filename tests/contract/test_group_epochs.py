@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.domain import limits
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
@@ -16,6 +17,8 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GrantStream,
     Group,
+    GroupOptions,
+    GroupWrites,
     ReclaimStream,
     ReleaseStream,
     StartingPosition,
@@ -383,6 +386,33 @@ def test_whatever_a_row_has_holds_back_its_group(postgres: PostgresWorld, stored
         document = f'{{"upto": 5, "least": {least}}}'
         postgres.connection.execute("update lending set consumed = %s where stream_id = %s", (document, stream))
     assert reached(postgres, group, term) == [found]
+
+
+def test_too_many_epochs_hold_back_until_consumed(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other group: they are counted for each."""
+    streams = postgres.add_space(shards=2)
+    postgres.complete(3)
+    subscriptions = [Subscription.parse(f"$share/{name}/#") for name in ("many", "few")]
+    many, few = (postgres.store.declare_group(each, GroupOptions(atomic=True)) for each in subscriptions)
+    terms = {group.group_id: postgres.lead(group) for group in (many, few)}
+    postgres.complete(7)
+    for stream in streams:
+        postgres.append(stream, 10, 6)
+    held = {}
+    for group, stream in ((many, streams[0]), (many, streams[1]), (few, streams[0])):
+        held[group, stream] = granted(postgres, group, terms[group.group_id], stream).grant_id
+        change = AdvancePosition(stream, held[group, stream], 1, consumed(9, 5))
+        postgres.apply(group, terms[group.group_id], change)
+    (size,) = postgres.connection.execute("select max(pg_column_size(consumed)) from lending").fetchone() or (0,)
+    postgres.connection.execute(
+        "update lending set position = 10 where group_id = %s and stream_id = %s", (few.group_id, streams[1])
+    )
+    monkeypatch.setattr(limits, "MAX_HELD_BACK_BYTES", 2 * size - 1)
+    syncs = [GroupWrites(group_id, term, (), needs_stream_sync=True) for group_id, term in terms.items()]
+    assert [one.epochs[0].consumed for one in postgres.store.commit(syncs)] == [frontier(3), frontier(5)]
+    done = AdvancePosition(streams[0], held[many, streams[0]], 10, consumed(10, 7))
+    postgres.apply(many, terms[many.group_id], done)
+    assert reached(postgres, many, terms[many.group_id]) == [5]
 
 
 def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
