@@ -91,15 +91,16 @@ create function least_epochs(p_epochs jsonb) returns jsonb language sql immutabl
    where not exists (select from every other where other.n < every.n and numbers_at_or_before(other.numbers, every.numbers))
 $$;
 
--- Return whether it is a valid stored consumed frontier: {"upto": offset, "least": null, or an antichain}.
-create function is_consumed_frontier(p_consumed jsonb) returns boolean language sql immutable as $$
+-- Return whether it is a valid consumed frontier, {"upto": offset, "least": null, or an antichain}, in a space with that
+-- lower frontier. Of epochs of several numbers whoever reads it takes the least.
+create function is_consumed_frontier(p_consumed jsonb, p_lower jsonb) returns boolean language sql immutable as $$
   select p_consumed - 'upto' - 'least' = '{}' and jsonb_typeof(p_consumed -> 'upto') = 'number'
      and (p_consumed ->> 'upto')::bigint >= 0
      and case jsonb_typeof(p_consumed -> 'least') when 'null' then true when 'array' then (
-       select count(*) <= 1000 and count(distinct jsonb_array_length(e.epoch)) <= 1
-              and coalesce(bool_and(jsonb_array_length(e.epoch) between 1 and 8 and not exists (
+       select count(*) between 1 and case when jsonb_array_length(p_lower -> 0) = 1 then 1 else 1000 end
+              and bool_and(jsonb_array_length(e.epoch) = jsonb_array_length(p_lower -> 0) and not exists (
                 select from jsonb_array_elements(e.epoch) as d(number)
-                 where jsonb_typeof(d.number) <> 'number' or (d.number #>> '{}')::bigint > 9223372036854775806)), true)
+                 where jsonb_typeof(d.number) <> 'number' or (d.number #>> '{}')::bigint > 9223372036854775806))
          from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
 $$;
 

@@ -214,7 +214,8 @@ begin
      and s.stream_id = l.stream_id and p_position <= s.head and (l.consumed is null) = (p_consumed is null)
      and (p_doubt is null or l.in_doubt - 'hold_s' = p_doubt - 'hold_s')
      and case when p_consumed is null then l.position < p_position
-              else l.position <= p_position and l.consumed <> p_consumed and is_consumed_frontier(p_consumed)
+              else l.position <= p_position and l.consumed <> p_consumed
+                   and is_consumed_frontier(p_consumed, (select p.lower_frontier from space p where p.space_id = s.space_id))
                    and (p_consumed ->> 'upto')::bigint between (l.consumed ->> 'upto')::bigint and s.head end;
   get diagnostics moved = row_count;
   if moved <> 1 then

@@ -123,16 +123,19 @@ def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
     "consumed",
     ['{"upto": 4}', '{"upto": 4, "least": [["x"]]}', '{"upto": 4, "least": [[1], [1, 2]]}', '{"upto": 4, "least": 7}',
      '{"upto": 4, "least": [[9223372036854775807]]}', '{"upto": 99, "least": [[9]]}', '{"upto": -1, "least": [[9]]}',
-     '{"upto": 4, "least": [[]]}', '{"upto": 4, "least": null, "more": 1}'],
+     '{"upto": 4, "least": [[]]}', '{"upto": 4, "least": null, "more": 1}', '{"upto": 4, "least": []}',
+     '{"upto": 4, "least": [[9, 9]]}', '{"upto": 4, "least": [[8], [9]]}'],
 )  # fmt: skip
 def test_a_holder_writes_no_frontier_of_another_form(postgres: PostgresWorld, consumed: str) -> None:
     """It would be read by whoever leads."""
     group, _, _, held = postgres.granted(10, atomic=True)
+    postgres.complete(7)
     *ids, key = grant_of(group, held)
-    before = lending(postgres)
+    before, call = lending(postgres), "select advance(%s, %s, %s, 4, %s, %s::jsonb)"
     with pytest.raises(psycopg.Error):
-        postgres.connection.execute("select advance(%s, %s, %s, 4, %s, %s::jsonb)", (*ids, key.reveal(), consumed))
+        postgres.connection.execute(call, (*ids, key.reveal(), consumed))
     assert lending(postgres) == before
+    postgres.connection.execute(call, (*ids, key.reveal(), '{"upto": 4, "least": [[7]]}'))
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

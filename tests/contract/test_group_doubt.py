@@ -106,6 +106,13 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     assert etl.row().in_doubt == planned
 
 
+def test_epochs_in_doubt_are_an_atomic_groups_alone(world: World) -> None:
+    etl = Etl(world)
+    reported = replace(etl.doubt, end=8, consumed=ConsumedFrontier(8, LowerFrontier(((4, 5), (5, 4)))))
+    written = etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=reported))
+    assert written.in_doubt == etl.row().in_doubt == replace(reported, consumed=None)
+
+
 @pytest.mark.parametrize("word", ["release", "force_release"])
 def test_when_the_grant_ends_it_is_reserved(world: World, word: str) -> None:
     etl = Etl(world)
@@ -224,6 +231,7 @@ def test_what_is_reserved_is_never_blocked(world: World) -> None:
 
 def test_entire_epochs_are_in_doubt_until_consumed(world: World) -> None:
     group, term, (stream,) = world.led(atomic=True)
+    world.complete(1)
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))

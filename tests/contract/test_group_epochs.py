@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.domain import limits
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
@@ -15,11 +17,24 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GrantStream,
     Group,
+    GroupOptions,
+    GroupWrites,
     ReclaimStream,
     ReleaseStream,
     StartingPosition,
 )
-from tests.contract.group_world import APPLIED, BLOCKED, FINISHED, FREE, TWO, PostgresWorld, World, granted, outcome
+from tests.contract.group_world import (
+    APPLIED,
+    BLOCKED,
+    FINISHED,
+    FREE,
+    INVALID,
+    TWO,
+    PostgresWorld,
+    World,
+    granted,
+    outcome,
+)
 
 
 def frontier(epoch: int) -> LowerFrontier:
@@ -308,17 +323,96 @@ def test_what_is_consumed_is_handed_on(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [ConsumedFrontier(31, frontier(4)), ConsumedFrontier(20, LowerFrontier(((4, 4),)))], ids=["beyond", "alien"]
+    "said",
+    [ConsumedFrontier(31, frontier(4)), *(ConsumedFrontier(20, LowerFrontier(least)) for least in (((4, 4),), ()))],
+    ids=["beyond", "alien", "empty"],
 )
-def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier) -> None:
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontier, start: str) -> None:
+    """Not even where no epoch is consumed yet, to which it could be compared."""
     (stream,) = world.add_space()
     world.complete(3)
-    group = world.declare(atomic=True)
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse(start))
     term = world.lead(group)
-    grant_id = granted(world, group, term, stream).grant_id
+    before = granted(world, group, term, stream)
+    grant_id = before.grant_id
     world.append(stream, 30, 3)
-    world.apply(group, term, AdvancePosition(stream, grant_id, 0, said))
-    assert world.row(group, term, stream).consumed == consumed(0, 3)
+    doubt = InDoubtRange(grant_id, 0, 31 if said.upto == 31 else 20, 60, said)
+    for change in (
+        AdvancePosition(stream, grant_id, 0, said),
+        AdvancePosition(stream, grant_id, 0, in_doubt=doubt),
+        ReclaimStream(stream, grant_id, 0, "b1", "a1", consumed=said),
+        ReleaseStream(stream, grant_id, 0, "leaves", consumed=said),
+    ):
+        assert world.apply(group, term, change).outcome is INVALID, change
+    row = world.row(group, term, stream)
+    assert (row.consumed, row.in_doubt, row.grant_id) == (before.consumed, None, grant_id)
+
+
+def test_a_space_without_epochs_has_none_consumed(world: World) -> None:
+    group, term, stream, held = world.granted(10, atomic=True)
+    answer = world.apply(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, 9)))
+    assert answer.outcome is INVALID
+    assert "no epoch was ever used" in answer.problem
+    assert world.applied(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, None))).position == 4
+
+
+@pytest.mark.conforms("S4")
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (("[]", "[]"), 7),
+        (("[]", "[[6]]"), 6),
+        (("[[5]]", "[[6]]"), 5),
+        (("[[6], [5]]", "[[6]]"), 5),
+        (("null", "[[6]]"), 3),
+        (("[[5, 5]]", "[[6]]"), 3),
+        (("[[]]", "[[6]]"), 3),
+    ],
+    ids=str,
+)
+def test_whatever_a_row_has_holds_back_its_group(postgres: PostgresWorld, stored: tuple[str, str], found: int) -> None:
+    """What no reader reports holds all back that it may."""
+    streams = postgres.add_space(shards=2)
+    postgres.complete(3)
+    group = postgres.declare(atomic=True)
+    term = postgres.lead(group)
+    assert reached(postgres, group, term) == [3]
+    for stream in streams:
+        postgres.append(stream, 10, 6)
+    postgres.complete(7)
+    postgres.connection.execute("update space set epoch_dimensions = 1")
+    for stream, least in zip(streams, stored, strict=True):
+        document = f'{{"upto": 5, "least": {least}}}'
+        postgres.connection.execute("update lending set consumed = %s where stream_id = %s", (document, stream))
+    assert reached(postgres, group, term) == [found]
+
+
+def test_too_many_epochs_hold_back_until_consumed(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other group: they are counted for each."""
+    streams = postgres.add_space(shards=2)
+    postgres.complete(3)
+    subscriptions = [Subscription.parse(f"$share/{name}/#") for name in ("many", "few")]
+    many, few = (postgres.store.declare_group(each, GroupOptions(atomic=True)) for each in subscriptions)
+    terms = {group.group_id: postgres.lead(group) for group in (many, few)}
+    postgres.complete(7)
+    for stream in streams:
+        postgres.append(stream, 10, 6)
+    held = {}
+    for group, stream in ((many, streams[0]), (many, streams[1]), (few, streams[0])):
+        held[group, stream] = granted(postgres, group, terms[group.group_id], stream).grant_id
+        change = AdvancePosition(stream, held[group, stream], 1, consumed(9, 5))
+        postgres.apply(group, terms[group.group_id], change)
+    (size,) = postgres.connection.execute("select max(pg_column_size(consumed)) from lending").fetchone() or (0,)
+    postgres.connection.execute(
+        "update lending set position = 10 where group_id = %s and stream_id = %s", (few.group_id, streams[1])
+    )
+    monkeypatch.setattr(limits, "MAX_HELD_BACK_BYTES", 2 * size - 1)
+    syncs = [GroupWrites(group_id, term, (), needs_stream_sync=True) for group_id, term in terms.items()]
+    assert [one.epochs[0].consumed for one in postgres.store.commit(syncs)] == [frontier(3), frontier(5)]
+    done = AdvancePosition(streams[0], held[many, streams[0]], 10, consumed(10, 7))
+    postgres.apply(many, terms[many.group_id], done)
+    assert reached(postgres, many, terms[many.group_id]) == [5]
 
 
 def test_each_space_has_a_frontier_of_its_own(world: World) -> None:

@@ -28,6 +28,7 @@ from tests.contract.group_world import (
     HELD,
     LEASE_S,
     ONE,
+    REFUSED,
     SHARE,
     TWO,
     PostgresWorld,
@@ -242,6 +243,27 @@ def test_an_error_costs_only_the_group_that_causes_it(
         "this one needs its traceback"
     )
     assert [events(postgres, group) for group in groups] == [[("grant", 0, False)], [], [("grant", 0, False)]]
+
+
+@pytest.mark.conforms("E32")
+def test_a_row_nobody_foresaw_costs_only_its_group(postgres: PostgresWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """Its leader finds it when it syncs the streams, and when it grants one."""
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(4)]
+    terms = [postgres.lead(group) for group in groups]
+    broken = "update lending set consumed = '{\"nothing\": 1}' where group_id = %s"
+    postgres.connection.execute(broken, (groups[1].group_id,))
+    batch = [
+        GroupWrites(group.group_id, term, (grant(stream),), needs_stream_sync=True)
+        for group, term in zip(groups, terms, strict=True)
+    ]
+    for expected in ([APPLIED, BUSY, APPLIED, APPLIED], [REFUSED, BUSY, REFUSED, REFUSED]):
+        assert [result.results[0].outcome for result in postgres.store.commit(batch)] == expected
+    rejected = f"rejected: group_id={groups[1].group_id}: "
+    reported = [record for record in caplog.records if rejected in record.getMessage()]
+    assert [(one.levelname, one.exc_info is None) for one in reported] == [("ERROR", False)]
+    postgres.connection.execute("update lending set consumed = null")
+    assert postgres.write(groups[1], terms[1], grant(stream)).results[0].outcome is APPLIED
 
 
 @pytest.mark.conforms("E32")

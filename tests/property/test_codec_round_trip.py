@@ -66,7 +66,7 @@ ID = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=20)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
-FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.from_epochs)
+FRONTIER = st.lists(EPOCH, min_size=1, max_size=4).map(LowerFrontier.from_epochs)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
 ENDS = (st.tuples(NATURAL, NATURAL) | NATURAL.map(lambda end: (end, end))).map(sorted)
 IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, st.floats(0, MAX_HOLD_S), CONSUMED).map(
@@ -204,10 +204,12 @@ def test_every_message_of_the_protocol_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "least", [[[1], [1, 2]], [[]], [list(range(9))], [[number] for number in range(MAX_ANTICHAIN + 1)]]
+    "least",
+    [[], [[1], [1, 2]], [[]], [[3], [5]], [[1, 1], [2, 2]], [list(range(9))], [[n] for n in range(MAX_ANTICHAIN + 1)]],
 )
 def test_a_frontier_that_cannot_be_is_refused(least: list[list[int]]) -> None:
     wire_form = codec.encode_to_leader(UpdateProgress("b", 1, (StreamProgress(1, 1, 1),)))
+    wire_form.update_progress.streams[0].consumed.lower.SetInParent()
     for epoch in least:
         wire_form.update_progress.streams[0].consumed.lower.least.add(dimensions=epoch)
     with pytest.raises(MalformedMessage, match=r"frontier of epochs|least: "):

@@ -66,6 +66,10 @@ MAX_ANTICHAIN = 1_000
 together."""
 MAX_HELD_EPOCHS = 10_000
 """Where epochs have several numbers, most that all publishers of a space hold, each counted for each that holds it."""
+MAX_HELD_BACK_BYTES = 4 << 20
+"""Of the streams of an atomic group in a space that are not read to their heads: what is consumed of their epochs, as
+stored, in bytes. While it is more, the group's consumed frontier stays where it is, and messages are delivered as
+ever."""
 MAX_HEADERS = 100
 """Most headers of a message."""
 MAX_HEADER_BYTES = 16 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, format_frontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EXPLANATION_CHARACTERS, MAX_HOLD_S
 from sublet_protocol.messages.borrower_leader import Grant, ProgressSaved, Revoke, Revoked, RevokeFinished
@@ -93,15 +93,24 @@ def decode_in_doubt(wire: Any) -> InDoubtRange | None:
 
 
 def decode_frontier(wire: Any) -> LowerFrontier:
-    """Return a frontier, whose epochs all have as many dimensions."""
+    """Return a frontier, which has an epoch, and whose epochs all have as many dimensions.
+
+    That none is at or before another is checked where that takes no time, with up to 2 dimensions: a frontier of 1 then
+    has one epoch. With more, whoever reads what is stored takes the least.
+    """
     check_entries("least", wire.least, MAX_ANTICHAIN)
-    epochs = [tuple(epoch.dimensions) for epoch in wire.least]
+    epochs = {tuple(epoch.dimensions) for epoch in wire.least}
     sizes = {len(epoch) for epoch in epochs}
-    if len(sizes) > 1 or not all(1 <= size <= MAX_DIMENSIONS for size in sizes):
+    if len(sizes) != 1 or not all(1 <= size <= MAX_DIMENSIONS for size in sizes):
         raise MalformedMessage(
-            f"a frontier of epochs of {sorted(sizes)} dimensions: all have as many, 1 to {MAX_DIMENSIONS}"
+            f"a frontier of epochs of {sorted(sizes)} dimensions: it has epochs, all of as many, 1 to {MAX_DIMENSIONS}"
         )
-    return LowerFrontier(tuple(sorted(set(epochs))))
+    frontier = LowerFrontier(tuple(sorted(epochs)))
+    if max(sizes) <= 2 and frontier != LowerFrontier.from_epochs(epochs):
+        raise MalformedMessage(
+            f"a frontier of epochs, {format_frontier(frontier)}: none of them is at or before another. Send the least."
+        )
+    return frontier
 
 
 def truncate_explanation(explanation: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from sublet_protocol.domain import limits
 from sublet_protocol.domain.epoch_frontiers import (
     Epoch,
     GroupFrontier,
@@ -85,18 +86,25 @@ _KNOWN = """
 select group_id, space_id, nullif(least, 'null')::text, has_streams from consumed_frontier
  where group_id = any(%(groups)s::bigint[])"""
 
-# Where epochs have one number the least of all streams is enough; else each distinct one.
+# Where epochs have one number the least of all streams is enough; else each distinct one, and whatever else a row has
+# than one such epoch. Where the rows have more than is read at a time, nothing of it is, not even by the server.
 _HELD_BACK = """
-with behind as (
-  select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_dimensions = 1 as is_total
+with stored as (
+  select l.group_id, s.space_id, l.consumed, p.epoch_dimensions = 1 as is_total,
+         sum(pg_column_size(l.consumed)) over (partition by l.group_id, s.space_id) <= %(max_bytes)s as is_readable
     from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
    where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
-     and l.consumed is not null)
-select group_id, space_id, case when bool_or(jsonb_typeof(least) = 'null') then 'null'
-         else coalesce(jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint))), '[]') end
-  from behind where is_total group by group_id, space_id
+     and l.consumed is not null
+), held_back as materialized (
+  select group_id, space_id, is_total, case when is_readable then consumed -> 'least' else 'null' end as least
+    from stored
+), behind as (
+  select *, is_total and jsonb_path_match(least, 'strict $.size() == 1 && $[0].size() == 1', '{}', true) as is_number
+    from held_back)
+select group_id, space_id, jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint)))
+  from behind where is_number group by group_id, space_id
 union all
-select distinct group_id, space_id, least from behind where is_total is not true"""
+select distinct group_id, space_id, least from behind where is_number is not true"""
 
 _MOVE = f"""
 update consumed_frontier f set least = u.least, updated_at = {NOW}
@@ -183,8 +191,11 @@ def advance_frontiers(
     groups = {"groups": list(terms)}
     rows = connection.execute(_KNOWN, groups).fetchall()
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
-    for group_id, space_id, document in connection.execute(_HELD_BACK, groups).fetchall():
-        held_back.setdefault((group_id, space_id), []).append(lower_frontier_from_json(document))
+    parameters: dict[str, object] = {**groups, "max_bytes": limits.MAX_HELD_BACK_BYTES}
+    for group_id, space_id, document in connection.execute(_HELD_BACK, parameters).fetchall():
+        # The least of each are not looked for: those of all are.
+        frontier = None if document is None else LowerFrontier(tuple(map(tuple, document)))
+        held_back.setdefault((group_id, space_id), []).append(frontier)
     moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
     frontiers: dict[int, list[GroupFrontier]] = {}
     past_spaces: list[tuple[int, int]] = []

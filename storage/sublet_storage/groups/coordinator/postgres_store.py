@@ -8,7 +8,7 @@ from functools import partial
 
 import psycopg
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
+from sublet_protocol.domain.errors import Unavailable, UnknownOutcome, format_error
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
@@ -235,9 +235,9 @@ class PostgresGroupStore:
         return self._connection.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """See `GroupStore`. If the server rejects the entire batch, its halves are tried, down to single groups: they
-        are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
-        tried, for leases are not renewed meanwhile."""
+        """See `GroupStore`. If the server rejects the entire batch, or one group's part of it has what was not foreseen
+        here, its halves are tried, down to single groups: they are BUSY, and come behind the others until they are
+        written. Where that goes on, so is all that was not tried, for leases are not renewed meanwhile."""
         check_batch(batch)
         now_us = self._get_now_us()
         results: dict[int, GroupWriteResult] = {}
@@ -248,7 +248,11 @@ class PostgresGroupStore:
             part = waiting.pop()
             try:
                 part_results = self._connection.write(partial(commit_batch, batch=part, now_us=now_us))
-            except (TransactionRolledBack, psycopg.Error) as error:
+            except Exception as error:
+                if isinstance(error, Unavailable) and not isinstance(error, TransactionRolledBack):
+                    if results:
+                        raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
+                    raise
                 rejected_count += 1
                 self._log_rejection(part, error)
                 if len(part) == 1:
@@ -258,10 +262,6 @@ class PostgresGroupStore:
                     waiting += [part[middle:], part[:middle]]
                     continue
                 part_results = tuple(make_busy_result(writes) for writes in part)
-            except DatabaseUnreachable as error:
-                if results:
-                    raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
-                raise
             else:
                 self._rejected = self._list_rejected_outside(part)
             results.update((result.group_id, result) for result in part_results)

@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
-from sublet_protocol.domain.in_doubt_range import choose_latest_in_doubt
+from msgspec import structs
+
+from sublet_protocol.domain.epoch_frontiers import (
+    ConsumedFrontier,
+    LowerFrontier,
+    UpperFrontier,
+    format_frontier,
+    have_same_dimensions,
+)
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 from sublet_protocol.domain.limits import MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
@@ -75,7 +83,10 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
-    doubt = choose_latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
+    planned = change.in_doubt
+    if planned is not None and row.consumed is None:
+        planned = structs.replace(planned, consumed=None)  # as of what is consumed itself: the group is not atomic
+    doubt = choose_latest_in_doubt(planned, row.in_doubt, row.grant_id)
     return LendingTransitionResult(LendingOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
 
 
@@ -100,9 +111,23 @@ def find_impossible(
             return block(row, problem, now_us, find_redelivery_end(row, stream))
     elif doubt is not None and doubt.grant_id > row.grant_id:
         problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
+    elif not (row.consumed is None or _are_of_space((change, doubt), stream.lower)):
+        one = None if stream.lower is None else format_frontier(LowerFrontier(stream.lower.least[:1]))
+        used = "no epoch was ever used" if one is None else f"an epoch is like {one}"
+        problem = f"it names epochs as consumed that are of another kind than those of its space, where {used}"
     else:
         return None
     return LendingTransitionResult(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
+
+
+def _are_of_space(
+    reports: Iterable[ReclaimStream | AdvancePosition | ReleaseStream | InDoubtRange | None],
+    lower: LowerFrontier | None,
+) -> bool:
+    """Return whether all epochs that are reported have as many numbers as those of the space, where some are used."""
+    reported = [each.consumed.lower for each in reports if each is not None and each.consumed is not None]
+    frontiers = [frontier for frontier in reported if frontier is not None]
+    return all(lower is not None and each.least and have_same_dimensions(each, lower) for each in frontiers)
 
 
 def _find_furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
