@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, StaleTerm, UnknownOutcome
+from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, MalformedRow, StaleTerm, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
@@ -300,6 +300,33 @@ def test_refused_groups_hold_up_no_other(postgres: PostgresWorld, where: slice) 
     assert set.union(*(written() for _ in range(3))) == others | well_again
     postgres.connection.execute("drop trigger refuse on lending")
     assert written() == others | hostile
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("in_doubt", '{"grant_id": 1, "start": 0, "end": 1, "hold_s": "z", "consumed": null}'),
+        ("in_doubt", "[]"),
+        ("consumed", '{"upto": 1e300, "least": [["a"]]}'),
+    ],
+)
+def test_a_malformed_row_costs_only_its_own_group(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
+    """Where it was stored before the checks that refuse it now."""
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
+    terms = [postgres.lead(group) for group in groups]
+    postgres.connection.execute("alter table lending drop constraint lending_check")
+    write = f"update lending set {column} = %s where group_id = %s".encode()
+    postgres.connection.execute(write, (value, groups[1].group_id))
+    batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
+    assert [result.results[0].outcome for result in postgres.store.commit(batch)] == [APPLIED, BUSY, APPLIED]
+    (reported,) = [one for one in caplog.records if f"rejected: group_id={groups[1].group_id}: " in one.getMessage()]
+    assert (reported.levelname, "is stored as " in reported.getMessage()) == ("WARNING", True)
+    with pytest.raises(MalformedRow, match="write another value"):
+        postgres.store.load(groups[1].group_id, terms[1])
 
 
 @pytest.mark.conforms("X4")

@@ -8,7 +8,7 @@ from functools import partial
 
 import psycopg
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
+from sublet_protocol.domain.errors import DatabaseUnreachable, MalformedRow, UnknownOutcome, format_error
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
@@ -235,9 +235,9 @@ class PostgresGroupStore:
         return self._connection.read(read)
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """See `GroupStore`. If the server rejects the entire batch, its halves are tried, down to single groups: they
-        are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
-        tried, for leases are not renewed meanwhile."""
+        """See `GroupStore`. If the server rejects the entire batch, or a row of it is malformed, its halves are tried,
+        down to single groups: they are BUSY, and come behind the others until they are written. Where it goes on
+        rejecting, so is all that was not tried, for leases are not renewed meanwhile."""
         check_batch(batch)
         now_us = self._get_now_us()
         results: dict[int, GroupWriteResult] = {}
@@ -248,7 +248,7 @@ class PostgresGroupStore:
             part = waiting.pop()
             try:
                 part_results = self._connection.write(partial(commit_batch, batch=part, now_us=now_us))
-            except (TransactionRolledBack, psycopg.Error) as error:
+            except (TransactionRolledBack, MalformedRow, psycopg.Error) as error:
                 rejected_count += 1
                 self._log_rejection(part, error)
                 if len(part) == 1:
@@ -303,7 +303,7 @@ class PostgresGroupStore:
 
 def _log_rejected(group_id: int, error: Exception, suppressed_count: int) -> None:
     """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
-    foreseen = isinstance(error, TransactionRolledBack)
+    foreseen = isinstance(error, TransactionRolledBack | MalformedRow)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     text, detail = "group write rejected: group_id=%d: %s%s", format_error(error)
     _log.log(level, text, group_id, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)
