@@ -91,18 +91,40 @@ create function least_epochs(p_epochs jsonb) returns jsonb language sql immutabl
    where not exists (select from every other where other.n < every.n and numbers_at_or_before(other.numbers, every.numbers))
 $$;
 
--- Return whether it is a valid consumed frontier, {"upto": offset, "least": null, or an antichain}, in a space with that
--- lower frontier. Of epochs of several numbers whoever reads it takes the least.
+-- Return whether it is a valid stored consumed frontier: {"upto": offset, "least": null, or an antichain}.
+create function is_consumed_frontier(p_consumed jsonb) returns boolean language plpgsql immutable strict as $$
+begin
+  return jsonb_typeof(p_consumed) = 'object' and coalesce(
+    jsonb_path_match(p_consumed, 'strict $.upto.type() == "number" && $.upto >= 0 && $.upto <= 9223372036854775807
+      && ($.least.type() == "null" || $.least.type() == "array" && $.least.size() <= 1000)', '{}', true)
+    and p_consumed - '{upto,least}'::text[] = '{}'
+    and not jsonb_path_exists(p_consumed, 'strict $.least ? (@.type() == "array")[*]
+      ? (@.type() != "array" || @.size() < 1 || @.size() > 8 || @.size() != $.least[0].size())', '{}', true)
+    and not jsonb_path_exists(p_consumed, 'strict $.least ? (@.type() == "array")[*][*]
+      ? (@.type() != "number" || @ > 9223372036854775807 || @ < -9223372036854775808)', '{}', true)
+    and strpos(p_consumed::text, '.') = 0, false);
+end $$;
+
+-- Return whether it is a valid consumed frontier in a space with that lower frontier. Of epochs of several numbers whoever
+-- reads it takes the least.
 create function is_consumed_frontier(p_consumed jsonb, p_lower jsonb) returns boolean language sql immutable as $$
-  select p_consumed - 'upto' - 'least' = '{}' and jsonb_typeof(p_consumed -> 'upto') = 'number'
-     and (p_consumed ->> 'upto')::bigint >= 0
-     and case jsonb_typeof(p_consumed -> 'least') when 'null' then true when 'array' then (
-       select count(*) between 1 and case when jsonb_array_length(p_lower -> 0) = 1 then 1 else 1000 end
-              and bool_and(jsonb_array_length(e.epoch) = jsonb_array_length(p_lower -> 0) and not exists (
-                select from jsonb_array_elements(e.epoch) as d(number)
-                 where jsonb_typeof(d.number) <> 'number' or (d.number #>> '{}')::bigint > 9223372036854775806))
-         from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
+  select case when is_consumed_frontier(p_consumed) then p_consumed -> 'least' = 'null' or (
+    select count(*) between 1 and case when jsonb_array_length(p_lower -> 0) = 1 then 1 else 1000 end
+           and bool_and(jsonb_array_length(e.epoch) = jsonb_array_length(p_lower -> 0))
+      from jsonb_array_elements(nullif(p_consumed -> 'least', 'null')) as e(epoch)) end
 $$;
+
+-- Return whether it is a valid stored range in doubt; of its consumed frontier, only that it is there.
+create function is_range_in_doubt(p_range jsonb) returns boolean language plpgsql immutable strict as $$
+begin
+  return jsonb_typeof(p_range) = 'object' and coalesce(
+    jsonb_path_match(p_range, 'strict $.grant_id.type() == "number" && $.start.type() == "number"
+      && $.end.type() == "number" && $.hold_s.type() == "number" && exists($.consumed)
+      && $.grant_id >= 0 && $.grant_id <= 9223372036854775807 && $.start >= 0 && $.start <= $.end
+      && $.end <= 9223372036854775807 && $.hold_s >= 0 && $.hold_s <= 86400', '{}', true)
+    and p_range - '{grant_id,start,end,hold_s,consumed}'::text[] = '{}'
+    and strpos((p_range - '{hold_s,consumed}'::text[])::text, '.') = 0, false);
+end $$;
 
 -- Return the frontier after all epochs up to p_greatest are completed: the least epochs that lie above it. Where these
 -- are more than 1000, or take too long to find, return those of them that lie above the greatest of all numbers and

@@ -19,15 +19,17 @@ create table consumer_group (
   deleted_at timestamptz,
   -- Operators write rows, and every node reads all groups: it cannot go on at one that is none.
   check (jsonb_typeof(options) = 'object' and jsonb_typeof(desired_state) = 'object'),
+  -- No number has more digits than Python reads.
+  check (octet_length(options::text) <= 4000 and desired_state - '{paused,weights}'::text[] = '{}'),
   check (not options @? 'strict $.on_data_loss ? (@.type() != "string" || @ != "fail" && @ != "skip")'
          and not options @? 'strict $.on_poison ? (@.type() != "string" || @ != "block" && @ != "skip")'),
   check (not options @? 'strict $.strategy ? (@.type() != "string")'
-         and not options @? 'strict $.session_expiry_s ? (@.type() != "number")'
+         and not options @? 'strict $.session_expiry_s ? (@.type() != "number" || @ < 0 || @ > 31622400)'
          and not options @? 'strict $.atomic ? (@.type() != "boolean")'
          and not options @? 'strict $.holds_retention ? (@.type() != "boolean")'),
   check (not desired_state @? 'strict $.paused ? (@.type() != "string")'
          and not desired_state @? 'strict $.weights ? (@.type() != "object")'
-         and not desired_state @? 'strict $.weights.* ? (@.type() != "number")'),
+         and not desired_state @? 'strict $.weights.* ? (@.type() != "number" || @ < 0.001 || @ > 10000)'),
   -- As the product writes it: one that cannot be parsed ended every reading of groups.
   check (case when starting_position in ('latest', 'earliest') then true
               when starting_position ~ '^offset:(0|[1-9][0-9]{0,18})$'
@@ -72,6 +74,10 @@ create table lending (
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
   updated_at timestamptz not null default clock_timestamp(),
+  -- Operators write rows, and leaders read them. One check, which is compiled by each statement; the functions are not
+  -- called for null.
+  check (is_range_in_doubt(in_doubt) and is_consumed_frontier(nullif(in_doubt -> 'consumed', 'null'))
+         and is_consumed_frontier(consumed) and held_until between '0001-01-01 UTC' and '9999-12-31 UTC'),
   primary key (group_id, stream_id)
 ) with (fillfactor = 50);
 create index lending_stream on lending (stream_id);
@@ -81,7 +87,7 @@ create index lending_unfinished on lending (group_id, stream_id) where unfinishe
 create table consumed_frontier (
   group_id bigint not null,
   space_id bigint not null references space,
-  least jsonb,                                         -- null: no epoch yet
+  least jsonb check (are_epochs(nullif(least, 'null'))), -- null: no epoch yet
   has_streams boolean not null default true,           -- false: the group has had none of the space so far
   updated_at timestamptz not null default clock_timestamp(),
   primary key (group_id, space_id)

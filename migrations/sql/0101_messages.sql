@@ -1,6 +1,20 @@
 -- Messages: spaces, their generations, the streams of each generation, the blocks of each stream.
 -- Run with search_path set to the schema; names are not qualified so that the schema stays a setting.
 
+-- Return whether it is a frontier as readers expect it: a list of up to 1000 epochs, all of the same dimensions. Numbers
+-- have no point: as text, which they are cast from, 5.0 is no integer. Like every function of a check it calls no other
+-- of ours, which a restore would not find.
+create function are_epochs(p_epochs jsonb) returns boolean language plpgsql immutable strict as $$
+begin
+  return coalesce(
+    jsonb_path_match(p_epochs, 'strict $.type() == "array" && $.size() <= 1000', '{}', true)
+    and not jsonb_path_exists(p_epochs,
+      'strict $[*] ? (@.type() != "array" || @.size() < 1 || @.size() > 8 || @.size() != $[0].size())', '{}', true)
+    and not jsonb_path_exists(p_epochs,
+      'strict $[*][*] ? (@.type() != "number" || @ > 9223372036854775807 || @ < -9223372036854775808)', '{}', true)
+    and strpos(p_epochs::text, '.') = 0, false);
+end $$;
+
 create table space (
   space_id bigint generated always as identity primary key,
   name text not null,
@@ -20,6 +34,8 @@ create table space (
   former_filters text[] not null default '{}',         -- every other one that it has had
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz,
+  -- Operators write rows, and leaders read them.
+  check (are_epochs(lower_frontier) and are_epochs(lost_upper_frontier)),
   check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
          and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
 );

@@ -122,7 +122,7 @@ def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
 @pytest.mark.parametrize(
     "consumed",
     ['{"upto": 4}', '{"upto": 4, "least": [["x"]]}', '{"upto": 4, "least": [[1], [1, 2]]}', '{"upto": 4, "least": 7}',
-     '{"upto": 4, "least": [[9223372036854775807]]}', '{"upto": 99, "least": [[9]]}', '{"upto": -1, "least": [[9]]}',
+     '{"upto": 4, "least": [[9223372036854775808]]}', '{"upto": 99, "least": [[9]]}', '{"upto": -1, "least": [[9]]}',
      '{"upto": 4, "least": [[]]}', '{"upto": 4, "least": null, "more": 1}', '{"upto": 4, "least": []}',
      '{"upto": 4, "least": [[9, 9]]}', '{"upto": 4, "least": [[8], [9]]}'],
 )  # fmt: skip

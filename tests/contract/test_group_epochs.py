@@ -367,7 +367,6 @@ def test_a_space_without_epochs_has_none_consumed(world: World) -> None:
         (("[[6], [5]]", "[[6]]"), 5),
         (("null", "[[6]]"), 3),
         (("[[5, 5]]", "[[6]]"), 3),
-        (("[[]]", "[[6]]"), 3),
     ],
     ids=str,
 )

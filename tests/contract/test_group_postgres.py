@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -11,13 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, StaleTerm, UnknownOutcome
+from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, MalformedRow, StaleTerm, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.history_queries import read_behind
+from sublet_storage.groups.coordinator.leader_commits import commit_batch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
@@ -246,13 +247,19 @@ def test_an_error_costs_only_the_group_that_causes_it(
 
 
 @pytest.mark.conforms("E32")
-def test_a_row_nobody_foresaw_costs_only_its_group(postgres: PostgresWorld, caplog: pytest.LogCaptureFixture) -> None:
-    """Its leader finds it when it syncs the streams, and when it grants one."""
+def test_an_error_nobody_foresaw_costs_only_its_group(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(4)]
     terms = [postgres.lead(group) for group in groups]
-    broken = "update lending set consumed = '{\"nothing\": 1}' where group_id = %s"
-    postgres.connection.execute(broken, (groups[1].group_id,))
+
+    def commit_or_fail(connection: Any, batch: Sequence[GroupWrites], now_us: int | None) -> object:
+        if any(writes.group_id == groups[1].group_id for writes in batch):
+            raise KeyError("nothing")
+        return commit_batch(connection, batch, now_us)
+
+    monkeypatch.setattr("sublet_storage.groups.coordinator.postgres_store.commit_batch", commit_or_fail)
     batch = [
         GroupWrites(group.group_id, term, (grant(stream),), needs_stream_sync=True)
         for group, term in zip(groups, terms, strict=True)
@@ -262,7 +269,7 @@ def test_a_row_nobody_foresaw_costs_only_its_group(postgres: PostgresWorld, capl
     rejected = f"rejected: group_id={groups[1].group_id}: "
     reported = [record for record in caplog.records if rejected in record.getMessage()]
     assert [(one.levelname, one.exc_info is None) for one in reported] == [("ERROR", False)]
-    postgres.connection.execute("update lending set consumed = null")
+    monkeypatch.undo()
     assert postgres.write(groups[1], terms[1], grant(stream)).results[0].outcome is APPLIED
 
 
@@ -322,6 +329,33 @@ def test_refused_groups_hold_up_no_other(postgres: PostgresWorld, where: slice) 
     assert set.union(*(written() for _ in range(3))) == others | well_again
     postgres.connection.execute("drop trigger refuse on lending")
     assert written() == others | hostile
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("in_doubt", '{"grant_id": 1, "start": 0, "end": 1, "hold_s": "z", "consumed": null}'),
+        ("in_doubt", "[]"),
+        ("consumed", '{"upto": 1e300, "least": [["a"]]}'),
+    ],
+)
+def test_a_malformed_row_costs_only_its_own_group(
+    postgres: PostgresWorld, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
+    """Where it was stored before the checks that refuse it now."""
+    (stream,) = postgres.add_space()
+    groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(3)]
+    terms = [postgres.lead(group) for group in groups]
+    postgres.connection.execute("alter table lending drop constraint lending_check")
+    write = f"update lending set {column} = %s where group_id = %s".encode()
+    postgres.connection.execute(write, (value, groups[1].group_id))
+    batch = [GroupWrites(g.group_id, t, (grant(stream),)) for g, t in zip(groups, terms, strict=True)]
+    assert [result.results[0].outcome for result in postgres.store.commit(batch)] == [APPLIED, BUSY, APPLIED]
+    (reported,) = [one for one in caplog.records if f"rejected: group_id={groups[1].group_id}: " in one.getMessage()]
+    assert (reported.levelname, "is stored as " in reported.getMessage()) == ("WARNING", True)
+    with pytest.raises(MalformedRow, match="write another value"):
+        postgres.store.load(groups[1].group_id, terms[1])
 
 
 @pytest.mark.conforms("X4")

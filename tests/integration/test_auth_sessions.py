@@ -157,12 +157,17 @@ def open_and_poll(through: dict[str, Any], is_name_stable: bool = True) -> None:
 def test_a_member_that_loses_its_right_is_denied(
     database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And another gets its streams."""
+    """And another gets its streams, though it had planned what it would keep for a day."""
     monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
     with Session(GROUP, database, name="one", settings=FAST) as session:
         eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+        publish(database, 100)
+        planned = "jsonb_build_object('grant_id', grant_id, 'start', 0, 'end', 1, 'hold_s', 86400, 'consumed', null)"
+        assert conn.execute(f"update lending set in_doubt = {planned}, planned_by = session".encode()).rowcount == 2
         monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
         revoke(conn, JOIN)
+        eventually(lambda: conn.execute("select from lending where session = 'one'").rowcount == 0, WAIT_S)
+        assert conn.execute("select count(*) from lending_history where redelivery_end > 0").fetchone() == (2,)
         assert "denied" in (why := poll_to_the_end(session))
         assert "user:spark has no right to join" in why
     with Session(GROUP, database, settings=FAST) as session:

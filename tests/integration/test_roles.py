@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any, LiteralString
 
@@ -342,3 +343,47 @@ def test_an_operator_makes_no_group_that_is_none(world: RoleWorld, statement: Li
     """Nor another row that cannot be: one ended every node's reading of groups, and the lists of groups and spaces."""
     with connect(world.of(DatabaseRole.OPERATE)) as operator, pytest.raises(psycopg.errors.CheckViolation):
         operator.execute(statement)
+
+
+DOUBT = '{"grant_id": 1, "start": 2, "end": 3, "hold_s": 1.5, "consumed": {"upto": 3, "least": [[1, -2], [0, 5]]}}'
+NO_EPOCHS = ['"a"', "null", "{}", "[1]", "[[]]", '[["a"]]', "[[1], {}]", "[[1], [1, 2]]", "[[1.0]]", "[[1e300]]"]
+NO_CONSUMED = [
+    *("[]", "1", "null", "{}", '{"upto": 1}', '{"upto": "1", "least": null}', '{"upto": -1, "least": null}'),
+    *('{"upto": 1e300, "least": null}', '{"upto": 1.0, "least": null}', '{"upto": 1, "least": null, "more": 1}'),
+    *(f'{{"upto": 1, "least": {each}}}' for each in NO_EPOCHS if each != "null"),
+]
+NO_DOUBT = [
+    *("[]", "1", "null", "{}"),
+    *('{"grant_id": "1"}', '{"start": -1}', '{"start": 4}', '{"end": 1e300}', '{"end": 3.0}', '{"more": 1}'),
+    *('{"hold_s": "z"}', '{"hold_s": -1}', '{"hold_s": 86401}', '{"hold_s": null}'),
+    *(f'{{"consumed": {each}}}' for each in NO_CONSUMED if each != "null"),
+]
+NO_ROWS = [
+    *(("space", "lower_frontier", each) for each in NO_EPOCHS),
+    *(("space", "lost_upper_frontier", each) for each in NO_EPOCHS),
+    *(("consumed_frontier", "least", each) for each in NO_EPOCHS if each != "null"),
+    *(("lending", "consumed", each) for each in NO_CONSUMED),
+    *(("lending", "in_doubt", each) for each in NO_DOUBT),
+    *(("lending", "held_until", each) for each in ("infinity", "-infinity", "20000-01-01 UTC")),
+]
+
+
+@pytest.mark.parametrize(("table", "column", "value"), NO_ROWS)
+def test_an_operator_writes_no_progress_that_is_none(
+    world: RoleWorld, admin: psycopg.Connection[Any], table: str, column: str, value: str
+) -> None:
+    """One ended the node that led its group, and then the next."""
+    change = f"update {table} set {column} = %s".encode()
+    if column == "in_doubt" and value.startswith("{"):
+        value = json.dumps({**json.loads(DOUBT), **json.loads(value)}) if value != "{}" else value
+    with admin.transaction(force_rollback=True):
+        admin.execute("insert into lending (group_id, stream_id, position) values (1, 1, 0)")
+        admin.execute("insert into consumed_frontier (group_id, space_id) select 1, max(space_id) from space")
+        admin.execute("set local role sublet_operate")
+        admin.execute("update lending set in_doubt = %s, held_until = now()", (DOUBT,))
+        admin.execute("update lending set consumed = in_doubt -> 'consumed', in_doubt = null")
+        admin.execute('update lending set consumed = \'{"upto": 1, "least": null}\'')
+        admin.execute("update consumed_frontier set least = '[]'")
+        admin.execute("update space set lower_frontier = '[[9223372036854775807]]', lost_upper_frontier = '[[1, 2]]'")
+        with pytest.raises(psycopg.errors.CheckViolation), admin.transaction():
+            admin.execute(change, (value,))

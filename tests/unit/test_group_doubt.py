@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from sublet_leader.group.events import MemberRightRevoked
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Grant,
     Invalidate,
     ProgressSaved,
@@ -14,7 +18,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import AdvancePosition, LendingStatus
-from tests.unit.leader_bench import Bench
+from tests.unit.leader_bench import HEAD, Bench
 
 HOLD_S = 60.0
 
@@ -153,3 +157,75 @@ def test_a_revoke_waits_for_what_is_planned() -> None:
     ended = [(line.event, line.position) for line in bench.store.history(bench.group.group_id)]
     assert ("release", 5) in ended
     assert "reserve" not in {event for event, _ in ended}
+
+
+def leave_it_held(bench: Bench) -> None:
+    """The session has its stream."""
+
+
+def leave_it_being_handed_back(bench: Bench) -> None:
+    """Its final progress is still to be written."""
+    bench.progress(2, final=True, borrower_id="a/1")
+
+
+def leave_it_reserved(bench: Bench) -> None:
+    """It was lost, and has come back under the same id, and is granted nothing yet."""
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
+    assert bench.row().status is LendingStatus.RESERVED
+    bench.join("a/2", session="etl", session_epoch=2)
+
+
+def leave_it_being_granted(bench: Bench) -> None:
+    """The same, and the grant is still to be written."""
+    leave_it_reserved(bench)
+    bench.tick(bench.settings.rebalance_debounce_s + 0.01)
+    assert [type(entry).__name__ for entry in bench.entries] == ["GrantStream"]
+
+
+LEFT = [leave_it_held, leave_it_being_handed_back, leave_it_reserved, leave_it_being_granted]
+
+
+@pytest.mark.conforms("X1")
+@pytest.mark.parametrize("is_written", [True, False])
+@pytest.mark.parametrize("leave_it", LEFT)
+def test_nothing_is_reserved_for_who_may_not_return(leave_it: Callable[[Bench], None], is_written: bool) -> None:
+    """Another gets it once the one that was denied begins no more calls."""
+    bench, _ = planned()
+    leave_it(bench)
+    bench.sent.clear()
+    for member in ("a/1", "a/2"):
+        bench.give(MemberRightRevoked(member, "no right to join"))
+    assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.DENIED]
+    if not is_written:
+        bench.fail()
+    denied_at = bench.now
+    named(bench, "b/1", "other")
+    bench.pass_time(bench.settings.grant_validity_s + bench.settings.resend_interval_s, "b/1")
+    assert bench.now < denied_at + HOLD_S / 2
+    assert bench.holders() == {1: "b/1"}
+    assert (bench.row().position, bench.row().in_doubt) == (2, None)
+    assert (bench.forced()[-1].position, bench.forced()[-1].redelivery_end) in [(2, 5), (2, HEAD)]
+
+
+@pytest.mark.conforms("X4")
+def test_nothing_is_reserved_after_invalid_progress() -> None:
+    bench, _ = planned()
+    bench.sent.clear()
+    bench.progress(HEAD + 1, borrower_id="a/1")
+    bench.settle()
+    assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.DENIED]
+    named(bench, "b/1", "other")
+    bench.pass_time(bench.settings.grant_validity_s, "b/1")
+    assert bench.holders() == {1: "b/1"}
+    assert (bench.row().in_doubt, bench.forced()[-1].redelivery_end) == (None, HEAD)
+
+
+def test_a_name_that_is_given_again_keeps_its_plans() -> None:
+    bench, _ = planned()
+    bench.give(MemberRightRevoked("a/1", "no right to join"))
+    bench.pass_time(bench.settings.grant_validity_s + 1)
+    named(bench, "b/1", "etl", 2)
+    plan(bench, borrower_id="b/1")
+    bench.leave(bench.said(2), borrower_id="b/1")
+    bench.settle()
+    assert (bench.row().status, bench.row().session) == (LendingStatus.RESERVED, "etl")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
+from typing import Any
 
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.errors import MalformedRow
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 
 FORMER, PRESENT = 7, 9
@@ -50,3 +53,35 @@ def test_a_plan_is_pending_until_progress_passes_it(position: int, epoch: int | 
 def test_what_a_former_grant_left_may_be_cut() -> None:
     cut = plan(0, 0, FORMER)
     assert choose_latest_in_doubt(cut, LEFT, PRESENT) == cut
+
+
+NO_EPOCHS: list[Any] = [1, {}, [1], [[]], [["a"]], [[1], {}], [[1], [1, 2]], [[1.5]], [[2**63]], [[10**300]], [[0] * 9]]
+NO_FRONTIERS: list[Any] = [
+    *(None, [], 1, "a", {}),
+    *({"upto": "1", "least": None}, {"upto": -1, "least": None}, {"upto": 2**63, "least": None}, {"upto": 1}),
+    *({"upto": 1, "least": each} for each in NO_EPOCHS),
+]
+NO_NUMBERS: list[Any] = ["1", None, -1, 10**300, []]
+
+
+@pytest.mark.parametrize("stored", NO_FRONTIERS)
+def test_a_malformed_frontier_is_named(stored: Any) -> None:
+    with pytest.raises(MalformedRow, match="is stored as a "):
+        ConsumedFrontier.from_json(stored)
+    if stored is not None:
+        with pytest.raises(MalformedRow, match="is stored as a "):
+            InDoubtRange.from_json({**plan(0, 1).to_json(), "consumed": stored})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *({key: each} for key in ("grant_id", "start", "end", "hold_s") for each in NO_NUMBERS),
+        *({"hold_s": each} for each in (86_401.0, math.nan, math.inf)),
+    ],
+)
+def test_a_malformed_range_in_doubt_is_named(changed: dict[str, Any]) -> None:
+    stored = plan(0, 1, epoch=5).to_json()
+    assert InDoubtRange.from_json(stored) == plan(0, 1, epoch=5)
+    with pytest.raises(MalformedRow, match="is stored as a range in doubt"):
+        InDoubtRange.from_json({**stored, **changed})

@@ -76,30 +76,30 @@ class SessionEventQueue:
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
         """Return all events so far; where there are none, wait for one, for at most `wait_s`."""
-        has_waited = wait_s > 0 and self.listener is not None and self._listen(self.listener, wait_s)
+        deadline = time.monotonic() + wait_s
+        if wait_s > 0 and self.listener is not None:
+            self._listen(self.listener, deadline)
         with self._condition:
-            if not (self._has_events() or has_waited) and wait_s > 0:
-                self._condition.wait(wait_s)
+            if not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
+                self._condition.wait(left_s)
             self._is_woken = False
             events = (*self._queued, *self._pushed.values())
             self._queued.clear()
             self._pushed.clear()
             return events
 
-    def _listen(self, listener: EventListener, wait_s: float) -> bool:
-        """Listen until there is an event, or the time is over; return False if this thread is not to listen."""
-        deadline = time.monotonic() + wait_s
+    def _listen(self, listener: EventListener, deadline: float) -> None:
+        """Listen until there is an event, or the time is over, or as long as this thread may."""
         with self._condition:
             if self._is_listening:
-                return False
+                return
             self._is_listening = True
         try:
             while not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
                 if not listener.wait(left_s):
-                    return False
+                    return
         finally:
             self._is_listening = False
-        return True
 
     def _has_events(self) -> bool:
         return bool(self._queued or self._pushed or self._is_woken)

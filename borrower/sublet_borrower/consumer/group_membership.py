@@ -159,7 +159,7 @@ class GroupMembership(Generic[A]):
 
     def close(self, timeout_s: float | None = None) -> None:
         """Leave the group, wait until the last progress is durable, and close what was opened. `timeout_s`: how long to
-        wait; None: the unsubscribe timeout and a lease."""
+        wait; None: the unsubscribe timeout and a lease. Not in a forked child."""
         longest_s = self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s + 1.0
         deadline = time.monotonic() + (longest_s if timeout_s is None else timeout_s)
         self.leave()

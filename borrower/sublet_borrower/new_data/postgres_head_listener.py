@@ -92,7 +92,7 @@ class PostgresHeadListener(StoppableThread):
                 return False
         try:
             return self._receive(self._wait_end, timeout_s)
-        except psycopg.OperationalError:
+        except (psycopg.OperationalError, ValueError):  # the second: it was stopped meanwhile, and has no socket
             self._receiver = None  # for the thread, which connects again
             return False
         finally:

@@ -90,6 +90,7 @@ class AssignmentManager:
         """Begin to grant the stream to the member; the row is still to be written."""
         stream_id = entry.lending.stream_id
         entry.assignment = StreamAssignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
+        entry.denied_session = None
         member.streams.add(stream_id)
 
     def confirm(self, agent: str, borrower_id: str, stream_id: int, grant_id: int) -> None:
@@ -112,12 +113,15 @@ class AssignmentManager:
         if previous is not None and previous.status is GrantStatus.REVOKING:
             self.revoke((grant.stream_id,), previous.reason, now, previous.deadline)
 
-    def force_release(self, entry: StreamEntry, reason: str, now: float, reserve_s: float | None = None) -> None:
+    def force_release(
+        self, entry: StreamEntry, reason: str, now: float, reserve_s: float | None = None, *, is_denied: bool = False
+    ) -> None:
         """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
         when its answer comes; one whose end is being written is left alone. Nothing is written while
         the holder may begin calls: until then the grant is in force, for the next leader too.
 
-        `reserve_s`: how long to reserve the stream for its holder's session (None: by the group's options).
+        `reserve_s`: how long to reserve the stream for its holder's session (None: by the group's options). If that
+        `is_denied`, nothing is reserved for it.
         """
         row, assignment = entry.lending, entry.assignment
         unclaimed = entry.is_unclaimed
@@ -130,7 +134,8 @@ class AssignmentManager:
                 row.stream_id,
                 grant_id,
                 reason,
-                self._actions.compute_reserved_s(entry) if reserve_s is None else reserve_s,
+                0.0 if is_denied else self._actions.compute_reserved_s(entry) if reserve_s is None else reserve_s,
+                is_denied,
             )
             if entry.valid_until <= now:
                 self._streams.enqueue(change)
@@ -139,14 +144,29 @@ class AssignmentManager:
             entry.pending_release = DeferredForceRelease(change, entry.valid_until, borrower_id, agent)
             self._releasing.add(row.stream_id)
 
-    def evict(self, member: Member, reason: str, now: float, reserve_s: float | None = None) -> None:
+    def evict(
+        self, member: Member, reason: str, now: float, reserve_s: float | None = None, *, is_denied: bool = False
+    ) -> None:
         """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
         is still on its way to it is over."""
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
-                self.force_release(entry, reason, now, reserve_s)
+                self.force_release(entry, reason, now, reserve_s, is_denied=is_denied)
         self._members.mark_replaced(member.borrower_id, now)
+
+    def deny_session(self, session: str) -> None:
+        """Free what this session left in doubt, once it is written: it may not come back."""
+        for entry in self._streams.streams_of_session(session):
+            entry.denied_session = session
+            self.free_denied(entry)
+
+    def free_denied(self, entry: StreamEntry) -> None:
+        """Free a stream that is reserved for a session that may not come back."""
+        row = entry.lending
+        if row.status is LendingStatus.RESERVED and row.session == entry.denied_session and entry.is_quiet:
+            reason = f"session {row.session!r} may not come back to what it left in doubt"
+            self._streams.enqueue(FreeReservedStream(row.stream_id, row.grant_id, reason, is_forced=True))
 
     def void_validity(self, member: Member) -> None:
         """End the validity of the grants of a member whose process has ended. Of a former timeline, the holder may be

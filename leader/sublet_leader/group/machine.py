@@ -141,6 +141,7 @@ class GroupLeader:
     def _put_back(self, changes: Iterable[LendingChange], now: float) -> None:
         for change in changes:
             entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
+            self._assignments.free_denied(entry)
             if self.streams.drop_finished(entry) or entry.is_quiet:
                 self.timers.note_stream_freed(entry.retry_at)
 
@@ -377,6 +378,7 @@ class GroupLeader:
             and isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
         ):
             self.timers.sync_soon(now)  # with it an epoch may be consumed
+        self._assignments.free_denied(entry)
         if self.streams.drop_finished(entry) or entry.is_quiet:
             self.timers.note_stream_freed(max(now, entry.retry_at))
         if holder is not None:
@@ -392,7 +394,7 @@ class GroupLeader:
             assignment is not None and assignment.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
         )
         if assignment is None and not entry.is_ending:
-            self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem))
+            self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem, ends_doubt=True))
         elif assignment is not None and from_holder and not entry.is_ending:
             assignment.is_final_queued = False
         borrower_id = (
@@ -400,11 +402,7 @@ class GroupLeader:
         )
         sender = self.members.get(borrower_id)
         if sender is not None:
-            self._assignments.evict(sender, problem, now)
-            self.members.mark_replaced(sender.borrower_id, now)
-            self._send(sender.agent, Invalidate(sender.borrower_id, self.term, BorrowerEndReason.DENIED, problem))
-            self._note(EVICT, sender.borrower_id, sender.agent, sender.session, problem)
-            self.timers.note_membership_change(now)
+            self._evict(sender, BorrowerEndReason.DENIED, problem, now)
 
     def _take_row(self, row: Lending, now: float) -> None:
         entry = self.streams.update_row(row, now)
@@ -446,10 +444,12 @@ class GroupLeader:
         for entry in self.streams.find_unclaimed():
             self._assignments.force_release(entry, "not reclaimed", now)
 
-    def _evict(
-        self, member: Member, end: BorrowerEndReason, reason: str, now: float, reserve_s: float | None = None
-    ) -> None:
-        self._assignments.evict(member, reason, now, reserve_s)
+    def _evict(self, member: Member, end: BorrowerEndReason, reason: str, now: float) -> None:
+        """Evict a member. Nothing is reserved for the session of one that is denied, neither what it left in doubt."""
+        is_denied = end is BorrowerEndReason.DENIED
+        self._assignments.evict(member, reason, now, is_denied=is_denied)
+        if is_denied and member.session is not None:
+            self._assignments.deny_session(member.session)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.timers.note_membership_change(now)
@@ -468,9 +468,9 @@ class GroupLeader:
                 self._assignments.force_release(entry, GONE, now)
 
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:
-        """Evict a member without the right to be one; nothing is reserved for its session."""
+        """Evict a member without the right to be one."""
         if (member := self.members.get(denied.borrower_id)) is not None:
-            self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, reserve_s=0.0)
+            self._evict(member, BorrowerEndReason.DENIED, denied.reason, now)
 
     # --- allocation ---------------------------------------------------------------------------------------------------
 

@@ -79,7 +79,8 @@ class StreamEntry(Struct):
     """One stream: its row as last seen, its holder, and the changes that wait for their turn.
 
     `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,
-    as far as this leader knows. `valid_until`: until then a former holder may begin calls on it.
+    as far as this leader knows. `valid_until`: until then a former holder may begin calls on it. `denied_session`: the
+    session that had it and may not come back.
     """
 
     lending: Lending
@@ -92,6 +93,7 @@ class StreamEntry(Struct):
     retry_at: float = 0.0
     valid_until: float = float("-inf")
     pending_release: DeferredForceRelease | None = None
+    denied_session: str | None = None
 
     @property
     def is_quiet(self) -> bool:

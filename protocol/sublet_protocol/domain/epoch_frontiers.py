@@ -17,15 +17,24 @@ import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, SupportsIndex
+from typing import Annotated, Any, SupportsIndex, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
-from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_protocol.domain.errors import InvalidEpoch, MalformedRow
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EPOCH, MIN_EPOCH
 
 Epoch = tuple[int, ...]
+
+StoredOffset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_StoredEpoch = Annotated[
+    tuple[Annotated[int, Meta(ge=MIN_EPOCH, le=MAX_EPOCH + 1)], ...], Meta(min_length=1, max_length=MAX_DIMENSIONS)
+]
+_StoredEpochs = Annotated[tuple[_StoredEpoch, ...], Meta(max_length=MAX_ANTICHAIN)]
+
+_T = TypeVar("_T")
 
 _MAX_SHOWN = 20
 """Most epochs of a frontier in a text for people."""
@@ -269,8 +278,14 @@ class ConsumedFrontier(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
-        """Return a stored frontier."""
-        return cls(stored["upto"], lower_frontier_from_json(stored["least"]))
+        """Return a stored frontier. Raise `MalformedRow`."""
+        frontier = convert_stored(stored, _StoredConsumedFrontier, "a consumed frontier")
+        return cls(frontier.upto, lower_frontier_from_json(frontier.least))
+
+
+class _StoredConsumedFrontier(Struct):
+    upto: StoredOffset
+    least: _StoredEpochs | None
 
 
 class GroupFrontier(Struct, frozen=True):
@@ -298,8 +313,8 @@ def format_epoch(epoch: Epoch) -> str:
 
 
 def lower_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> LowerFrontier | None:
-    """Return a frontier as it is stored; None for none."""
-    return None if stored is None else LowerFrontier.from_epochs(tuple(epoch) for epoch in stored)
+    """Return a frontier as it is stored; None for none. Raise `MalformedRow`."""
+    return None if stored is None else LowerFrontier.from_epochs(_convert_epochs(stored))
 
 
 def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
@@ -309,13 +324,33 @@ def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
 
 
 _parsed_frontiers = BoundedCache(
-    lambda stored: LowerFrontier.from_epochs(tuple(epoch) for epoch in json.loads(stored)), max_entries=1024
+    lambda stored: LowerFrontier.from_epochs(_convert_epochs(json.loads(stored))), max_entries=1024
 )
 
 
 def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
-    """Return a frontier as it is stored; empty for none."""
-    return UpperFrontier.from_epochs(tuple(epoch) for epoch in stored or ())
+    """Return a frontier as it is stored; empty for none. Raise `MalformedRow`."""
+    return UpperFrontier.from_epochs(_convert_epochs(() if stored is None else stored))
+
+
+def convert_stored(stored: Any, kind: type[_T], name: str) -> _T:
+    """Return a stored value as that type. Raise `MalformedRow`."""
+    try:
+        return msgspec.convert(stored, kind)
+    except msgspec.ValidationError as error:
+        raise _malformed_error(stored, name, str(error)) from None
+
+
+def _convert_epochs(stored: Any) -> Sequence[Epoch]:
+    epochs = convert_stored(stored, _StoredEpochs, "a frontier")
+    if len({len(epoch) for epoch in epochs}) > 1:
+        raise _malformed_error(stored, "a frontier", "its epochs have not as many dimensions")
+    return epochs
+
+
+def _malformed_error(stored: Any, name: str, rule: str) -> MalformedRow:
+    shown = repr(stored)[:80]
+    return MalformedRow(f"{shown} is stored as {name}: {rule}. Who writes rows by SQL wrote it: write another value.")
 
 
 def have_same_dimensions(left: LowerFrontier | None, right: LowerFrontier | None) -> bool:

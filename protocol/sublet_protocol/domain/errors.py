@@ -225,6 +225,10 @@ class PayloadDamaged(PoisonBlock):
     """A block outside of Postgres whose object is missing, or is not what was stored."""
 
 
+class MalformedRow(SubletError, ValueError):
+    """A stored value that this program never writes. Whoever may write rows by SQL wrote it."""
+
+
 class EmbeddedDirectoryUnusable(UsageError):
     """A directory in which the embedded server cannot run."""
 

@@ -8,11 +8,12 @@ So what it plans is made durable before it begins, and is reserved for it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, StoredOffset, convert_stored
+from sublet_protocol.domain.limits import MAX_HOLD_S
 
 
 class InDoubtRange(Struct, frozen=True):
@@ -59,9 +60,18 @@ class InDoubtRange(Struct, frozen=True):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> InDoubtRange:
-        """Return a stored range."""
-        consumed = None if stored["consumed"] is None else ConsumedFrontier.from_json(stored["consumed"])
-        return cls(stored["grant_id"], stored["start"], stored["end"], stored["hold_s"], consumed)
+        """Return a stored range. Raise `MalformedRow`."""
+        known = convert_stored(stored, _StoredInDoubtRange, "a range in doubt")
+        consumed = None if known.consumed is None else ConsumedFrontier.from_json(known.consumed)
+        return cls(known.grant_id, known.start, known.end, known.hold_s, consumed)
+
+
+class _StoredInDoubtRange(Struct):
+    grant_id: StoredOffset
+    start: StoredOffset
+    end: StoredOffset
+    hold_s: Annotated[float, Meta(ge=0, le=MAX_HOLD_S)]
+    consumed: dict[str, Any] | None
 
 
 def pending_in_doubt(

@@ -61,8 +61,8 @@ class ReconnectingConnection:
         self._in_use = False
 
     def get_connection(self) -> BoundedConnection:
-        """Return the connection, with no transaction open on it. Raise what `connect` does, and `DatabaseUnreachable`
-        within the pause after a failure."""
+        """Return the connection, with no transaction open on it, nor a statement running, unless `expect_answer` was
+        called. Raise what `connect` does, and `DatabaseUnreachable` within the pause after a failure."""
         current, may_run, self._may_run = self.current, self._may_run, False
         if not (may_run or current is None or current.closed or _is_idle(current)):
             self.close()  # an exception out of a signal handler left a statement running there

@@ -115,7 +115,9 @@ admits_all()              -       -      -       -       x
 merge_upper_frontier()    -       -      -       x       x
 least_epochs()            -       -      -       -       x
 are_epoch_bounds()        -       -      -       -       x
-is_consumed_frontier()    -       -      -       -       x
+are_epochs()              -       -      -       x       x
+is_consumed_frontier()    -       -      -       x       x
+is_range_in_doubt()       -       -      -       x       x
 offset_at_time()          -       -      x       x       x
 appended_at()             -       -      x       x       x
 check_partition()         -       -      x       x       x

@@ -118,9 +118,7 @@ def append(
 
 class SingleAppender:
     """Appends one block at a time over a connection in autocommit mode: one thread may send it, and another receive the
-    answer. Nothing else may be executed over the connection in between.
-
-    Raise what psycopg raises while it prepares the statement.
+    answer. Nothing else may be executed over the connection in between. Methods raise `psycopg.Error`, too.
     """
 
     def __init__(self, conn: BoundedConnection) -> None:
@@ -134,7 +132,7 @@ class SingleAppender:
         return self.conn.info.transaction_status is TransactionStatus.IDLE
 
     def send(self, append: BlockAppend) -> None:
-        """Send it without waiting for the server. Raise `psycopg.Error` if the connection is closed."""
+        """Send it without waiting for the server."""
         parameters = _list_parameters(append)
         values = self._dumper.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
         self.conn.pgconn.send_query_prepared(_SINGLE_APPEND_NAME, values, [Format.BINARY] * len(values))

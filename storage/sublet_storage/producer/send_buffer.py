@@ -42,6 +42,8 @@ from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delive
 
 COMMIT_BYTES = 4 * 1024 * 1024
 MAX_ROUTED_ROWS = 1 << 16
+MAX_SENT_AT_ONCE = 64 * 1024
+"""Bytes of a message that its publisher's thread may send: a large one is first converted by Arrow."""
 ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
@@ -96,7 +98,7 @@ class SendBuffer:
             with self._lock:
                 if self._has_room():
                     stream_id = self._routes.find_stream(topic, key)
-                    if self.sender is not None and self._is_alone() and self.sender.is_ready:
+                    if self.sender is not None and self._is_alone(size) and self.sender.is_ready:
                         return self._send(self.sender, stream_id, message, size)
                     growing = self._add_to_last(stream_id, message, size)
                     return Delivery(growing.ticket, growing.count - 1)
@@ -285,28 +287,27 @@ class SendBuffer:
                 return
             self._work.wait(pause)
 
-    def _is_alone(self) -> bool:
-        """Return whether a message that comes now waits for nothing else, and the sender's thread for it."""
+    def _is_alone(self, size: int) -> bool:
+        """Return whether a message that comes now, and is small, waits for nothing else, and the sender for it."""
         has_others = bool(self.queued_count) or self._unsettled.has_advances
-        return self._is_sender_idle and not (has_others or self._limits.linger_s)
+        return self._is_sender_idle and size <= MAX_SENT_AT_ONCE and not (has_others or self._limits.linger_s)
 
     def _send(self, sender: BlockSender, stream_id: int, message: Message, size: int) -> Delivery:
-        """Send one message on the caller's thread. If that is interrupted, it is the sender's to see how far it got."""
+        """Send one message on the caller's thread. If that is interrupted, the sender sees how far it got: it is woken
+        first, as nothing else would do it then."""
         piece = PendingMessageBatch()
         piece.add(message, size)
         load, previous_bytes = PendingBlock(stream_id, [piece.seal()]), self._bytes
         try:
             self._unsettled.add(piece.ticket)
             self._bytes += size
+            self._work.notify_all()
             self._is_sender_idle, self._sent = False, load
         except BaseException:
             self._bytes = previous_bytes
             self._unsettled.remove(piece.ticket)
             raise
-        try:
-            sender.send_at_once(load)
-        finally:
-            self._work.notify_all()
+        sender.send_at_once(load)
         return Delivery(piece.ticket, 0)
 
     def _add_chunk(self, chunk: PendingArrowBatch) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 
 import psycopg
 
-from sublet_protocol.domain.errors import Unavailable, UnknownOutcome, format_error
+from sublet_protocol.domain.errors import MalformedRow, Unavailable, UnknownOutcome, format_error
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
@@ -303,7 +303,7 @@ class PostgresGroupStore:
 
 def _log_rejected(group_id: int, error: Exception, suppressed_count: int) -> None:
     """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
-    foreseen = isinstance(error, TransactionRolledBack)
+    foreseen = isinstance(error, TransactionRolledBack | MalformedRow)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     text, detail = "group write rejected: group_id=%d: %s%s", format_error(error)
     _log.log(level, text, group_id, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)

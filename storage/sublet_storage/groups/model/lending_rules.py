@@ -10,6 +10,7 @@ back. So the rules that the simulator runs a thousand times are the very rules t
 - a reclaim by the same agent draws no new grant id;
 - a row whose grant ends free may be reserved for the session that had it; a grant, or an end for good, ends that;
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
+  not, if that session may not come back;
 - a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
 - a stream that its holder found to end before what it had read blocks the row, though others have appended since;
 - what names offsets beyond the head, or a grant that is to come, is invalid and changes nothing.
@@ -200,7 +201,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     former_losses = row.losses if row.lost_position == row.position else 0
     losses = former_losses + 1 if row.position < stream.head and not _is_waiting_for_epochs(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
-    released_row = _free(counted, row.position, now_us, change.reserve_s)
+    released_row = _free(counted, row.position, now_us, change.reserve_s, ends_doubt=change.ends_doubt)
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
         return structs.replace(
@@ -247,12 +248,13 @@ def _make_end_transition(
     )
 
 
-def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:
-    """Return the row after its grant, reserved for its session if that has a name and `reserve_s` or an in-doubt
-    range."""
+def _free(row: LendingRow, position: int, now_us: int, reserve_s: float, *, ends_doubt: bool = False) -> LendingRow:
+    """Return the row after its grant, reserved for its session if that has a name and `reserve_s` or, unless it
+    `ends_doubt`, an in-doubt range."""
     free_row = end_grant(row, LendingStatus.FREE, position, now_us)
     doubt = free_row.pending_in_doubt
-    if doubt is not None and (row.session is None or row.session_epoch is None or doubt.hold_s <= 0):
+    is_waited_for = row.session is not None and row.session_epoch is not None and not ends_doubt
+    if doubt is not None and not (is_waited_for and doubt.hold_s > 0):
         doubt, free_row = None, replace(free_row, in_doubt=None)
     if doubt is not None:
         free_row, reserve_s = replace(free_row, status=LendingStatus.RESERVED), doubt.hold_s

@@ -223,12 +223,14 @@ class ReleaseStream(Struct, frozen=True):
 
 class ForceRelease(Struct, frozen=True):
     """Ends a grant without final progress: what follows the row's position may be delivered again. `reserve_s`: as of
-    `ReleaseStream`."""
+    `ReleaseStream`. With `ends_doubt` the session may not come back, and what it left in doubt is not reserved for it.
+    """
 
     stream_id: int
     grant_id: int
     reason: str
     reserve_s: float = 0.0
+    ends_doubt: bool = False
 
 
 class FreeReservedStream(Struct, frozen=True):
