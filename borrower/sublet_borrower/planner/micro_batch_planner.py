@@ -346,8 +346,8 @@ class MicroBatchPlanner:
         return self._ledger.lags()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Leave the group: what is in doubt stays reserved for the session, all else is free at once. In a forked child,
-        which has a copy of the parent's connections, it has no effect."""
+        """Leave the group: what is in doubt stays reserved for the session, all else is free at once. In a forked
+        child, which has a copy of the parent's connections, it has no effect."""
         if self._member.owner.is_forked:
             return
         if not (self._member.is_closed or self._member.is_leaving):
