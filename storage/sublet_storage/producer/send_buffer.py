@@ -68,6 +68,7 @@ class SendBuffer:
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
         self.sender: BlockSender | None = None
         self._is_sender_idle = False
+        self._taken_count = 1
         self._sent: PendingBlock | None = None  # what a caller has sent, or has tried to
         self._unsettled = UnsettledResults()
         self._waiting_for_room: list[Callable[[], None]] = []
@@ -187,9 +188,9 @@ class SendBuffer:
         buffer is closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a
         queue. A block that a caller has sent comes alone."""
         with self._lock:
-            self._is_sender_idle = True
+            self._is_sender_idle = self._taken_count == 1 and not self.queued_count  # else more come together
             self._wait_for_work()
-            self._is_sender_idle = False
+            self._is_sender_idle, self._taken_count = False, 1
             if self._sent is not None:
                 sent, self._sent = self._sent, None
                 return [sent]
@@ -201,6 +202,7 @@ class SendBuffer:
                 if sum(load.size for load in loads) >= COMMIT_BYTES:
                     break
                 loads += self._cut_blocks(stream_id, newest_at)
+            self._taken_count = sum(load.count for load in loads)
             return loads
 
     def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
