@@ -18,7 +18,10 @@ from collections.abc import Generator
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import generators
 from psycopg.abc import PQGen
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
 
 from sublet_protocol.domain.errors import PositionBeyondHead, TimelineChanged
 
@@ -70,6 +73,11 @@ class BoundedConnection(psycopg.Connection[Any]):
                 if self._is_to_close:
                     super().close()
 
+    def receive_result(self) -> PGresult:
+        """Send the rest of what was sent by libpq's functions, wait for its only result, and return it. Raise the error
+        that it is."""
+        return self.wait(_receive_result(self.pgconn))
+
     def close(self) -> None:
         """Close it; while an answer is waited for, on another thread or below a signal handler, end that wait first:
         libpq is at work on what closing would free."""
@@ -102,6 +110,14 @@ class BoundedConnection(psycopg.Connection[Any]):
             ) from error
         finally:
             self._silent_since = None
+
+
+def _receive_result(server: PGconn) -> PQGen[PGresult]:
+    result: PGresult
+    (result,) = yield from generators.execute(server)
+    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        raise psycopg.errors.error_from_result(result)
+    return result
 
 
 _connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()

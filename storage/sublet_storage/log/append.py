@@ -14,11 +14,8 @@ from typing import Any, Final
 
 import psycopg
 from msgspec import Struct
-from psycopg import generators
-from psycopg.abc import PQGen
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ExecStatus, Format, TransactionStatus
-from psycopg.pq.abc import PGconn, PGresult
+from psycopg.pq import Format, TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import (
@@ -44,11 +41,9 @@ _TYPES = [
     "bytea",
     "text::jsonb",
 ]
-_APPEND = f"select outcome, end_offset from append_block({', '.join(f'%s::{name}' for name in _TYPES)})"
-_SINGLE_APPEND = (
-    "select outcome, end_offset from append_block("
-    f"{', '.join(f'${number}::{name}' for number, name in enumerate(_TYPES, start=1))})"
-)
+_CALL = "select outcome, end_offset from append_block({})"
+_APPEND = _CALL.format(", ".join(f"%s::{name}" for name in _TYPES))
+_SINGLE_APPEND = _CALL.format(", ".join(f"${number}::{name}" for number, name in enumerate(_TYPES, start=1)))
 _SINGLE_APPEND_NAME = b"sublet_append"
 
 
@@ -124,7 +119,7 @@ class SingleAppender:
     def __init__(self, conn: BoundedConnection) -> None:
         self.conn, self._dumper = conn, Transformer(conn)
         conn.pgconn.send_prepare(_SINGLE_APPEND_NAME, _SINGLE_APPEND.encode())
-        conn.wait(_receive(conn.pgconn))
+        conn.receive_result()
 
     @property
     def is_ready(self) -> bool:
@@ -140,19 +135,10 @@ class SingleAppender:
     def receive(self) -> AppendResult:
         """Wait for the answer to what was sent. Raise what `append` raises."""
         with map_append_errors(self.conn):
-            result = self.conn.wait(_receive(self.conn.pgconn))
+            result = self.conn.receive_result()
         outcome, end_offset = result.get_value(0, 0), result.get_value(0, 1)
         assert outcome is not None
         return AppendResult(AppendOutcome(outcome.decode()), None if end_offset is None else int(end_offset))
-
-
-def _receive(server: PGconn) -> PQGen[PGresult]:
-    """Flush what was sent, and return its only result. Raise the error that it is."""
-    result: PGresult
-    (result,) = yield from generators.execute(server)
-    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-        raise psycopg.errors.error_from_result(result)
-    return result
 
 
 @contextmanager

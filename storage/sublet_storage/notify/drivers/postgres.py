@@ -22,11 +22,11 @@ from typing import Any
 
 import psycopg
 import xxhash
-from psycopg import generators, sql
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.db.bounded_connection import is_direct
+from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
@@ -232,7 +232,7 @@ class _Sender(StoppableThread):
             self.dropped += len(self._in_hand)
             self._in_hand = []
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self) -> BoundedConnection:
         connection = connect(self._url, application_name="sublet notify", receive_timeout_s=RECEIVE_TIMEOUT_S)
         # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
@@ -251,11 +251,11 @@ class _Sender(StoppableThread):
                 self._in_hand.append(self._waiting.popleft())
         return not self.is_stopping
 
-    def _send(self, connection: psycopg.Connection[Any]) -> None:
+    def _send(self, connection: BoundedConnection) -> None:
         refused = 0
         try:
             if _awaits_answer(connection):
-                _receive_answer(connection)
+                connection.receive_result()
             else:
                 payloads = [encode_payload(message, index) for index, message in enumerate(self._in_hand)]
                 connection.execute(_NOTIFY, (self._channel, payloads), prepare=True)
@@ -273,13 +273,6 @@ class _Sender(StoppableThread):
 def _awaits_answer(connection: psycopg.Connection[Any]) -> bool:
     """Return whether what is in hand was sent, and its answer is to be received."""
     return connection.info.transaction_status == TransactionStatus.ACTIVE
-
-
-def _receive_answer(connection: psycopg.Connection[Any]) -> None:
-    """Send the rest of a query, and wait for its answer. Raise `psycopg.Error` if that is an error."""
-    for result in connection.wait(generators.execute(connection.pgconn)):
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
 
 
 class PostgresReceiver(StoppableThread):
