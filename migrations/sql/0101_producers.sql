@@ -135,6 +135,23 @@ begin
   end if;
 end $$;
 
+-- Return whether a block is valid, in one expression; otherwise it is checked value by value. Stable, as array_to_string
+-- is: else Postgres would not inline it.
+create function is_plain_block(
+  p_count integer, p_first timestamptz, p_last timestamptz, p_topics text[], p_payload bytea
+) returns boolean language sql stable as $$
+  select p_count between 1 and 100000 and octet_length(p_payload) between 16 and 34603008
+     and substr(p_payload, 1, 4) = '\xffffffff' and get_byte(p_payload, 7) = 0
+     and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
+     and p_first <= p_last and p_first >= '0001-01-01 00:00:00+00' and p_last < '10000-01-01 00:00:00+00'
+     and (p_topics is null or (
+       cardinality(p_topics) between 1 and least(p_count, 8) and array_ndims(p_topics) = 1
+       and array_position(p_topics, null) is null
+       and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 4096
+       and topic_levels(array_to_string(p_topics, '/')) <= 128
+       and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))
+$$;
+
 -- Append one block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
@@ -156,17 +173,7 @@ declare
   greatest bigint;                                     -- of epochs of one number, which need no sets
   is_behind boolean;
 begin
-  -- One expression checks what valid blocks have; only otherwise each value is checked by itself.
-  if (p_count between 1 and 100000 and octet_length(p_payload) between 16 and 34603008
-      and substr(p_payload, 1, 4) = '\xffffffff' and get_byte(p_payload, 7) = 0
-      and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
-      and p_first <= p_last and p_first >= '0001-01-01 00:00:00+00' and p_last < '10000-01-01 00:00:00+00'
-      and (p_topics is null or (
-        cardinality(p_topics) between 1 and least(p_count, 8) and array_ndims(p_topics) = 1
-        and array_position(p_topics, null) is null
-        and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 4096
-        and topic_levels(array_to_string(p_topics, '/')) <= 128
-        and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))) is not true then
+  if is_plain_block(p_count, p_first, p_last, p_topics, p_payload) is not true then
     perform check_block(p_count, p_first, p_last, p_topics, p_payload);
   end if;
   -- Before any lock, as many take long to compare; few are left to the table's check.
@@ -259,4 +266,67 @@ begin
   end if;
   outcome := 'appended';
   end_offset := written.head;
+end $$;
+
+-- Append the blocks of several streams, sorted by stream and sequence, as `append_block` does one by one, and return
+-- the same. p_topics has the topics of each block with # between them, which is in no topic.
+-- Blocks as they nearly always are (valid, without epochs, new ones of a producer that has appended there, and all of
+-- the streams open) take one statement for all; those that are not are appended one by one.
+create function append_blocks(
+  p_producer text, p_incarnation bigint, p_sequences bigint[], p_streams bigint[], p_counts integer[],
+  p_firsts timestamptz[], p_lasts timestamptz[], p_topics text[], p_codecs smallint[], p_payloads bytea[],
+  p_epochs jsonb[]
+) returns table (outcome text, end_offset bigint)
+language plpgsql security definer set search_path from current set plan_cache_mode = force_generic_plan as $$
+declare
+  is_usual boolean := p_epochs is null and (
+    select bool_and(is_plain_block(p_counts[n], p_firsts[n], p_lasts[n], string_to_array(p_topics[n], '#'), p_payloads[n])
+                    and (n = 1 or (p_streams[n], coalesce(p_sequences[n], n)) > (p_streams[n - 1], coalesce(p_sequences[n - 1], n - 1))))
+      from generate_series(1, cardinality(p_streams)) as n);
+  stream_count constant bigint := (select count(distinct stream_id) from unnest(p_streams) as stream_id);
+begin
+  if is_usual and p_producer is not null then
+    perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
+    select count(*) = stream_count and not is_fenced(p_producer, p_incarnation) into is_usual from (
+      select from producer p
+        join (select s.stream_id, min(s.sequence) as first from unnest(p_streams, p_sequences) as s (stream_id, sequence)
+               group by 1) as sent using (stream_id)
+       where p.producer_id = p_producer and p.incarnation = p_incarnation and p.sequence < sent.first
+       order by stream_id for no key update of p) as locked;
+  end if;
+  if is_usual then
+    select count(*) = stream_count into is_usual from (
+      select from stream s where s.stream_id = any(p_streams) and s.state = 'open'
+       order by s.stream_id for no key update) as locked;
+  end if;
+  if not coalesce(is_usual, false) then
+    for n in 1 .. cardinality(p_streams) loop
+      return query select * from append_block(
+        p_producer, p_incarnation, p_sequences[n], p_streams[n], p_counts[n], p_firsts[n], p_lasts[n],
+        string_to_array(p_topics[n], '#'), p_codecs[n], p_payloads[n], p_epochs[n]);
+    end loop;
+    return;
+  end if;
+  return query
+    with lot as materialized (
+      select n, p_streams[n] as stream_id, p_sequences[n] as sequence,
+             sum(p_counts[n]) over (partition by p_streams[n] order by n) as upto
+        from generate_series(1, cardinality(p_streams)) as n),
+    grown as (
+      update stream s set head = s.head + sent.total
+        from (select lot.stream_id, max(lot.upto) as total from lot group by 1) as sent, space
+       where s.stream_id = sent.stream_id and space.space_id = s.space_id
+      returning s.stream_id, s.generation_id, s.head, s.head - sent.total as before, space.lower_frontier),
+    stored as (
+      -- Payloads are not sorted, but only taken in order.
+      insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                         lower_frontier, codec, payload)
+      select generation_id, stream_id, before + upto, p_counts[n], p_firsts[n], p_lasts[n],
+             string_to_array(p_topics[n], '#'), lower_frontier, p_codecs[n], p_payloads[n]
+        from (select * from lot join grown using (stream_id) order by n offset 0) as ordered),
+    counted as (
+      update producer p set sequence = sent.last, end_offset = grown.head, updated_at = clock_timestamp()
+        from (select lot.stream_id, max(lot.sequence) as last from lot group by 1) as sent join grown using (stream_id)
+       where p.producer_id = p_producer and p.stream_id = sent.stream_id)
+    select 'appended', (grown.before + lot.upto)::bigint from lot join grown using (stream_id) order by n;
 end $$;

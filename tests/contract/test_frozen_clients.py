@@ -23,6 +23,7 @@ from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
 
 KEYS = "abcdefghijkl"
+LARGE = b"x" * 100_000
 
 
 @pytest.mark.conforms("E13", "E12")
@@ -64,11 +65,11 @@ def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch
     with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
         frozen.publish("a", "first").result(10)
-        cutter.freeze(b"COMMIT")  # which follows on appends to several streams
+        cutter.freeze(b"COMMIT")  # which follows on appends of large blocks to several streams
         sent: list[Delivery] = []
         try:
             while not cutter.frozen.wait(0.05):
-                sent += [frozen.publish("a", "b", key=key) for key in KEYS]
+                sent += [frozen.publish("a", LARGE, key=key) for key in KEYS]
 
             def locked() -> bool:
                 try:

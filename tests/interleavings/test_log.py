@@ -26,14 +26,20 @@ def values(run: Run) -> list[bytes]:
 
 
 @pytest.mark.conforms("W2", "W3")
-def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database: str) -> None:
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database: str, is_first: bool) -> None:
+    """Those of a producer that has appended there before share one statement."""
     streams = [stream.stream_id for stream in open_streams(conn)]
-    blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"%d" % stream) for stream in streams]
+    blocks = [stamped(stream, ProducerStamp("p", 1, 2), b"%d" % stream) for stream in streams]
+    before = [] if is_first else [stamped(stream, ProducerStamp("p", 1, 1), b"before") for stream in streams]
+    append(conn, before)
 
     def judge(run: Run) -> None:
         assert not run.errors
-        appended = {b"%d" % one for one, each in zip(streams, run.answers["append"], strict=True) if is_stored([each])}
-        assert values(run) == sorted(appended)
+        appended = [b"%d" % one for one, each in zip(streams, run.answers["append"], strict=True) if is_stored([each])]
+        assert values(run) == sorted(appended + [b"before"] * len(before))
+        late = "select stream_id from block join stream using (stream_id) where appended_at > closed_at"
+        assert not run.conn.execute(late).fetchall()
         closed = dict(run.conn.execute("select stream_id, state = 'closed' from stream").fetchall())
         reported = zip(streams, run.answers["append"], strict=True)
         assert all(closed[one] for one, each in reported if each.outcome is AppendOutcome.CLOSED)
@@ -69,19 +75,31 @@ def test_a_rollover_locks_streams_as_appends_do(conn: Connection, database: str)
     space_changes.reshard(conn, "eu", 2)
     eu = find_space(conn, "eu").space_id
     streams = [stream.stream_id for stream in open_streams(conn) if stream.space_id == eu]
+    append(conn, [stamped(stream, ProducerStamp("p", 1, 1), b"x") for stream in streams])
     put(conn, streams[0], b"x")  # its row now lies behind that of the other
-    blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"y") for stream in streams]
+    blocks = [stamped(stream, ProducerStamp("p", 1, 2), b"y") for stream in streams]
 
-    def roll_over(conn: Connection) -> int:
+    def scan_rows(conn: Connection) -> None:
         conn.execute("set enable_indexscan = off")
         conn.execute("set enable_bitmapscan = off")
+
+    def append_all(conn: Connection) -> list[AppendResult]:
+        scan_rows(conn)
+        return append(conn, blocks)
+
+    def roll_over(conn: Connection) -> int:
+        scan_rows(conn)
         return space_changes.rollover(conn, "eu")
+
+    def hold(conn: Connection) -> None:
+        with conn.transaction():
+            append(conn, [BlockAppend(streams[1], block(b"z"))])
 
     def judge(run: Run) -> None:
         assert not run.errors
 
     with Interleavings(database) as orders:
-        assert orders.explore({"append": lambda conn: append(conn, blocks), "roll over": roll_over}, judge) > 1
+        assert orders.explore({"append": append_all, "roll over": roll_over, "hold": hold}, judge) > 1
 
 
 @pytest.mark.conforms("W5")
@@ -126,7 +144,8 @@ def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, 
         if not advances:
             stamps = [ProducerStamp("p", 1, number) for number in (before + 1, before + 2)]
             blocks = [stamped(stream, stamp, b"%d" % stamp.sequence) for stamp in stamps]
-            return append(conn, blocks)
+            with conn.transaction():
+                return append(conn, blocks)
         one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
         moved = epoch_leases.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
         assert moved.change is not None

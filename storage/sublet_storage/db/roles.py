@@ -85,7 +85,9 @@ topic_levels()            -       -      -       -       x
 reject_message()          -       -      -       -       x
 is_printable()            -       -      -       -       x
 append_block()            -       x      -       -       x
+append_blocks()           -       x      -       -       x
 check_block()             -       -      -       -       x
+is_plain_block()          -       -      -       -       x
 check_producer()          -       -      -       -       x
 check_incarnation()       -       -      -       -       x
 check_lease()             -       -      -       -       x

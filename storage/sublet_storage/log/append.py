@@ -45,6 +45,13 @@ _CALL = "select outcome, end_offset from append_block({})"
 _APPEND = _CALL.format(", ".join(f"%s::{name}" for name in _TYPES))
 _SINGLE_APPEND = _CALL.format(", ".join(f"${number}::{name}" for number, name in enumerate(_TYPES, start=1)))
 _SINGLE_APPEND_NAME = b"sublet_append"
+_APPEND_BLOCKS = """
+select outcome, end_offset from append_blocks(
+  %b::text, %b::bigint, %b::bigint[], %b::bigint[], %b::integer[], %b::timestamptz[], %b::timestamptz[], %b::text[],
+  %b::smallint[], %b::bytea[], %b::text[]::jsonb[])"""
+
+_MAX_SHARED_BYTES = 64 * 1024
+"""Bytes of a payload, on average, up to which blocks are appended by one call: the server copies them more often."""
 
 
 class AppendOutcome(StrEnum):
@@ -188,6 +195,9 @@ def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:
 
 
 def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline: bool) -> list[AppendResult]:
+    if _can_share_call(appends):
+        rows = conn.execute(_APPEND_BLOCKS, _list_shared_parameters(appends), prepare=True, binary=True).fetchall()
+        return [AppendResult(AppendOutcome(outcome), end_offset) for outcome, end_offset in rows]
     if in_pipeline or len(appends) == 1:
         cursors = [_execute(conn, each) for each in appends]
     elif conn.info.transaction_status != TransactionStatus.IDLE:
@@ -197,6 +207,20 @@ def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline
         with conn.pipeline(), conn.transaction():
             cursors = [_execute(conn, each) for each in appends]
     return [_read_append_result(cursor) for cursor in cursors]
+
+
+def _can_share_call(appends: list[BlockAppend]) -> bool:
+    """Return whether there are several small blocks of one producer."""
+    producers = {each.stamp and (each.stamp.producer_id, each.stamp.incarnation) for each in appends}
+    size = sum(memoryview(each.block.payload).nbytes for each in appends)
+    return len(appends) > 1 and len(producers) == 1 and size <= len(appends) * _MAX_SHARED_BYTES
+
+
+def _list_shared_parameters(appends: list[BlockAppend]) -> tuple[object, ...]:
+    producers, incarnations, sequences, *columns = map(list, zip(*map(_list_parameters, appends), strict=True))
+    columns[4] = [topics and "#".join(topics) for topics in columns[4]]
+    lists = [None if column[0] is None and not any(column) else column for column in columns]
+    return producers[0], incarnations[0], sequences if producers[0] else None, *lists
 
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
