@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_borrower.agent.session_event_queue import SessionEventQueue
+from sublet_borrower.agent.session_event_queue import MIN_LISTEN_S, SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import SavedProgress
 from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
@@ -98,6 +98,12 @@ def test_a_reader_that_may_not_listen_waits() -> None:
 
     inbox.listener = ScriptedListener(refuse)
     assert inbox.take(60.0) == (pushed,)
+
+
+def test_a_short_wait_listens_to_nothing() -> None:
+    inbox = SessionEventQueue()
+    inbox.listener = ScriptedListener(lambda: pytest.fail("it would wait for a whole millisecond"))
+    assert inbox.take(MIN_LISTEN_S / 2) == ()
 
 
 def test_a_reader_that_is_interrupted_listens_again() -> None:

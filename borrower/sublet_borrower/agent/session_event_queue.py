@@ -13,6 +13,9 @@ from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress
 from sublet_borrower.new_data.head_poll_scheduler import HeadPushed
 from sublet_borrower.util.interrupted_lock_release import release_fully
 
+MIN_LISTEN_S = 0.002
+"""For a shorter time the reader only waits: who listens waits for whole milliseconds."""
+
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
 
@@ -95,7 +98,7 @@ class SessionEventQueue:
                 return
             self._is_listening = True
         try:
-            while not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
+            while not self._has_events() and (left_s := deadline - time.monotonic()) > MIN_LISTEN_S:
                 if not listener.wait(left_s):
                     return
         finally:

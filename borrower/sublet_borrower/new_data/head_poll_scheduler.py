@@ -32,7 +32,7 @@ class HeadPollSchedulerSettings(Struct, frozen=True):
     `poll_max_with_push_s` where push works.
     """
 
-    poll_initial_s: float = 0.002
+    poll_initial_s: float = 0.0005
     poll_cost_factor: float = 2.0
     poll_max_s: float = 0.1
     poll_max_with_push_s: float = 1.0
