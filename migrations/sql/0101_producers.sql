@@ -280,8 +280,10 @@ create function append_blocks(
 language plpgsql security definer set search_path from current set plan_cache_mode = force_generic_plan as $$
 declare
   is_usual boolean := p_epochs is null and (
-    select bool_and(is_plain_block(p_counts[n], p_firsts[n], p_lasts[n], string_to_array(p_topics[n], '#'), p_payloads[n])
-                    and (n = 1 or (p_streams[n], coalesce(p_sequences[n], n)) > (p_streams[n - 1], coalesce(p_sequences[n - 1], n - 1))))
+    select bool_and((
+        is_plain_block(p_counts[n], p_firsts[n], p_lasts[n], string_to_array(p_topics[n], '#'), p_payloads[n])
+        and (n = 1 or (p_streams[n], coalesce(p_sequences[n], n)) > (p_streams[n - 1], coalesce(p_sequences[n - 1], n - 1)))
+      ) is true)
       from generate_series(1, cardinality(p_streams)) as n);
   stream_count constant bigint := (select count(distinct stream_id) from unnest(p_streams) as stream_id);
 begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -20,6 +21,7 @@ STORED = (
     "select producer_id, stream_id, incarnation, sequence, end_offset, rejected from producer order by 1, 2",
     "select stream_id, head, upper_frontier from stream order by 1",
 )
+BYTES = bytes(block(b"x").payload)
 TOPICS = [["t"], ["eu/a", "line\nbreak"], [f"t/{number}" for number in range(9)]]
 
 
@@ -107,6 +109,26 @@ def test_one_that_is_invalid_stores_none(conn: psycopg.Connection[Any], is_first
             ],
         )
     assert [conn.execute(query).fetchall() for query in STORED] == stored
+
+
+@pytest.mark.parametrize(
+    ("counts", "payloads", "error"),
+    [
+        ([1, None], [BYTES, BYTES], "count null: a block has 1 to 100000"),
+        ([1], [BYTES, BYTES], "count null: a block has 1 to 100000"),
+        ([1, 1], [BYTES, None], "payload of no bytes"),
+        ([1, 1], [BYTES, b"short"], "payload of 5 bytes"),
+    ],
+)
+def test_a_value_that_is_missing_is_named(
+    conn: Connection, counts: list[int | None], payloads: list[bytes | None], error: str
+) -> None:
+    streams = [each.stream_id for each in open_streams(conn)]
+    times = [datetime(2026, 1, 1, tzinfo=UTC)] * 2
+    call = "select append_blocks(null, 0, null, %s, %s::integer[], %s, %s, null, '{0, 0}', %s::bytea[], null)"
+    with pytest.raises(psycopg.DatabaseError, match=error):
+        conn.execute(call, (streams, counts, times, times, payloads))
+    assert conn.execute("select count(*) from block").fetchone() == (0,)
 
 
 @pytest.mark.conforms("W2")

@@ -127,16 +127,14 @@ class AssignmentManager:
         unclaimed = entry.is_unclaimed
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
         entry.valid_until = self._actions.compute_valid_until(entry)
+        if is_denied:
+            reserve_s = 0.0
+        elif reserve_s is None:
+            reserve_s = self._actions.compute_reserved_s(entry)
         self._actions.detach(entry)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
-            change = ForceRelease(
-                row.stream_id,
-                grant_id,
-                reason,
-                0.0 if is_denied else self._actions.compute_reserved_s(entry) if reserve_s is None else reserve_s,
-                is_denied,
-            )
+            change = ForceRelease(row.stream_id, grant_id, reason, reserve_s, is_denied)
             if entry.valid_until <= now:
                 self._streams.enqueue(change)
                 return

@@ -96,7 +96,7 @@ class Sender(threading.Thread):
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
         self._appender: SingleAppender | None = None
-        self._sent: BlockAppend | None = None
+        self._unanswered: BlockAppend | None = None
         self._giving_up = threading.Event()
         self._notifier = shared_publisher(url)
         buffer.sender = self
@@ -128,14 +128,14 @@ class Sender(threading.Thread):
 
     def send_at_once(self, load: PendingBlock) -> None:
         """Send it on the caller's thread while this one is idle. An exception of a signal handler may end it anywhere;
-        what `_sent` is by then, this thread appends, or receives the answer to."""
-        self._sent = self._stamp(load)
+        what is `_unanswered` by then, this thread appends, or receives the answer to."""
+        self._unanswered = self._stamp(load)
         if self._appender is not None:
             with contextlib.suppress(psycopg.Error):
-                self._appender.send(self._sent)
+                self._appender.send(self._unanswered)
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
-        entered_at, sent = find_entered_at(loads), self._sent
+        entered_at, sent = find_entered_at(loads), self._unanswered
         try:
             if sent is None and self._timeout.is_over(entered_at):
                 raise DatabaseUnreachable(
@@ -146,7 +146,7 @@ class Sender(threading.Thread):
             epochs = None if sent else self._buffer.due_advance(loads)
             answers = self._append_blocks(appends, epochs, entered_at)
         except SubletError as error:
-            self._sent = None
+            self._unanswered = None
             self._buffer.fail_batches(loads, error)
             if isinstance(error, ProducerFenced):
                 raise
@@ -229,7 +229,7 @@ class Sender(threading.Thread):
 
         def may_try_again(error: Exception) -> bool:
             nonlocal in_doubt
-            in_doubt = in_doubt or isinstance(error, UnknownOutcome) or self._sent is not None
+            in_doubt = in_doubt or isinstance(error, UnknownOutcome) or self._unanswered is not None
             return isinstance(error, Retryable) and not self._giving_up.is_set()
 
         try:
@@ -248,19 +248,19 @@ class Sender(threading.Thread):
         """Make one attempt, which ends in time also if the server is frozen."""
         self._check_time()
         self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
-        if self._sent is not None:
+        if self._unanswered is not None:
             self._reconnecting.expect_answer()
         with self._reconnecting as conn:
             conn.receive_timeout_s = self._attempt_timeout_s
             self._check_time()  # again: from here on `give_up` ends the waiting
-            self._sent = None
+            self._unanswered = None
             if conn.timeline != self._timeline:
                 self._follow_timeline(conn)
             return attempt(conn)
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
-            raise (UnknownOutcome if self._sent else DatabaseUnreachable)("there was no time left to send it.")
+            raise (UnknownOutcome if self._unanswered else DatabaseUnreachable)("there was no time left to send it.")
 
     def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
         period, detail = f"within {self._timeout.timeout_s:g} s", format_error(error) + "."
