@@ -13,7 +13,7 @@ from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US, decode_blo
 from sublet_storage.log.block_encoder import PackedBlock, add_position_columns, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
-from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages
+from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages, to_record_batch
 
 TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(
     st.characters(codec="utf-8", exclude_characters="+#\0"), max_size=6
@@ -45,6 +45,9 @@ def test_a_small_block_is_that_of_arrow(given_messages: list[Message]) -> None:
     fields = zip(*given_messages, strict=True)
     arrays = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
+    converted = to_record_batch(given_messages)
+    converted.validate(full=True)
+    assert converted.equals(batch)
     small, entire = pack_messages(given_messages), pack(batch)
     assert row_of(small) == row_of(entire)
     count, stored = len(given_messages), small.payload.to_pybytes()

@@ -57,6 +57,22 @@ def test_what_a_borrower_loads_is_light() -> None:
     run_alone(f"import sys\n{imports}")
 
 
+PACKS = """
+import sys
+from sublet_storage.producer.batches.pending_block import PendingBlock, PendingMessageBatch
+
+piece = PendingMessageBatch()
+for number in range(1000):
+    piece.add(("t", b"key", None if number % 7 else b"%d" % number, None, number, None), 100)
+assert PendingBlock(1, [piece.seal()]).pack("zstd").count == 1000
+"""
+
+
+def test_single_messages_are_packed_without_pandas() -> None:
+    """Which takes a fifth of a second in the middle of publishing."""
+    run_alone(PACKS + loads_none(("pandas",)))
+
+
 MAX_MODULES_OF_SESSION = 135
 
 

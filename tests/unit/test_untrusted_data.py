@@ -17,6 +17,7 @@ OTHERS = {
     "sublet_storage.log.arrow_batch_header": {"Message"},  # as a type
     "sublet_storage.log.block_encoder": {"new_stream", "IpcWriteOptions", "from_buffers"},  # of integers of its own
     "sublet_storage.log.fast_small_block_decoder": {"from_buffers"},  # of Python's values
+    "sublet_storage.producer.batches.fast_small_block_packer": {"from_buffers"},  # the same
     "sublet_leader.feed.history_and_follow": {"new_stream"},
     "sublet_borrower.node_client.feed_reader": {"open_stream"},  # of gRPC
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFr
 from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
-from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
+from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES, START
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.util import arrow_compute as pc
 
@@ -73,7 +73,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
         )
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
-    first, last = span["min"].as_py(), span["max"].as_py()
+    first, last = (START + timedelta(microseconds=span[end].value) for end in ("min", "max"))  # `as_py` imports pandas
     epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages
+from sublet_storage.producer.batches.fast_small_block_packer import SMALL_BLOCK, Message, pack_messages, to_record_batch
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
 from sublet_storage.producer.delivery import AppendedSpan, Rows, SharedPublishResult
 
@@ -83,9 +83,7 @@ class PendingTupleBatch(PendingArrowBatch):
     def batch(self) -> pa.RecordBatch:
         """Return the messages."""
         if self._batch is None:
-            fields = zip(*self._messages, strict=True)
-            columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
-            self._batch = pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+            self._batch = to_record_batch(self._messages)
         return self._batch
 
     def pack(self, compression: str) -> PackedBlock:
