@@ -1,4 +1,4 @@
-"""Packs a block of few messages from Python's values, which is faster than with Arrow.
+"""Packs a block of few messages from Python's values, which is faster than with Arrow; converts more to Arrow.
 
 Arrow's functions have a constant cost, which is largest after some idle milliseconds. The result equals that of
 `sublet_storage.log.block_encoder.pack`. The header of a record batch of one schema differs in numbers alone: it is made
