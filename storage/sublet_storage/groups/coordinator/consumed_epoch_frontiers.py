@@ -84,7 +84,7 @@ select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
 
 _KNOWN = """
 select group_id, space_id, nullif(least, 'null')::text, has_streams from consumed_frontier
- where group_id = any(%(groups)s::bigint[])"""
+ where group_id = any(%(groups)s::bigint[]) order by group_id, space_id"""
 
 # Where epochs have one number the least of all streams is enough; else each distinct one, and whatever else a row has
 # than one such epoch. Where the rows have more than is read at a time, nothing of it is, not even by the server.
