@@ -165,7 +165,10 @@ def test_owners_functions_are_the_owners(admin: psycopg.Connection[Any]) -> None
         " where pronamespace = 'sublet'::regnamespace and prosecdef"
     ).fetchall()
     assert {"append_block", "hold_epochs", "create_partition", "append_staged_blocks"} <= {name for name, *_ in rows}
-    assert {(owner, config[0]) for _, owner, config in rows} == {(OWNER, "search_path=sublet, pg_temp")}
+    path = "search_path=sublet, pg_temp"
+    configured = {name: config for name, _, config in rows if config != [path]}
+    assert configured == {"append_blocks": [path, "plan_cache_mode=force_generic_plan"]}
+    assert {owner for _, owner, _ in rows} == {OWNER}
 
 
 # --- how they are made ------------------------------------------------------------------------------------------------

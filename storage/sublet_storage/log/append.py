@@ -217,10 +217,21 @@ def _can_share_call(appends: list[BlockAppend]) -> bool:
 
 
 def _list_shared_parameters(appends: list[BlockAppend]) -> tuple[object, ...]:
-    producers, incarnations, sequences, *columns = map(list, zip(*map(_list_parameters, appends), strict=True))
-    columns[4] = [topics and "#".join(topics) for topics in columns[4]]
-    lists = [None if column[0] is None and not any(column) else column for column in columns]
-    return producers[0], incarnations[0], sequences if producers[0] else None, *lists
+    """Return a list of each column; None for those that are null throughout, of which psycopg knows no type."""
+    producers, incarnations, sequences, *places, topics, codecs, payloads, epochs = map(
+        list, zip(*map(_list_parameters, appends), strict=True)
+    )
+    joined = [each and "#".join(each) for each in topics]
+    return (
+        producers[0],
+        incarnations[0],
+        sequences if producers[0] else None,
+        *places,
+        joined if any(joined) else None,
+        codecs,
+        payloads,
+        epochs if any(epochs) else None,
+    )
 
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
