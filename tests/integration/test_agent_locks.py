@@ -87,10 +87,8 @@ def test_a_consumer_whose_lock_is_cut_goes_on(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a", "b")
     pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
+    granted = stage.scene.grants()
     with stage.scene.load():
-        stage.more(of="a")
-        stage.more(of="b")
-        granted = stage.scene.grants()
         for agent, pid in pids.items():
             stage.scene.ask("select pg_terminate_backend(%s)", (pid,))
             eventually(lambda a=agent, p=pid: holder(stage, a) not in (None, p), WAIT_S, stage.said)  # type: ignore[misc]
