@@ -218,7 +218,7 @@ def _can_share_call(appends: list[BlockAppend]) -> bool:
 
 def _list_shared_parameters(appends: list[BlockAppend]) -> tuple[object, ...]:
     """Return a list of each column; None for those that are null throughout, of which psycopg knows no type."""
-    producers, incarnations, sequences, *places, topics, codecs, payloads, epochs = map(
+    producers, incarnations, sequences, *streams_and_times, topics, codecs, payloads, epochs = map(
         list, zip(*map(_list_parameters, appends), strict=True)
     )
     joined = [each and "#".join(each) for each in topics]
@@ -226,7 +226,7 @@ def _list_shared_parameters(appends: list[BlockAppend]) -> tuple[object, ...]:
         producers[0],
         incarnations[0],
         sequences if producers[0] else None,
-        *places,
+        *streams_and_times,
         joined if any(joined) else None,
         codecs,
         payloads,
