@@ -47,6 +47,14 @@ def locked(stage: Stage, count: int) -> set[str]:
     )
 
 
+def grants_at_work(stage: Stage) -> dict[int, int]:
+    """Return the grants once each consumer has been given batches under its own: a grant is committed before it is
+    sent, and one that its consumer has not heard of when it or the leader is replaced is made anew."""
+    for name in ("a", "b"):
+        stage.more(of=name)
+    return stage.scene.grants()
+
+
 @pytest.mark.conforms("E7", "E38")
 def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
     """Long before its eviction time is over; nothing is lost."""
@@ -87,8 +95,8 @@ def test_a_consumer_whose_lock_is_cut_goes_on(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a", "b")
     pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
-    granted = stage.scene.grants()
     with stage.scene.load():
+        granted = grants_at_work(stage)
         for agent, pid in pids.items():
             stage.scene.ask("select pg_terminate_backend(%s)", (pid,))
             eventually(lambda a=agent, p=pid: holder(stage, a) not in (None, p), WAIT_S, stage.said)  # type: ignore[misc]
@@ -105,9 +113,7 @@ def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
     stage.share("a", "b")
     locked(stage, 2)
     with stage.scene.load():
-        for name in ("a", "b"):  # each has its grants, and a ping answered
-            stage.more(4, of=name)
-        granted = stage.scene.grants()
+        granted = grants_at_work(stage)
         stage.fleet.nodes["n1"].kill()
         last(1.5)
         for name in ("a", "b"):
@@ -126,8 +132,7 @@ def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
     stage.share("a", "b")
     locked(stage, 2)
     with stage.scene.load():
-        for name in ("a", "b"):
-            stage.more(of=name)
+        grants_at_work(stage)
         held = stage.scene.rows()
         stage.fleet.nodes[stage.scene.claim().node.name].kill()
         stage.fleet.consumers["a"].kill()
@@ -148,7 +153,8 @@ def test_a_new_leader_leaves_the_living_their_streams(stage: Stage, trouble: str
         stage.serve(node)
     stage.share("a", "b")
     pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
-    granted = stage.scene.grants()
+    with stage.scene.load():
+        granted = grants_at_work(stage)
     stage.fleet.nodes[stage.scene.claim().node.name].kill()
     if trouble == "frozen":
         stage.fleet.consumers["a"].signal(signal.SIGSTOP)
