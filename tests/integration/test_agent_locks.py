@@ -49,7 +49,7 @@ def locked(stage: Stage, count: int) -> set[str]:
 
 def grants_at_work(stage: Stage) -> dict[int, int]:
     """Return the grants once each consumer has been given batches under its own: a grant is committed before it is
-    sent, and one that its consumer has not heard of when it or the leader is replaced is made anew."""
+    sent, and one that has not arrived when its consumer or the leader is replaced is made anew."""
     for name in ("a", "b"):
         stage.more(of=name)
     return stage.scene.grants()

@@ -41,6 +41,11 @@ def senders(listener: Connection) -> set[str]:
     return {_application(listener, pid) for pid in pids}
 
 
+def payloads(listener: Connection, application: str) -> list[bytes]:
+    said = [(said.pid, decode_payload(said.payload.encode())) for said in listener.notifies(timeout=0)]
+    return [payload for pid, payload in said if payload is not None and _application(listener, pid) == application]
+
+
 def _application(conn: Connection, pid: int) -> str:
     row = conn.execute("select application_name from pg_stat_activity where pid = %s", (pid,)).fetchone()
     return str(row[0]) if row else "gone"
@@ -61,6 +66,42 @@ def test_no_append_notifies_in_its_transaction(caplog: pytest.LogCaptureFixture)
             first, *_, last = (publisher.publish("t", b"value").result(60) for _ in range(20))
             assert last.offset == first.offset + 19
             assert not received.of("stream", str(last.stream))
+
+
+@pytest.mark.conforms("D3", "D11")
+def test_a_lone_append_is_announced_behind_it(database: str) -> None:
+    """Over the publisher's own connection, with the head that the stream has then."""
+    with (
+        listening(database) as received,
+        watching_notifications(database) as listener,
+        Publisher(database) as publisher,
+        Publisher(database) as other,
+    ):
+
+        def is_announced() -> bool:
+            other.publish("t", b"value").result(60)
+            last = publisher.publish("t", b"value").result(60)
+            head = stream_change(last.stream, last.offset + 1, closed=False)
+            eventually(lambda: received.subscriber.get("stream", str(last.stream)) == head)
+            said = [decode(payload) for payload in payloads(listener, "sublet publisher")]
+            assert all(isinstance(each, ChangeNotification) and each.changes == (head,) for each in said[-1:])
+            return bool(said)
+
+        for _ in range(5):
+            eventually(is_announced)
+        assert received.subscriber.counters()["expired_gaps"] == 0, "no number is missing"
+
+
+@pytest.mark.conforms("D3")
+def test_what_the_append_cannot_announce_is_sent(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its user may not read the stream's row."""
+    nothing = "select 1 / 0 from stream where $1::text <> $2::text and stream_id = $3::bigint"
+    monkeypatch.setattr("sublet_storage.producer.sender.NOTIFY_HEAD", nothing)
+    with listening(database) as received, Publisher(database) as publisher:
+        for number in range(100):
+            last = publisher.publish("t", b"%d" % number).result(60)
+            head = stream_change(last.stream, last.offset + 1, closed=False)
+            eventually(lambda h=head: received.subscriber.get("stream", h.key) == h)  # type: ignore[misc]
 
 
 @pytest.mark.conforms("D11")

@@ -27,12 +27,14 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, SingleAppender, append
+from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
+from tests.integration.notify_kit import listening
 from tests.interrupted_calls import run_interrupted
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
@@ -164,12 +166,21 @@ def test_blocks_committed_together_have_their_places(
 
 @pytest.mark.conforms("W1")
 def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connection) -> None:
-    """Wherever it breaks off the call, a flush ends, and a batch is there whole or not at all."""
+    """Wherever it breaks off the call, a flush ends, a batch is there whole or not at all, and later heads are
+    announced."""
     sure: list[bytes] = []
     maybe: list[bytes] = []
-    where = [Path(sys.modules[name].__file__ or "") for name in (Publisher.__module__, SingleAppender.__module__)]
+    where = [Path(sys.modules[it.__module__].__file__ or "") for it in (Publisher, SingleAppender, shared_publisher)]
     where[0] = where[0].parent
-    with Publisher(database) as publisher:
+    with listening(database) as received, Publisher(database) as publisher:
+
+        def is_notified() -> bool:
+            sure.append(b"notified %d" % len(sure))
+            last = publisher.publish("t", sure[-1], key=b"notified").result(30)
+            change = received.subscriber.get("stream", str(last.stream))
+            return change is not None and change.version == 2 * (last.offset + 1)
+
+        eventually(is_notified)
 
         def publish(value: bytes) -> None:
             publisher.publish("t", value, key=value)
@@ -185,6 +196,7 @@ def test_an_exception_in_a_call_loses_nothing_else(database: str, conn: Connecti
             if not broken:
                 break
         publisher.flush(30)
+        eventually(is_notified)
     there = values(conn)
     assert len(set(there)) == len(there)
     assert set(sure) <= set(there) <= {*sure, *maybe}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,7 @@ from sublet_storage.notify.changes import (
     space_change,
     stream_change,
 )
-from sublet_storage.notify.codec import decode
+from sublet_storage.notify.codec import HEAD_MARK, VERSION_MARK, decode
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     Event,
@@ -82,6 +83,28 @@ def test_a_hello_after_every_max_idle() -> None:
     assert harness.do(NotificationSendersOpened(None), 11.5) == [NotificationHeartbeat("p", "i", {"stream": 1})], (
         "to others, too"
     )
+
+
+def test_a_head_is_announced_before_it_is_known() -> None:
+    """By one message with marks, where nothing waits and the rate allows it; it counts as sent."""
+    harness = Harness()
+    announce = partial(harness.machine.announce_head, 7)
+    assert announce(0.0) is None, "nobody listens"
+    harness.do(NotificationSendersOpened(None), 0.0)
+    message = announce(1.0)
+    assert message is not None
+    sent = message.decode().replace(VERSION_MARK, "20").replace(HEAD_MARK, "10").encode()
+    assert decode(sent) == ChangeNotification("p", "i", "stream", 1, 0, (head(7, 10),))
+    assert announce(1.004) is None, "too early"
+    assert announce(1.005) is not None
+    assert harness.notify(1.006, head(8, 1)) == []
+    assert announce(2.0) is None, "another change waits"
+    assert harness.do(Tick(), 2.0) == [ChangeNotification("p", "i", "stream", 3, 2, (head(8, 1),))]
+    assert announce(6.0) is not None
+    assert harness.do(Tick(), 10.9) == []
+    assert harness.do(Tick(), 11.0) == [NotificationHeartbeat("p", "i", {"stream": 4})]
+    harness.do(PublisherCloseRequested(), 12.0)
+    assert announce(13.0) is None
 
 
 def test_changes_wait_for_the_first_endpoint() -> None:

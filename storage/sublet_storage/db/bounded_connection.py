@@ -74,8 +74,8 @@ class BoundedConnection(psycopg.Connection[Any]):
                     super().close()
 
     def receive_result(self) -> PGresult:
-        """Send the rest of what was sent by libpq's functions, wait for its only result, and return it. Raise the error
-        that it is."""
+        """Send the rest of what was sent by libpq's functions, wait for the result of the first statement, or the sync
+        behind it, and return it. Raise the error that it is."""
         return self.wait(_receive_result(self.pgconn))
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 def _receive_result(server: PGconn) -> PQGen[PGresult]:
     result: PGresult
     (result,) = yield from generators.execute(server)
-    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK, ExecStatus.PIPELINE_SYNC):
         raise psycopg.errors.error_from_result(result)
     return result
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Any, Final
 
@@ -44,7 +44,7 @@ _TYPES = [
 _CALL = "select outcome, end_offset from append_block({})"
 _APPEND = _CALL.format(", ".join(f"%s::{name}" for name in _TYPES))
 _SINGLE_APPEND = _CALL.format(", ".join(f"${number}::{name}" for number, name in enumerate(_TYPES, start=1)))
-_SINGLE_APPEND_NAME = b"sublet_append"
+_SINGLE_APPEND_NAME, _FOLLOW_UP_NAME = b"sublet_append", b"sublet_follow_up"
 _APPEND_BLOCKS = """
 select outcome, end_offset from append_blocks(
   %b::text, %b::bigint, %b::bigint[], %b::bigint[], %b::integer[], %b::timestamptz[], %b::timestamptz[], %b::text[],
@@ -120,13 +120,17 @@ def append(
 
 class SingleAppender:
     """Appends one block at a time over a connection in autocommit mode: one thread may send it, and another receive the
-    answer. Nothing else may be executed over the connection in between. Methods raise `psycopg.Error`, too.
+    answer. `follow_up`: a statement that may be sent before the answer is there, for a transaction of its own behind
+    it. Nothing else may be executed over the connection until `finish`. Methods raise `psycopg.Error`, too, after which
+    it is of no more use.
     """
 
-    def __init__(self, conn: BoundedConnection) -> None:
-        self.conn, self._dumper = conn, Transformer(conn)
-        conn.pgconn.send_prepare(_SINGLE_APPEND_NAME, _SINGLE_APPEND.encode())
-        conn.receive_result()
+    def __init__(self, conn: BoundedConnection, follow_up: str) -> None:
+        self.conn, self._server, self._dumper = conn, conn.pgconn, Transformer(conn)
+        self._owes_sync = self.has_follow_up = False
+        for name, statement in ((_SINGLE_APPEND_NAME, _SINGLE_APPEND), (_FOLLOW_UP_NAME, follow_up)):
+            self._server.send_prepare(name, statement.encode())
+            conn.receive_result()
 
     @property
     def is_ready(self) -> bool:
@@ -137,15 +141,42 @@ class SingleAppender:
         """Send it without waiting for the server."""
         parameters = _list_parameters(append)
         values = self._dumper.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
-        self.conn.pgconn.send_query_prepared(_SINGLE_APPEND_NAME, values, [Format.BINARY] * len(values))
+        self._server.enter_pipeline_mode()
+        self._send(_SINGLE_APPEND_NAME, values, [Format.BINARY] * len(values))
+
+    def send_follow_up(self, parameters: Sequence[bytes]) -> None:
+        """Send the statement that follows on the append, which was sent, without waiting for the server."""
+        self.has_follow_up = True
+        self._send(_FOLLOW_UP_NAME, parameters, None)
+
+    def _send(self, name: bytes, values: Sequence[Any], formats: Sequence[Format] | None) -> None:
+        self._owes_sync = True  # until it is sent: an exception of a signal handler may prevent it
+        self._server.send_query_prepared(name, values, formats)
+        self._server.pipeline_sync()
+        self._owes_sync = False
 
     def receive(self) -> AppendResult:
-        """Wait for the answer to what was sent. Raise what `append` raises."""
+        """Wait for the answer to the append that was sent. Raise what `append` raises."""
+        if self._owes_sync:
+            self._server.pipeline_sync()
+            self._owes_sync = False
         with map_append_errors(self.conn):
             result = self.conn.receive_result()
+        if not self.has_follow_up:
+            self.finish()
         outcome, end_offset = result.get_value(0, 0), result.get_value(0, 1)
         assert outcome is not None
         return AppendResult(AppendOutcome(outcome.decode()), None if end_offset is None else int(end_offset))
+
+    def finish(self) -> bool:
+        """Wait until no statement runs, whatever comes of it; return whether there was a follow-up that found a row."""
+        has_row = self.has_follow_up = False
+        while self.conn.info.transaction_status is TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error):
+                has_row = self.conn.receive_result().ntuples > 0 or has_row
+        if self.is_ready:
+            self._server.exit_pipeline_mode()
+        return has_row
 
 
 @contextmanager

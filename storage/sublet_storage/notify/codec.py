@@ -22,6 +22,9 @@ MAX_NAME = 200
 MAX_KEY = MAX_NOTIFICATION_BYTES
 MAX_CHANNELS = 64
 
+VERSION_MARK, HEAD_MARK = "\x01", "\x02"
+"""In place of numbers that are not known yet; JSON has no control characters."""
+
 _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -43,6 +46,11 @@ def encode_change(change: ObjectChange) -> str:
     """Return one encoded change, which `encode_parts` puts together."""
     data = None if change.data is None else dict(change.data)
     return _compact([change.key, change.version, int(change.is_deleted), data])
+
+
+def encode_head_change(stream_id: int) -> str:
+    """Return the change of a stream that has grown, with marks in place of its version and its head."""
+    return f'["{stream_id}",{VERSION_MARK},0,{{"head":{HEAD_MARK},"closed":false}}]'
 
 
 def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:

@@ -124,6 +124,21 @@ class NotificationPublisher:
         if heads and not self._is_in_vain():
             self.publish([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
 
+    def announce_head(self, stream_id: int) -> tuple[str, bytes] | None:
+        """Return the channel of NOTIFY, and the message with marks in place of the head, by which the caller itself
+        announces over its own connection that the stream has grown; None where it has to publish the head."""
+        if self._is_in_vain() or self._working.locked():
+            return None
+        with self._working:  # else an exception of a signal handler could be raised between `acquire` and `try`
+            channel, now = self._senders.notify_channel, time.monotonic()
+            if channel is None or self._queued_changes or not self._may_send_at_once(now):
+                return None
+            if (message := self._machine.announce_head(stream_id, now)) is None:
+                return None
+            self._rest_at = now + REST_S
+            self.sent += 1
+            return channel, message
+
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was published, within that time, then leave and close everything; harmless when repeated."""
         if self._owner.is_forked:
@@ -323,6 +338,7 @@ class _OpenSender(Struct, frozen=True):
     sender: NotificationSender
     endpoints: tuple[str, ...]
     payload_limit: int | None
+    notify_channel: str | None
 
 
 class NotificationSenders:
@@ -344,6 +360,12 @@ class NotificationSenders:
         """Return the longest message that all senders accept, in bytes; None: any."""
         limits = (opened.payload_limit for opened in self._senders.values())
         return min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def notify_channel(self) -> str | None:
+        """Return the channel of NOTIFY that reaches all endpoints; None if there is none."""
+        channels = {opened.notify_channel for opened in self._senders.values()}
+        return channels.pop() if len(channels) == 1 else None
 
     def set_endpoints(self, endpoints: Iterable[str]) -> bool:
         """Open senders to these endpoints, and close others; return True if one was opened."""
@@ -378,9 +400,9 @@ class NotificationSenders:
         try:
             if not driver.capabilities.is_push:
                 return False
-            limit = driver.capabilities.payload_limit
+            limit, channel = driver.capabilities.payload_limit, driver.capabilities.notify_channel
             self._senders[name] = _OpenSender(
-                driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
+                driver.open_sender(endpoints), endpoints, None if limit is None else int(limit), channel
             )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
             self._log_failure(name, "notification sender not opened: driver=%s: %s", error)

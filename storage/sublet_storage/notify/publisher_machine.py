@@ -20,8 +20,14 @@ from msgspec.structs import replace
 
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_protocol.tick import Tick
-from sublet_storage.notify.changes import ChangeNotification, NotificationHeartbeat, NotifySettings, ObjectChange
-from sublet_storage.notify.codec import encode, encode_change, encode_parts
+from sublet_storage.notify.changes import (
+    STREAM,
+    ChangeNotification,
+    NotificationHeartbeat,
+    NotifySettings,
+    ObjectChange,
+)
+from sublet_storage.notify.codec import encode, encode_change, encode_head_change, encode_parts
 
 MAX_WAITING = 10_000
 """Objects whose change waits to be sent; of more, the oldest is left out."""
@@ -112,6 +118,15 @@ class NotificationPublisherMachine:
                 self._spoke_at = now
         return NotificationsToSend(tuple(sends), self._wake_at())
 
+    def announce_head(self, stream_id: int, now: float) -> bytes | None:
+        """Return a message, with marks, of the head that a stream will have when it is sent, for the caller to send at
+        once; None where something else is to be sent first, or it is too early."""
+        if self.status is not NotificationPublisherStatus.OPEN or self._waiting or now < self.ready_at:
+            return None
+        self._begin_pause(now, 1)
+        self._spoke_at = now
+        return self._encode_message(STREAM, [encode_head_change(stream_id)])
+
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _apply_event(self, event: Event) -> Iterable[bytes]:
@@ -159,12 +174,15 @@ class NotificationPublisherMachine:
 
     def _list_due(self, now: float) -> list[bytes]:
         if self._waiting and now >= self.ready_at:
-            self._pause_s = self._compute_pause_s(now)
             sends = list(self._encode_waiting())
-            self.ready_at = now + len(sends) * self._pause_s
-            self._sent_at, self._replaced = now, 0
+            self._begin_pause(now, len(sends))
             return sends
         return [self._encode_heartbeat()] if now >= self._spoke_at + self._settings.hello_interval_s else []
+
+    def _begin_pause(self, now: float, sent_count: int) -> None:
+        self._pause_s = self._compute_pause_s(now)
+        self.ready_at = now + sent_count * self._pause_s
+        self._sent_at, self._replaced = now, 0
 
     def _compute_pause_s(self, now: float) -> float:
         """Return the next pause: longer where an object has changed more often since the last send than may be sent,

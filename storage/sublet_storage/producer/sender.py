@@ -41,6 +41,7 @@ from sublet_storage.log.append import (
     producer_fenced_error,
     register_again,
 )
+from sublet_storage.notify.drivers.postgres import NOTIFY_HEAD, encode_head_parameters
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
@@ -132,7 +133,7 @@ class Sender(threading.Thread):
         self._unanswered = self._stamp(load)
         if self._appender is not None:
             with contextlib.suppress(psycopg.Error):
-                self._appender.send(self._unanswered)
+                self._send_alone(self._appender, self._unanswered)
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
         entered_at, sent = find_entered_at(loads), self._unanswered
@@ -151,13 +152,21 @@ class Sender(threading.Thread):
             if isinstance(error, ProducerFenced):
                 raise
             return
-        self._notifier.publish_heads(_find_heads(loads, answers))
+        heads, appender = _find_heads(loads, answers), self._appender
+        is_announced = appender is not None and appender.has_follow_up
+        if not is_announced:
+            self._notifier.publish_heads(heads)
+        for load, first_offset in _find_first_offsets(loads, answers):
+            load.complete(first_offset)
         outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
-        for load, first_offset in _find_first_offsets(loads, answers):
-            load.complete(first_offset)
         self._buffer.release_batches(outcomes[AppendOutcome.APPENDED] + outcomes[AppendOutcome.DUPLICATE])
+        if appender is not None and is_announced and not appender.finish():
+            self._notifier.publish_heads(heads)
+        self._handle_refused(outcomes)
+
+    def _handle_refused(self, outcomes: dict[AppendOutcome, list[PendingBlock]]) -> None:
         for outcome, refusal in _REFUSALS.items():
             if outcomes[outcome]:
                 self._buffer.fail_batches(outcomes[outcome], refusal(self._producer.producer_id))
@@ -195,10 +204,16 @@ class Sender(threading.Thread):
         if len(appends) > 1:
             return append(conn, appends)
         if self._appender is None or self._appender.conn is not conn:
-            self._appender = SingleAppender(conn)
+            self._appender = SingleAppender(conn, NOTIFY_HEAD)
         if self._appender.is_ready:
-            self._appender.send(appends[0])
+            self._send_alone(self._appender, appends[0])
         return [self._appender.receive()]
+
+    def _send_alone(self, appender: SingleAppender, append: BlockAppend) -> None:
+        """Send it, and behind it the announcement that its stream has grown, where that reaches all who listen."""
+        appender.send(append)
+        if (announcement := self._notifier.announce_head(append.stream_id)) is not None:
+            appender.send_follow_up(encode_head_parameters(*announcement, append.stream_id))
 
     def _stop_fenced(self, loads: list[PendingBlock]) -> None:
         error = producer_fenced_error(self._producer.producer_id, self._producer.incarnation)

@@ -26,13 +26,15 @@ class NotificationDriverCapabilities(Struct, frozen=True):
     `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not counted
     as dropped arrives at every receiver that stays connected. `payload_limit`: the longest message in bytes (None: no
     limit). `is_push`: False if it moves nothing at all, so that no sender need be opened and there is only the periodic
-    catch-up.
+    catch-up. `notify_channel`: of Postgres, where what a connection of another publishes by NOTIFY arrives like what a
+    sender sends.
     """
 
     is_ordered: bool
     is_lossless: bool
     payload_limit: int | None
     is_push: bool
+    notify_channel: str | None = None
 
 
 class NotificationSender(Protocol):

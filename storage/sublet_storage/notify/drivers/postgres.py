@@ -1,7 +1,7 @@
 """The driver by LISTEN and NOTIFY, which needs nothing but the database.
 
 NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
-publishers. What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
+publishers; or in a transaction behind an append (`NOTIFY_HEAD`). What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
 needs a connection of its own too, without a pooler in the way that would share it.
 """
 
@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 import xxhash
@@ -28,6 +28,7 @@ from psycopg.pq import TransactionStatus
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
 from sublet_storage.db.connect import connect, resolve_schema_name
+from sublet_storage.notify.codec import HEAD_MARK, VERSION_MARK
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.retry import Backoff
@@ -57,6 +58,13 @@ _POOLED = (
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
+NOTIFY_HEAD: Final = f"""
+select set_config('synchronous_commit', 'off', true),
+       pg_notify($1, replace(
+         replace($2, chr({ord(VERSION_MARK)}), (2 * head)::text), chr({ord(HEAD_MARK)}), head::text))
+  from stream where stream_id = $3::bigint"""
+"""Sends a message on a stream's head, which it reads. Nothing is stored, so there is nothing to wait for on a disk."""
+
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 _PREPARE_ONE = "prepare sublet_notify (text, text) as select pg_notify($1, $2)"
 
@@ -75,6 +83,11 @@ def encode_payload(message: bytes, index: int) -> str:
     if message.isascii() and b"\0" not in message:
         return f"t{chr(48 + index)}{message.decode('ascii')}"
     return f"b{chr(48 + index)}{base64.b64encode(message).decode('ascii')}"
+
+
+def encode_head_parameters(channel: str, message: bytes, stream_id: int) -> list[bytes]:
+    """Return the parameters of `NOTIFY_HEAD`, in text, for a message with the marks of `encode_head_change`."""
+    return [channel.encode(), encode_payload(message, 0).encode(), b"%d" % stream_id]
 
 
 def decode_payload(payload: bytes) -> bytes | None:
@@ -234,7 +247,6 @@ class _Sender(StoppableThread):
 
     def _connect(self) -> BoundedConnection:
         connection = connect(self._url, application_name="sublet notify", receive_timeout_s=RECEIVE_TIMEOUT_S)
-        # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
         connection.execute(_PREPARE_ONE)
         self._pauses.reset()
@@ -322,12 +334,16 @@ class PostgresNotificationDriver:
     """The lossless driver: a connection that lives receives every notification. `url` must lead past any pooler."""
 
     name = "postgres"
-    capabilities = NotificationDriverCapabilities(
-        is_ordered=True, is_lossless=True, payload_limit=PAYLOAD_LIMIT, is_push=True
-    )
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         self._url, self._channel = url, channel_name(resolve_schema_name())
+        self.capabilities = NotificationDriverCapabilities(
+            is_ordered=True,
+            is_lossless=True,
+            payload_limit=PAYLOAD_LIMIT,
+            is_push=True,
+            notify_channel=self._channel,
+        )
 
     def open_sender(self, endpoints: Sequence[str]) -> PostgresNotifySender | NoPushSender:
         """Return the sender, with one connection for any number of listeners; one without a connection if there are
