@@ -1,8 +1,9 @@
 """The driver by LISTEN and NOTIFY, which needs nothing but the database.
 
 NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
-publishers; or in a transaction behind an append (`NOTIFY_HEAD`). What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
-needs a connection of its own too, without a pooler in the way that would share it.
+publishers; or in a transaction behind an append (`NOTIFY_HEAD`). What waits is sent in one statement, so that the rate
+is that of round trips and not of messages. LISTEN needs a connection of its own too, without a pooler in the way that
+would share it.
 """
 
 from __future__ import annotations
