@@ -418,6 +418,18 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
     assert retained[0] == ("a/#", b"v", None)
 
 
+@pytest.mark.conforms("X4")
+def test_a_space_with_malformed_rows_holds_up_no_other(conn: Connection) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    conn.execute("update stream set hash_to = 5 where space_id = (select space_id from space where name = 'eu')")
+    for topic in ("us/1", "eu/1", "us/2"):
+        publish(conn, topic, topic)
+    moved = OutboxMover(conn, free).move()
+    assert values(conn) == [b"us/1", b"us/2"]
+    (reason,) = moved.rejected.values()
+    assert reason.startswith("space 'eu': the open streams do not tile the ring")
+
+
 def test_a_locked_row_is_moved_when_it_is_free(
     conn: Connection, user: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
-from tests.integration.log_kit import Connection, batch, read
+from tests.integration.log_kit import Connection, batch, in_epochs, read
 from tests.support.streams import open_streams
 
 pytestmark = [pytest.mark.conforms("X7"), pytest.mark.shards(1)]
@@ -124,6 +124,37 @@ def test_epochs_no_reader_reckons_with_are_refused(conn: Connection, stream: int
         conn.execute("update block set epoch_bounds = %s", (json.dumps({**BOUNDS, **changes}),))
 
 
+@pytest.mark.conforms("S9")
+@pytest.mark.parametrize("count", [2, 8], ids=["each", "of all"])
+@pytest.mark.parametrize(
+    ("epoch", "least", "greatest"),
+    [
+        ((1,), None, None),
+        ((1,), [[2]], [[3]]),
+        ((4,), [[2]], [[3]]),
+        ((2, 2), [[2]], [[3]]),
+        ((2, 2), [[1, 3], [3, 1]], [[5, 5]]),
+        ((6, 2), [[1, 1]], [[5, 7], [7, 1]]),
+    ],
+    ids=["no bounds", "before", "behind", "dimensions", "before one", "behind one"],
+)
+def test_epochs_that_a_row_does_not_have_are_poison(
+    conn: Connection, stream: int, count: int, epoch: tuple[int, ...], least: Any, greatest: Any
+) -> None:
+    """Else whoever may write blocks could publish in an epoch that is completed."""
+
+    def state(least: Any, greatest: Any) -> None:
+        bounds = None if least is None else json.dumps({"least": least, "greatest": greatest, "has_unset": False})
+        conn.execute("update block set epoch_bounds = %s", (bounds,))
+
+    append(conn, [BlockAppend(stream, replace(in_epochs(*[epoch] * count), epochs=None))])
+    state([epoch], [epoch])
+    assert len(read(conn, stream)) == count
+    state(least, greatest)
+    with pytest.raises(PoisonBlock, match=r"that its row does not have|they have not as many dimensions"):
+        fetch(conn, stream, 0)
+
+
 def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns the table may have put it there."""
     append(conn, [BlockAppend(stream, pack(batch([b"1"])))])
@@ -131,9 +162,9 @@ def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkey
     conn.execute("update block set payload = %s", (bytes(2 * MAX_PAYLOAD_BYTES),))
     fetched = list[int]()
 
-    def watched(codec: int, payload: Any, *where: int) -> Any:
+    def watched(codec: int, payload: Any, *rest: Any) -> Any:
         fetched.append(len(payload))
-        return validate_block(codec, payload, *where)
+        return validate_block(codec, payload, *rest)
 
     monkeypatch.setattr(message_log, "validate_block", watched)
     with pytest.raises(PoisonBlock, match=f"more than {MAX_PAYLOAD_BYTES} bytes"):

@@ -366,6 +366,8 @@ NO_ROWS = [
     *(("lending", "consumed", each) for each in NO_CONSUMED),
     *(("lending", "in_doubt", each) for each in NO_DOUBT),
     *(("lending", "held_until", each) for each in ("infinity", "-infinity", "20000-01-01 UTC")),
+    *(("stream", "hash_from", each) for each in ("-1", "NaN")),
+    *(("stream", "hash_to", each) for each in ("18446744073709551617", "NaN")),
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_block
+from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_block, is_decodable
 from sublet_storage.log.block_encoder import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
@@ -20,7 +20,13 @@ from sublet_storage.log.block_encoder import (
     encode,
     pack,
 )
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.column_encoding import (
+    BLOCK_SCHEMA,
+    encode_codec,
+    get_absent_flag,
+    get_runs_flag,
+    stored_schema,
+)
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -64,6 +70,32 @@ def test_an_unknown_codec_is_refused_by_name() -> None:
             decode_block(codec, b"", 1, 1, 1)
     with pytest.raises(InvalidSetting, match="brotli"):
         encode(batch(["a"]), "brotli")
+
+
+@pytest.mark.conforms("X7")
+@pytest.mark.parametrize("flags", range(128))
+def test_a_codec_of_whatever_flags_is_read_or_poison(flags: int) -> None:
+    """One that says of a column that it is stored as runs, and that it is not stored, is refused."""
+    given = batch(["a"] * 8, key=[b"k"] * 8, timestamp=[7] * 8, epoch=[[3]] * 8)
+    schema = stored_schema(flags)
+    columns = [given[field.name] for field in schema]
+    entire = pa.array([8], pa.int32())
+    stored = [
+        pa.RunEndEncodedArray.from_arrays(entire, column.slice(0, 1)) if field.type != column.type else column
+        for field, column in zip(schema, columns, strict=True)
+    ]
+    payload = pa.RecordBatch.from_arrays(stored, schema=schema).serialize().to_pybytes()
+    codec = encode_codec(0, flags)
+    is_odd = any(flags & get_absent_flag(name) and flags & get_runs_flag(name) for name in ("key", "epoch"))
+    if is_odd:
+        with pytest.raises(PoisonBlock, match="both stored as runs and not stored"):
+            decode_block(codec, payload, 1, 8, 8)
+        assert not is_decodable(codec, payload, 8)
+    else:
+        found = decode_block(codec, payload, 1, 8, 8)
+        for name in BLOCK_SCHEMA.names:
+            is_absent = name in ("key", "headers", "epoch") and flags & get_absent_flag(name)
+            assert found[name].to_pylist() == ([None] * 8 if is_absent else given[name].to_pylist())
 
 
 def test_delivered_batches_carry_stream_and_offset() -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from sublet_protocol.domain.errors import InvalidSetting, UnknownSpace
+from sublet_protocol.domain.errors import InvalidSetting, MalformedRow, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.routing import (
@@ -98,6 +98,13 @@ def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
     assert ring.find_stream_ids(edges) == list(edges.values())
 
 
-def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:
-    with pytest.raises(ValueError, match="do not tile"):
-        HashRing([StreamCatalogRow(1, 1, 1, 0, RING - 1, 0)])
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("ranges", [[], [(0, RING - 1)], [(1, RING)], [(0, 9), (8, RING)], [(0, 8), (9, RING)]])
+def test_a_space_with_a_hole_in_its_ring_harms_no_other(ranges: list[tuple[int, int]]) -> None:
+    streams = [StreamCatalogRow(2 + index, 1, 1, *each, 0) for index, each in enumerate(ranges)]
+    table = PublisherRoutingTable(spaces("a/#", "b/#"), [StreamCatalogRow(1, 0, 1, 0, RING, 0), *streams], None)
+    for _ in range(2):
+        with pytest.raises(MalformedRow, match=r"space 'b/#': the open streams do not tile the ring"):
+            table.find_stream("b/1", b"key")
+        assert table.find_stream("a/1", b"key") == 1
+        assert table.without_space_limit().find_stream("a/2", None) == 1

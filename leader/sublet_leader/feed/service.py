@@ -28,6 +28,7 @@ from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (
     Conflict,
+    MalformedRow,
     NotFound,
     PayloadUnavailable,
     PermissionDenied,
@@ -60,6 +61,7 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
+    (MalformedRow, grpc.StatusCode.FAILED_PRECONDITION),
     (SubletError, grpc.StatusCode.INTERNAL),
 )
 

@@ -84,10 +84,18 @@ def decode_block(codec: int, payload: Stored, stream_id: int, end_offset: int, c
     return restore(codec, [validate_block(codec, payload, stream_id, end_offset, count).batch])
 
 
-def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> ValidatedStoredBatch:
-    """Return the batch for `restore`. Raise as `decode_block` does."""
+def validate_block(
+    codec: int,
+    payload: Stored,
+    stream_id: int,
+    end_offset: int,
+    count: int,
+    check: Callable[[pa.RecordBatch], None] | None = None,
+) -> ValidatedStoredBatch:
+    """Return the batch for `restore`. `check` raises `ValueError` for one that it rejects. Raise as `decode_block`
+    does."""
     try:
-        return _read_or_reject(partial(_read_block, codec, payload, count))
+        return _read_or_reject(partial(_read_block, codec, payload, count, check))
     except InvalidRecordBatch as error:
         hint = (
             "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
@@ -142,7 +150,9 @@ def _read_or_reject(read: Callable[[], _T], passed: tuple[type[Exception], ...] 
         raise InvalidRecordBatch("".join(each if each.isprintable() else "?" for each in cause)) from None
 
 
-def _read_block(codec: int, payload: Stored, count: int) -> ValidatedStoredBatch:
+def _read_block(
+    codec: int, payload: Stored, count: int, check: Callable[[pa.RecordBatch], None] | None = None
+) -> ValidatedStoredBatch:
     layout = _get_block_layout(column_encoding.decode_flags(codec))
     stored = pa.py_buffer(payload)
     if stored.size > MAX_PAYLOAD_BYTES:
@@ -153,6 +163,8 @@ def _read_block(codec: int, payload: Stored, count: int) -> ValidatedStoredBatch
         raise ValueError(f"it has {header.count} messages, and its row says {count}")
     validated_batch = _validate(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
     _check_columns(layout, validated_batch.batch)
+    if check is not None:
+        check(validated_batch.batch)
     return validated_batch
 
 

@@ -8,6 +8,7 @@ small and an old block stays readable. Stream and offset are not stored but impl
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,6 +17,7 @@ from functools import lru_cache
 import pyarrow as pa
 from msgspec import Struct
 
+from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
@@ -74,7 +76,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = (START + timedelta(microseconds=span[end].value) for end in ("min", "max"))  # `as_py` imports pandas
-    epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
+    epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch["epoch"])
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 
 
@@ -129,10 +131,9 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
     return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
 
 
-def compute_epoch_bounds(batch: pa.RecordBatch) -> BlockEpochRange | None:
+def compute_epoch_bounds(column: pa.ListArray) -> BlockEpochRange | None:
     """Return the bounds of the epochs of a block; None if no message has one. All epochs have the same number of
     dimensions."""
-    column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
     if not with_epoch:
         return None
@@ -144,6 +145,32 @@ def compute_epoch_bounds(batch: pa.RecordBatch) -> BlockEpochRange | None:
     return BlockEpochRange(
         LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed
     )
+
+
+def check_epoch_bounds(stored: str | None, batch: pa.RecordBatch) -> None:
+    """Raise `ValueError` if a stored batch has epochs that are not within the bounds that its row has: what is read in
+    whole epochs is planned by these."""
+    if (index := batch.schema.get_field_index("epoch")) < 0:
+        return
+    column = batch.column(index)
+    found = compute_epoch_bounds(column.values if isinstance(column, pa.RunEndEncodedArray) else column)
+    bounds = None if stored is None else parsed_epoch_bounds.get(stored)
+    if found is not None and not (
+        bounds is not None
+        and all(map(LowerFrontier(bounds.least).admits, found.least))
+        and all(map(UpperFrontier(bounds.greatest).covers, found.greatest))
+    ):
+        raise ValueError("it has epochs that its row does not have")
+
+
+def _parse_epoch_bounds(stored: str) -> BlockEpochRange:
+    document = json.loads(stored)
+    least, greatest = (tuple(tuple(epoch) for epoch in document[end]) for end in ("least", "greatest"))
+    return BlockEpochRange(least, greatest, document["has_unset"])
+
+
+parsed_epoch_bounds = BoundedCache(_parse_epoch_bounds, max_entries=1024)
+"""The bounds of rows, by their text."""
 
 
 def _get_only_epoch(batch: pa.RecordBatch) -> BlockEpochRange:

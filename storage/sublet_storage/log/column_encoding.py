@@ -46,11 +46,17 @@ def encode_codec(compression: int, flags: int) -> int:
     return VERSION << _VERSION_BIT | flags << 2 | compression
 
 
+@lru_cache
 def decode_flags(codec: int) -> int:
-    """Return the flags in a codec. Raise `SchemaMismatch` for one that this program does not know."""
+    """Return the flags in a codec. Raise `SchemaMismatch` for one that this program does not know, or that cannot
+    be."""
     if codec >> _VERSION_BIT != VERSION or codec & 3 == 3:
         raise SchemaMismatch(f"block codec {codec}: this program reads version {VERSION} only. Upgrade sublet here.")
-    return codec >> 2 & (1 << len(_FLAGS)) - 1
+    flags = codec >> 2 & (1 << len(_FLAGS)) - 1
+    for name in _OPTIONAL:
+        if _is(flags, "absent", name) and _is(flags, "runs", name):
+            raise SchemaMismatch(f"block codec {codec}: its column {name} is both stored as runs and not stored.")
+    return flags
 
 
 @lru_cache

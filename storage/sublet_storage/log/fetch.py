@@ -39,7 +39,13 @@ from sublet_storage.log.arrow_batch_decoder import (
     restore,
     validate_block,
 )
-from sublet_storage.log.block_encoder import add_position_columns, drop_before, encode, filter_by_topic
+from sublet_storage.log.block_encoder import (
+    add_position_columns,
+    check_epoch_bounds,
+    drop_before,
+    encode,
+    filter_by_topic,
+)
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.complete_epoch_filter import ExcludedEpochs, drop_excluded
 from sublet_storage.log.deleted_streams import find_deleted_streams
@@ -72,11 +78,12 @@ reading."""
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
        case when b.uri is not null then array[b.uri, b.size::text] || (
-         select payload_locations_of(space_id) from generation where generation_id = %(generation)s) end
+         select payload_locations_of(space_id) from generation where generation_id = %(generation)s) end,
+       b.epoch_bounds
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
-      select end_offset, count, codec, topics,
+      select end_offset, count, codec, topics, epoch_bounds::text,
              case when matched then case when octet_length(payload) <= {most} then payload
                                          else substring(payload, 1, {most} + 1) end end as payload,
              case when matched then uri end as uri,
@@ -89,7 +96,7 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
  order by b.end_offset"""
 
 _NEXT = """
-select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end
+select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end, epoch_bounds::text
   from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
 _TOPIC_MATCHES = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
@@ -399,7 +406,8 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
         batch = None
         if payload is not None:
             try:
-                batch, decoded_bytes = validate_block(codec, payload, stream_id, end_offset, count)
+                check = partial(check_epoch_bounds, row[-1])
+                batch, decoded_bytes = validate_block(codec, payload, stream_id, end_offset, count, check)
             except PoisonBlock as error:
                 if decoded_blocks:
                     break

@@ -45,7 +45,7 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
             if not entire:
                 raise payload
             break
-        entire.append((*row[:4], payload, row[5]))
+        entire.append((*row[:4], payload, *row[5:]))
     return entire
 
 

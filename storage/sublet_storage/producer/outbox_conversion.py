@@ -13,7 +13,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.errors import MalformedRow, UnknownSpace, UsageError
 from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block_encoder import pack
@@ -68,6 +68,9 @@ def publish_in_transaction(
     conn.execute(call, (topic, value, key, headers, timestamp))
 
 
+_REFUSED = (UsageError, UnknownSpace, MalformedRow)
+
+
 def validate_rows(
     rows: Sequence[OutboxRow], routes: PublisherRoutingTable
 ) -> tuple[list[pa.RecordBatch], dict[int, str]]:
@@ -75,19 +78,19 @@ def validate_rows(
 
     They are checked one by one only if one of them is invalid.
     """
-    with suppress(UsageError):
+    with suppress(*_REFUSED):
         return _make_batches(rows, routes), {}
     refused: dict[int, str] = {}
     for row in rows:
         try:
             _make_batches([row], routes)
-        except UsageError as error:
+        except _REFUSED as error:
             refused[row.outbox_id] = str(error)
     return _make_batches([row for row in rows if row.outbox_id not in refused], routes), refused
 
 
 def _make_batches(rows: Sequence[OutboxRow], routes: PublisherRoutingTable) -> list[pa.RecordBatch]:
-    """Return the rows in Arrow. Raise `UsageError` if a publisher would refuse one of them."""
+    """Return the rows in Arrow. Raise one of `_REFUSED` if a publisher would refuse one of them."""
     if not rows:
         return []
     check_size(max(row.size for row in rows), FETCHED_BYTES, "the message", "publish smaller ones.")

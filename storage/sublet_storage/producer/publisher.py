@@ -161,7 +161,7 @@ class Publisher:
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
-            if epoch is None and (bounds := compute_epoch_bounds(batch)) is not None:
+            if epoch is None and (bounds := compute_epoch_bounds(batch["epoch"])) is not None:
                 self._get_capability().check(bounds.least)
                 for greatest in bounds.greatest:
                     check_epoch(greatest)

@@ -14,7 +14,6 @@ move on together, step by step.
 from __future__ import annotations
 
 import functools
-import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -27,10 +26,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from psycopg.types.numeric import Int8
 
-from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.block_encoder import BlockEpochRange
+from sublet_storage.log.block_encoder import BlockEpochRange, parsed_epoch_bounds
 from sublet_storage.util import arrow_compute as pc
 
 MAX_PAGE_SUMMARIES: Final = 2048
@@ -388,15 +386,5 @@ def _admits(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
 def _make_block_summary(
     end: int, count: int, size: int | None, lower: str | None, epochs: str | None
 ) -> BlockEpochSummary:
-    return BlockEpochSummary(
-        end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _bounds.get(epochs)
-    )
-
-
-def _parse_epoch_bounds(stored: str) -> BlockEpochRange:
-    document = json.loads(stored)
-    least, greatest = (tuple(tuple(epoch) for epoch in document[end]) for end in ("least", "greatest"))
-    return BlockEpochRange(least, greatest, document["has_unset"])
-
-
-_bounds = BoundedCache(_parse_epoch_bounds, max_entries=1024)
+    bounds = None if epochs is None else parsed_epoch_bounds.get(epochs)
+    return BlockEpochSummary(end - count, end, size or 0, lower_frontier_from_text(lower), bounds)

@@ -13,7 +13,7 @@ from itertools import pairwise
 import xxhash
 from msgspec import Struct
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import InvalidSetting, MalformedRow
 from sublet_protocol.domain.topics import TopicFilter
 
 RING = 1 << 64
@@ -131,7 +131,8 @@ class GenerationTopicFilters(Struct, frozen=True):
 
 
 class HashRing:
-    """The open streams of one space, ready to be looked up by hash."""
+    """The open streams of one space, ready to be looked up by hash. Raises `MalformedRow` where not each hash has one
+    of them, as after a change by SQL."""
 
     def __init__(self, streams: Iterable[StreamCatalogRow]) -> None:
         self.streams = sorted(streams, key=lambda stream: stream.hash_from)
@@ -139,7 +140,11 @@ class HashRing:
         self._ids = [stream.stream_id for stream in self.streams]
         ends = [stream.hash_to for stream in self.streams]
         if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
-            raise ValueError(f"the open streams do not tile the ring: {self.streams}")
+            shown = ", ".join(f"{each.stream_id}: {each.hash_from} to {each.hash_to}" for each in self.streams[:8])
+            raise MalformedRow(
+                f"the open streams do not tile the ring ({shown or 'none'}): not each key has one of them. Who writes "
+                "rows by SQL did this: `sublet spaces rollover` opens others."
+            )
         self._by_arc = self._compute_arcs()
 
     def find_stream_id(self, hashed: int) -> int:

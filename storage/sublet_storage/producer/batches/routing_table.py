@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import psycopg
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
+from sublet_protocol.domain.errors import InvalidTopic, MalformedRow, ProducerFenced, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.producer.delivery import Rows
@@ -28,11 +28,11 @@ RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 
 class PublisherRoutingTable:
     """A table that finds the stream of a message, or of many. `only`: the name of the one space that may be published
-    to."""
+    to. A space with malformed rows accepts no messages; others do."""
 
     def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamCatalogRow], only: str | None) -> None:
-        self._spaces = {space.space_id: space for space in spaces}
-        self._rings = {id: HashRing(each for each in streams if each.space_id == id) for id in self._spaces}
+        self._spaces, self._streams = {space.space_id: space for space in spaces}, streams
+        self._rings: dict[int, HashRing] = {}
         self._space_of_stream = {stream.stream_id: stream.space_id for stream in streams}
         self._topics: dict[str, int] = {}
         self._only = only
@@ -49,13 +49,12 @@ class PublisherRoutingTable:
         """Raise `ProducerFenced` unless these streams are the same on the present timeline of the database: one that
         was opened last may be missing there, and its number, or its space's, another's. One that was deleted takes no
         more, and its number is given to no other."""
-        streams = [each for ring in self._rings.values() for each in ring.streams]
-        stream_ids = [each.stream_id for each in streams]
+        stream_ids = [each.stream_id for each in self._streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
         stored_streams = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
         deleted = find_deleted_streams(conn, stream_ids)
         spaces = set(conn.execute("select space_id, name, filter from space").fetchall())
-        for each in streams:
+        for each in self._streams:
             space = self._spaces[each.space_id]
             names = (space.space_id, space.name, space.filter.text)
             if each.stream_id in deleted and names in spaces:
@@ -69,8 +68,7 @@ class PublisherRoutingTable:
 
     def without_space_limit(self) -> PublisherRoutingTable:
         """Return the same table for messages accepted before: they go where their topic belongs now."""
-        streams = [stream for ring in self._rings.values() for stream in ring.streams]
-        return PublisherRoutingTable(list(self._spaces.values()), streams, None)
+        return PublisherRoutingTable(list(self._spaces.values()), self._streams, None)
 
     def is_open(self, stream_id: int) -> bool:
         """Return whether the stream accepted messages when the table was read."""
@@ -81,9 +79,9 @@ class PublisherRoutingTable:
         return self._spaces[self._space_of_stream[stream_id]].compression
 
     def find_stream(self, topic: str, key: bytes | None) -> int:
-        """Return the open stream of one message. Raise `InvalidTopic`, or `UsageError` for a topic of another
-        space."""
-        return self._rings[self._find_space_id(topic)].find_stream_id(hash_key(key, topic))
+        """Return the open stream of one message. Raise `InvalidTopic`, `UsageError` for a topic of another space, or
+        `MalformedRow`."""
+        return self._get_ring(self._find_space_id(topic)).find_stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Raise what `find_stream` raises for the first topic that may not be published to."""
@@ -135,7 +133,7 @@ class PublisherRoutingTable:
         hashes = hash_keys(keys)
         stream_ids: pa.Array | None = None
         for space_id in sorted(set(spaces)):
-            streams = pa.array(self._rings[space_id].find_stream_ids(hashes), pa.int64()).take(key_indices)
+            streams = pa.array(self._get_ring(space_id).find_stream_ids(hashes), pa.int64()).take(key_indices)
             if stream_ids is None:
                 stream_ids = streams
             else:
@@ -158,10 +156,19 @@ class PublisherRoutingTable:
                 f"topic {topic!r} belongs to space {space.name!r}, and this publisher is for space {self._only!r}. "
                 "Use another publisher, or leave its space out."
             )
+        self._get_ring(space.space_id)
         if len(self._topics) >= _CACHED_TOPICS:
             self._topics.clear()
         self._topics[topic] = space.space_id
         return space.space_id
+
+    def _get_ring(self, space_id: int) -> HashRing:
+        if (ring := self._rings.get(space_id)) is None:
+            try:
+                ring = self._rings[space_id] = HashRing(each for each in self._streams if each.space_id == space_id)
+            except MalformedRow as error:
+                raise MalformedRow(f"space {self._spaces[space_id].name!r}: {error}") from None
+        return ring
 
 
 def _is_constant(column: pa.Array) -> bool:
