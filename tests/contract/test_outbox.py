@@ -419,7 +419,7 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
 
 
 @pytest.mark.conforms("X4")
-def test_a_space_with_malformed_rows_holds_up_no_other(conn: Connection) -> None:
+def test_a_malformed_space_delays_no_other(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     conn.execute("update stream set hash_to = 5 where space_id = (select space_id from space where name = 'eu')")
     for topic in ("us/1", "eu/1", "us/2"):
