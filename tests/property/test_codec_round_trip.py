@@ -44,6 +44,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload, StreamHead
+from sublet_protocol.messages.wire_fields import encode_frontier
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (
     Channel,
@@ -260,6 +261,26 @@ def test_hostile_fields_are_refused(fields: dict[str, object], rule: str) -> Non
     with pytest.raises(MalformedMessage, match=rule) as refusal:
         codec.decode_to_leader(hostile)
     assert len(str(refusal.value)) < 300
+
+
+@pytest.mark.conforms("X4")
+def test_frontiers_of_a_group_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All members of an atomic group get the same in the answers to their pings, each as a copy."""
+    encoded: list[LowerFrontier] = []
+
+    def encode(lower: LowerFrontier) -> Any:
+        encoded.append(lower)
+        return encode_frontier(lower)
+
+    monkeypatch.setattr(codec, "encode_frontier", encode)
+    consumed = LowerFrontier(tuple((number, -number) for number in range(MAX_ANTICHAIN)))
+    lower = LowerFrontier(((MAX_ANTICHAIN, -1),))
+    for number in range(100):
+        response = PingResponse(f"a/{number}", 1, 1.0, 1.0, (GroupFrontier("encoded once", 1, consumed, lower),))
+        answer = codec.encode_to_borrower(response)
+        assert codec.decode_to_borrower(answer) == response
+        answer.ping_response.epochs[0].ClearField("consumed")
+    assert encoded == [consumed, lower]
 
 
 @pytest.mark.conforms("X4")

@@ -7,6 +7,7 @@ Encoding is total. Decoding trusts nothing: what is missing, out of range, too l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, assert_never
 
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
@@ -302,16 +303,20 @@ def _encode_ping_response(message: PingResponse) -> Any:
         term=message.term,
         sent_at=message.sent_at,
         valid_for_s=message.valid_for_s,
-        epochs=(
-            pb.GroupFrontier(
-                space=frontier.space,
-                space_id=frontier.space_id,
-                consumed=encode_frontier(frontier.consumed),
-                lower=encode_frontier(frontier.lower),
-            )
-            for frontier in message.epochs
-        ),
+        epochs=map(_encode_group_frontier, message.epochs),
         without=(pb.StreamGrant(stream_id=stream, grant_id=grant) for stream, grant in message.without),
+    )
+
+
+@lru_cache(maxsize=64)
+def _encode_group_frontier(frontier: GroupFrontier) -> Any:
+    """Return a `GroupFrontier`, to be copied: the answers to all members of a group have the same, of up to thousands
+    of epochs."""
+    return pb.GroupFrontier(
+        space=frontier.space,
+        space_id=frontier.space_id,
+        consumed=encode_frontier(frontier.consumed),
+        lower=encode_frontier(frontier.lower),
     )
 
 
