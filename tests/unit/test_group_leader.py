@@ -9,6 +9,7 @@ import pytest
 
 from sublet_leader.group.events import StreamsChanged, WritesCommitted, WritesNotCommitted
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.limits import SLICE_ITEMS
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -605,6 +606,21 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
     lost = {(m.borrower_id, m.stream_id) for m in bench.received(Revoked) if m.reason is GrantEndOutcome.LOST}
     assert lost == {(OTHER, 1), (OTHER, 99), ("a/2", 2)}
     assert [bench.row(s).position for s in (1, 2)] == [0, 0]
+
+
+@pytest.mark.conforms("E10", "X4")
+def test_what_is_lost_is_answered_in_slices() -> None:
+    """A reclaim may name a hundred thousand grants: what is not answered at once is when its borrower reports it."""
+    bench = granted(2)
+    bench.lead()
+    made_up = tuple(HeldGrant(number, 1, 1) for number in range(100, 100 + 3 * SLICE_ITEMS))
+    bench.join("a/2", predecessor=BORROWER, reclaim=(*made_up, bench.held(1)))
+    bench.settle()
+    assert bench.holders()[1] == "a/2", "what it has is confirmed, wherever it is named"
+    assert len(bench.received(Revoked)) == SLICE_ITEMS
+    last = made_up[-1].stream_id
+    bench.receive(UpdateProgress("a/2", bench.term, (StreamProgress(last, 1, 1),)))
+    assert [(m.stream_id, m.reason) for m in bench.received(Revoked)] == [(last, GrantEndOutcome.LOST)]
 
 
 @pytest.mark.conforms("E16")

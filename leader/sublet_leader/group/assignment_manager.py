@@ -232,7 +232,7 @@ class AssignmentManager:
 
         Progress that is not final ended in the middle of a batch: messages after its position may be seen twice.
         """
-        progress_by_grant = {(p.stream_id, p.grant_id): p for p in streams}
+        progress_by_grant = {(p.stream_id, p.grant_id): p for p in streams if p.stream_id in member.streams}
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None

@@ -29,6 +29,7 @@ from sublet_leader.group.watch_events import EVICT, FENCE, GONE, JOIN, LEAVE, tr
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.grant_keys import timeline_number
+from sublet_protocol.domain.limits import SLICE_ITEMS
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -231,8 +232,10 @@ class GroupLeader:
             self.timers.note_membership_change(now)
         member.last_message_at, member.is_leaving = now, member.is_leaving or request.leaving
         self._send(agent, LeaderConnectResponse(request.borrower_id, self.term, self.group.group_id))
-        for grant in request.reclaim:
-            self._reclaim(member, grant, now)
+        lost = [grant for grant in request.reclaim if not self._reclaim(member, grant, now)]
+        for grant in lost[:SLICE_ITEMS]:  # the borrower reports the others in time, in messages that are divided
+            assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, agent)
+            self._assignments.apply_event(assignment, GrantTransitionEvent.PROGRESS, now)
         predecessor = self.members.get(request.predecessor or "")
         if predecessor is not None and predecessor.agent == agent:
             self._assignments.apply_final_progress(predecessor, (), now)
@@ -247,18 +250,18 @@ class GroupLeader:
         holder = self._find_member(agent, entry.assignment.borrower_id)
         return holder is not None and holder.borrower_number > number
 
-    def _reclaim(self, member: Member, grant: HeldGrant, now: float) -> None:
-        """Confirm a grant of the borrower's predecessor, if the agent still holds it: same stream, same grant id."""
+    def _reclaim(self, member: Member, grant: HeldGrant, now: float) -> bool:
+        """Confirm a grant of the borrower's predecessor, if the agent still holds it: same stream, same grant id.
+        Return False if it is lost."""
         entry = self.streams.get(grant.stream_id)
         if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
-            return
+            return True
         if entry is None or entry.lending.grant_id != grant.grant_id or not entry.is_held_by(member.agent):
-            assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
-            self._assignments.apply_event(assignment, GrantTransitionEvent.PROGRESS, now)
-            return
+            return False
         self._assignments.reclaim(entry, member, grant, now)
         if self.desired_state.pause_reason is not None:
             self._take_back([grant.stream_id], now)
+        return True
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._verify_member(agent, borrower_id, None, now):
