@@ -29,6 +29,7 @@ from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentLongPollChanged,
     AgentMessageReceived,
+    AgentsExpired,
     GroupFoundOrCreated,
     NodeDesiredStateRead,
     NodeEvent,
@@ -445,7 +446,10 @@ class NodeServer:
     def _on_expired(self, subscriber_ids: object) -> None:
         expired_ids = set(subscriber_ids)  # type: ignore[call-overload]
         self._callers.forget(expired_ids)
-        self._subscribers = {a: s for a, s in self._subscribers.items() if s not in expired_ids}
+        agents = frozenset(agent for agent, subscriber in self._subscribers.items() if subscriber in expired_ids)
+        for agent in agents:
+            del self._subscribers[agent]
+        self._handle(AgentsExpired(agents))
 
     def _on_interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
         if channel == Channel.GROUP:

@@ -25,7 +25,7 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from tests.integration.access_kit import allow, bearer, rule, serve_asking, token_of
 from tests.integration.test_gate_rpcs import commands, session
-from tests.kit import WAIT_S
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X4")
@@ -42,8 +42,9 @@ EMPTY_STREAMS = b"\x1a\x00" * 300_000
 
 @pytest.fixture
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
-    allow(conn, rule("user:member", Right.JOIN, "orders/#"))
-    return {name: token_of(conn, f"user:{name}") for name in ("member", "nobody")}
+    for name in ("member", "next"):
+        allow(conn, rule(f"user:{name}", Right.JOIN, "orders/#"))
+    return {name: token_of(conn, f"user:{name}") for name in ("member", "next", "nobody")}
 
 
 @pytest.fixture
@@ -187,3 +188,43 @@ def test_a_poll_is_by_the_agents_principal(node: grpc.Channel, tokens: dict[str,
         assert (code, "is not user:nobody's" in text) == (grpc.StatusCode.PERMISSION_DENIED, True), text
     assert pb.PollReply.FromString(call("Poll", poll, tokens["member"])).incarnation
     assert call("Poll", stranger, tokens["nobody"]), "who has registered no agent is no other's"
+
+
+def reclaim(batch: pb.CommandBatch, stream_id: int, *, more: bool = False) -> pb.CommandBatch:
+    """Return a batch that requests the leader, and names one stream."""
+    named = pb.CommandBatch()
+    named.CopyFrom(batch)
+    del named.commands[1:]
+    wanted = named.commands[0].message.leader_wanted
+    wanted.more = more
+    wanted.reclaim.append(pb.HeldGrant(stream_id=stream_id, grant_id=1, position=1))
+    return named
+
+
+@pytest.mark.conforms("X5")
+def test_parts_end_with_their_agents_subscription(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """Another principal that knows the agent's key is refused until the node has dropped the agent, and then goes on
+    from nothing."""
+    mine = commands()
+    first, last = reclaim(mine, 998, more=True), reclaim(mine, 999)
+    last.subscriber_id = f"{mine.subscriber_id[:-2]}.2"
+    poll = pb.PollRequest(subscriber_id=last.subscriber_id, agent_key=last.agent_key, hold_ms=100)
+    poll.protocol_version = PROTOCOL_VERSION
+
+    def call(method: str, request: pb.CommandBatch | pb.PollRequest, name: str) -> bytes:
+        call = node.unary_unary(f"/sublet.v1.Session/{method}")
+        answer: bytes = call(request.SerializeToString(), timeout=WAIT_S, metadata=bearer(tokens[name]))
+        return answer
+
+    def revoked() -> set[int]:
+        """Request the leader, perhaps again, as there may be none yet, and return the streams that are lost."""
+        try:
+            call("Commands", last, "next")
+        except grpc.RpcError:
+            return set()
+        last.number += 1
+        messages = pb.PollReply.FromString(call("Poll", poll, "next")).messages
+        return {each.to_borrower.revoked.stream_id for each in messages if each.to_borrower.HasField("revoked")}
+
+    call("Commands", first, "member")
+    assert eventually(revoked, WAIT_S) == {999}

@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.gate import AccessGate
-from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
+from sublet_protocol.messages.borrower_leader import Disconnect, LeaderWanted, Ping
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.server import make_node_side_machine
@@ -68,6 +68,15 @@ def test_joining_and_watching_need_a_rule(node: Node) -> None:
         with pytest.raises(PermissionDenied, match="user:b"):
             node.call("user:b").check_message("another.1", message(GROUP))
     assert node.call("user:b").check_message("another.1", Ping(("another/1",), 1.0))
+
+
+def test_parts_need_a_right_to_join_somewhere(node: Node) -> None:
+    """A caller without any keeps nothing at a node. It may say that it leaves."""
+    for more in (False, True):
+        assert node.call("user:a").check_message("agent.1", Disconnect("agent/1", 1, (), more=more))
+    assert node.call("user:b").check_message("another.1", Disconnect("another/1", 1, ()))
+    with pytest.raises(PermissionDenied, match="user:b has no right to join"):
+        node.call("user:b").check_message("another.1", Disconnect("another/1", 1, (), more=True))
 
 
 def test_an_agent_belongs_to_one_principal(node: Node) -> None:

@@ -13,10 +13,21 @@ from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_splitter import split_into_parts
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.node import message_reassembler
-from sublet_leader.node.message_reassembler import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageReassembler
+from sublet_leader.node.events import AgentMessageReceived
+from sublet_leader.node.message_reassembler import MESSAGE_BYTES, STREAM_BYTES, MessageReassembler
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.limits import MAX_BORROWERS, MAX_COMMAND_BYTES, MAX_ITEMS, MAX_STREAMS
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
+from sublet_protocol.domain.limits import (
+    MAX_BORROWERS,
+    MAX_COMMAND_BYTES,
+    MAX_DIMENSIONS,
+    MAX_EXPLANATION_CHARACTERS,
+    MAX_ITEMS,
+    MAX_PARTIAL_BYTES_OF_AGENT,
+    MAX_PARTIAL_BYTES_OF_NODE,
+    MAX_STREAMS,
+    PARTIAL_TIMEOUT_S,
+)
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -36,6 +47,34 @@ from tests.unit.test_borrower_machine import GRANT, ME, SETTINGS, WANTS, Play, c
 pytestmark = pytest.mark.conforms("X4")
 
 MANY = 12_000
+PART = LeaderWanted("a/1", "$share/g/#", more=True, reclaim=(HeldGrant(1, 1, 1),))
+
+
+class Node:
+    """What a node keeps of parts; `principal`: whose all agents are that begin with it."""
+
+    def __init__(self) -> None:
+        self.parts = MessageReassembler()
+
+    def take(self, message: Disconnect | LeaderWanted, now: float = 0.0, principal: str | None = None) -> object:
+        """Return the message that is entire by then, or the answer."""
+        agent = message.borrower_id.partition("/")[0]
+        admitted = self.parts.admit(AgentMessageReceived(agent, message, principal), now)
+        return admitted.message if isinstance(admitted, AgentMessageReceived) else admitted
+
+    def fill(self, agent: str, principal: str | None = None) -> int:
+        """Keep parts of the agent until there is no room for one more; return the bytes that it has."""
+        before, number = self.parts.size, 0
+        while True:
+            number, size = number + 1, self.parts.size
+            part = replace(PART, borrower_id=f"{agent}/{number}", reclaim=streams(MAX_STREAMS // 4))
+            assert self.take(part, principal=principal) is None
+            if self.parts.size <= size + MESSAGE_BYTES:
+                return self.parts.size - before
+
+
+def streams(count: int, first: int = 1) -> tuple[HeldGrant, ...]:
+    return tuple(HeldGrant(number, 1, 1) for number in range(first, first + count))
 
 
 def holding(count: int) -> Play:
@@ -49,10 +88,10 @@ def fits(message: Disconnect | LeaderWanted) -> bool:
 
 
 def merged(messages: list[Disconnect] | list[LeaderWanted]) -> object:
-    parts = MessageReassembler()
-    found = [parts.merge("a", message, 0.0) for message in messages]
+    node = Node()
+    found = [node.take(message) for message in messages]
     assert found[:-1] == [None] * (len(messages) - 1)
-    assert len(parts) == 0
+    assert node.parts.size == 0
     return found[-1]
 
 
@@ -100,47 +139,102 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
 
 
 def test_a_part_that_is_repeated_counts_once() -> None:
-    parts = MessageReassembler()
-    first = LeaderWanted("a/1", "$share/g/#", reclaim=(HeldGrant(1, 1, 1), HeldGrant(2, 1, 1)), more=True)
-    last = replace(first, reclaim=(HeldGrant(3, 1, 1),), more=False)
+    node = Node()
+    first = replace(PART, reclaim=streams(2))
+    last = replace(first, reclaim=streams(1, first=3), more=False)
+    assert node.take(first) is None
+    size = node.parts.size
     for _ in range(3):
-        assert parts.merge("a", first, 0.0) is None
-    assert parts.merge("b", replace(last, borrower_id="b/1"), 0.0) == replace(last, borrower_id="b/1"), (
-        "it has no parts"
-    )
-    assert parts.merge("a", last, 0.0) == replace(last, reclaim=(*first.reclaim, *last.reclaim))
+        assert node.take(first) is None
+    assert node.parts.size == size
+    assert node.take(replace(last, borrower_id="b/1")) == replace(last, borrower_id="b/1"), "it has no parts"
+    assert node.take(last) == replace(last, reclaim=(*first.reclaim, *last.reclaim))
+    assert node.parts.size == 0
 
 
-def test_unfinished_parts_are_bounded_and_forgotten() -> None:
-    parts, streams = MessageReassembler(), tuple(HeldGrant(number, 1, 1) for number in range(1, MAX_STREAMS + 1))
-    part = LeaderWanted("a/1", "$share/g/#", reclaim=streams, more=True)
-    for number in range(MAX_STREAMS_OF_AGENT // MAX_STREAMS):
-        assert parts.merge("a", replace(part, borrower_id=f"a/{number}"), 0.0) is None
-    denied = parts.merge("a", replace(part, borrower_id="a/x"), 0.0)
+WIDE = ConsumedFrontier(1, LowerFrontier(tuple((number,) * MAX_DIMENSIONS for number in range(1_000))))
+
+
+@pytest.mark.parametrize(
+    ("stream", "least_bytes"),
+    [
+        (HeldGrant(1, 1, 1), 200),
+        (HeldGrant(1, 1, 1, WIDE), 300_000),
+        (StreamProgress(1, 1, 1, consumed=WIDE), 300_000),
+        (StreamProgress(1, 1, 1, in_doubt=InDoubtRange(1, 1, 1, 1.0, WIDE)), 300_000),
+        (StreamProgress(1, 1, 1, read_error="\U0001f600" * MAX_EXPLANATION_CHARACTERS), 8_000),
+    ],
+)
+def test_a_part_counts_by_its_size(stream: HeldGrant | StreamProgress, least_bytes: int) -> None:
+    """With its epochs and texts, as it takes memory: with 8 numbers an epoch took 300 bytes of it."""
+    node = Node()
+    is_held = isinstance(stream, HeldGrant)
+    node.take(replace(PART, reclaim=(stream,)) if is_held else Disconnect("a/1", 1, (stream,), more=True))  # type: ignore[arg-type]
+    assert least_bytes < node.parts.size - MESSAGE_BYTES < 2 * least_bytes
+
+
+def test_an_agent_has_room_for_so_many_parts() -> None:
+    node = Node()
+    assert MAX_PARTIAL_BYTES_OF_AGENT * 0.9 < node.fill("a") <= MAX_PARTIAL_BYTES_OF_AGENT
+    assert node.take(replace(PART, borrower_id="b/1")) is None
+    last = replace(PART, borrower_id="b/1", reclaim=streams(1, first=2), more=False)
+    assert node.take(last) == replace(last, reclaim=streams(2)), "another agent has room"
+
+
+def test_a_principal_leaves_room_for_parts_of_others() -> None:
+    """All of its agents have as much as they leave free, and the next one's, too."""
+    node = Node()
+    first = sum(node.fill(f"a{number}", "user:a") for number in range(6))
+    assert MAX_PARTIAL_BYTES_OF_NODE * 0.4 < first <= MAX_PARTIAL_BYTES_OF_NODE / 2
+    second = sum(node.fill(f"b{number}", "user:b") for number in range(6))
+    assert MAX_PARTIAL_BYTES_OF_NODE * 0.2 < second <= (MAX_PARTIAL_BYTES_OF_NODE - first) / 2
+    part = replace(PART, borrower_id="c/1", reclaim=streams(MANY // 2))
+    last = replace(part, reclaim=streams(MANY // 2, first=MANY), more=False)
+    assert node.take(part, principal="user:c") is None
+    assert node.take(last, principal="user:c") == replace(last, reclaim=(*part.reclaim, *last.reclaim))
+
+
+def test_who_finds_no_room_for_parts_repeats_them() -> None:
+    """It is not over: what others have is free again. Nothing counts for entire that lacks a part."""
+    node = Node()
+    for number in range(6):
+        node.fill(f"a{number}", "user:a")
+    parts = [replace(PART, borrower_id="a9/1", reclaim=streams(MAX_STREAMS, 1 + n * MAX_STREAMS)) for n in range(3)]
+    parts.append(replace(parts[0], reclaim=streams(1, 9 * MAX_STREAMS), more=False))
+    assert [node.take(part, principal="user:a") for part in parts] == [None] * 4
+    node.parts.remove_agents({f"a{number}" for number in range(6)})
+    assert node.parts.size == 0
+    taken = [node.take(part, principal="user:a") for part in parts]
+    assert taken[:3] == [None] * 3
+    assert isinstance(taken[3], LeaderWanted)
+    assert len(taken[3].reclaim) == 3 * MAX_STREAMS + 1
+
+
+def test_a_message_with_too_many_streams_is_denied() -> None:
+    """It is larger than an agent may have alone: to repeat it cannot help."""
+    node = Node()
+    answers = []
+    for number in range(12):
+        answers.append(node.take(replace(PART, reclaim=streams(MAX_STREAMS, 1 + number * MAX_STREAMS))))
+    answers.append(node.take(replace(PART, more=False)))
+    (denied,) = [answer for answer in answers if answer is not None]
     assert isinstance(denied, Invalidate)
     assert denied.reason is BorrowerEndReason.DENIED
-    assert "limits" in denied.detail
-    assert parts.merge("b", replace(part, borrower_id="b/1"), 0.0) is None, "another agent has room"
-    assert parts.merge("b", replace(part, borrower_id="b/2"), 2 * EXPIRY_S) is None
-    assert len(parts) == MAX_STREAMS
+    assert f"the limit is {MAX_PARTIAL_BYTES_OF_AGENT}. Hold fewer streams" in denied.detail
+    assert node.parts.size == 0
 
 
-def test_parts_without_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each counts for one; a part costs what it has itself, and the oldest are forgotten first."""
-    most = 100
-    monkeypatch.setattr(message_reassembler, "MAX_STREAMS_OF_AGENT", most)
-    parts, part = MessageReassembler(), Disconnect("a/1", 1, (), more=True)
-    for number in range(most):
-        assert parts.merge("a", replace(part, borrower_id=f"a/{number}"), number / most) is None
-    assert isinstance(parts.merge("a", replace(part, borrower_id="a/x"), 1.0), Invalidate)
-    assert len(parts) == most
-    assert parts.merge("a", replace(part, borrower_id="a/0"), EXPIRY_S / 2) is None, "it is the newest now"
-    assert parts.merge("a", replace(part, borrower_id="a/x"), EXPIRY_S + 0.5) is None
-    assert len(parts) == most // 2 + 2
-    assert parts.merge("a", replace(part, borrower_id="a/0", more=False), EXPIRY_S + 0.5) == replace(
-        part, borrower_id="a/0", more=False
-    )
-    assert len(parts) == most // 2 + 1
+def test_parts_are_dropped_when_their_time_is_over() -> None:
+    """Each has its own, from its last part on; nobody else has to send one for it."""
+    node, size = Node(), MESSAGE_BYTES + STREAM_BYTES
+    assert node.parts.wake_at() == float("inf")
+    for number, at in ((1, 0.0), (2, 1.0), (1, 2.0)):
+        node.take(replace(PART, borrower_id=f"a/{number}"), at)
+    assert (node.parts.size, node.parts.wake_at()) == (2 * size, 1.0 + PARTIAL_TIMEOUT_S)
+    node.parts.expire(1.0 + PARTIAL_TIMEOUT_S)
+    assert (node.parts.size, node.parts.wake_at()) == (size, 2.0 + PARTIAL_TIMEOUT_S)
+    node.parts.expire(node.parts.wake_at())
+    assert (node.parts.size, node.parts.wake_at()) == (0, float("inf"))
 
 
 @pytest.mark.parametrize("message", [Disconnect("a/1", 1, (), more=True), LeaderWanted("a/1", "$share/g/#", more=True)])

@@ -13,6 +13,7 @@ from sublet_leader.node import group_registry
 from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import (
     AgentMessageReceived,
+    AgentsExpired,
     ClaimLeadership,
     CommitWrites,
     DatabaseRequest,
@@ -35,6 +36,7 @@ from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
 from sublet_leader.node.machine import Node
 from sublet_leader.node.pending_writes import MAX_CHANGES_PER_COMMIT
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.limits import PARTIAL_TIMEOUT_S
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -47,6 +49,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
     Revoke,
+    Revoked,
     RevokeFinished,
     StreamProgress,
     ToBorrower,
@@ -256,6 +259,31 @@ def test_a_borrower_waits_for_its_last_group() -> None:
     play.settle()
     found = [(one.borrower_id, one.group_id) for one in play.received(LeaderConnectResponse)]
     assert found == [("a/1", 3)]
+
+
+@pytest.mark.conforms("X4")
+def test_a_node_wakes_when_the_time_of_parts_is_over() -> None:
+    play = Play()
+    play.want("b/1", reclaim=(HeldGrant(98, 1, 1),), more=True)
+    assert play.last.wake_at == PARTIAL_TIMEOUT_S
+    play.do(Tick(), PARTIAL_TIMEOUT_S)
+    assert play.last.wake_at == float("inf")
+
+
+@pytest.mark.parametrize("how", ["its time is over", "its agent has gone"])
+@pytest.mark.conforms("X4")
+def test_parts_end_without_anybody_elses_help(how: str) -> None:
+    """What comes after that is all there is."""
+    play = leading()
+    play.sent.clear()
+    play.want("b/1", reclaim=(HeldGrant(98, 1, 1),), more=True)
+    if how == "its agent has gone":
+        play.do(AgentsExpired(frozenset({"b"})))
+    else:
+        play.pass_time(PARTIAL_TIMEOUT_S)
+        play.settle()
+    play.want("b/1", reclaim=(HeldGrant(99, 1, 1),))
+    assert [message.stream_id for message in play.received(Revoked)] == [99]
 
 
 @pytest.mark.conforms("X4")

@@ -14,7 +14,7 @@ from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageEr
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.messages.agent_secret import parse_agent_id
-from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
+from sublet_protocol.messages.borrower_leader import Disconnect, LeaderWanted, ToLeader
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
@@ -44,6 +44,8 @@ class CallerAuthorizer:
                 return
             case LeaderWanted():
                 _check_group(caller, Right.JOIN, message.subscription)
+            case Disconnect(more=True) if not caller.may_somewhere(Right.JOIN):
+                raise caller.denied_error(Right.JOIN, ALL)
             case GroupEventPayload():
                 subscription = parse_leader_query(message)
                 caller.check(Right.WATCH, subscription.filter, subscription.group)

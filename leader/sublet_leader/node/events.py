@@ -134,6 +134,12 @@ class AgentLongPollChanged(Struct, frozen=True):
     is_held: bool
 
 
+class AgentsExpired(Struct, frozen=True):
+    """The subscriber ids of these agents have ended: they were silent, or broke a rule."""
+
+    agents: frozenset[str]
+
+
 class GroupFoundOrCreated(Struct, frozen=True):
     """Answer to `FindOrCreateGroup`: the group; or None with the reason, `is_final` if a retry cannot help.
     `is_limited`: its principal has reached its limit of created groups for now."""
@@ -278,6 +284,7 @@ NodeEvent = (
     NodeStarted
     | AgentMessageReceived
     | AgentLongPollChanged
+    | AgentsExpired
     | WatcherLeaderQueryReceived
     | GroupLeaderEvent
     | StreamsChanged

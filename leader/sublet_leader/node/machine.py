@@ -21,6 +21,7 @@ from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import (
     AgentLongPollChanged,
     AgentMessageReceived,
+    AgentsExpired,
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
@@ -64,7 +65,6 @@ from sublet_protocol.messages.borrower_leader import (
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
-    ToBorrower,
     ToLeader,
     UpdateProgress,
 )
@@ -113,11 +113,8 @@ class Node:
         match event:
             case NodeStarted():
                 self._elect(el.StartCampaign(MAINTENANCE), now)
-            case AgentMessageReceived():
-                self._dead_agents.note_message(event.agent, event.message, now)
-                self._receive(event, now)
-            case AgentLongPollChanged():
-                self._dead_agents.note_poll(event.agent, event.is_held, now)
+            case AgentMessageReceived() | AgentLongPollChanged() | AgentsExpired():
+                self._on_agent_event(event, now)
             case WatcherLeaderQueryReceived():
                 self._on_leader_query(event)
             case GroupLeaderEvent(group_id, leader_event):
@@ -169,13 +166,10 @@ class Node:
 
     def _wake_at(self) -> float:
         stop = (_NEVER if self._stop_by is None else self._stop_by) + self.settings.lease_margin_s * self._releasing_all
-        return min([self._election_wake, stop, self.registry.wake_at(), *self._wake.values()])
-
-    def _send(self, agent: str, message: ToBorrower) -> None:
-        self._out.sends.append((agent, message))
+        return min([self._election_wake, stop, self.registry.wake_at(), self._parts.wake_at(), *self._wake.values()])
 
     def _invalidate(self, agent: str, borrower_id: str, reason: BorrowerEndReason, detail: str) -> None:
-        self._send(agent, Invalidate(borrower_id, 0, reason, detail))
+        self._out.sends.append((agent, Invalidate(borrower_id, 0, reason, detail)))
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
@@ -202,15 +196,22 @@ class Node:
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
+    def _on_agent_event(self, event: AgentMessageReceived | AgentLongPollChanged | AgentsExpired, now: float) -> None:
+        if isinstance(event, AgentMessageReceived):
+            self._dead_agents.note_message(event.agent, event.message, now)
+            self._receive(event, now)
+        elif isinstance(event, AgentLongPollChanged):
+            self._dead_agents.note_poll(event.agent, event.is_held, now)
+        else:
+            self._parts.remove_agents(event.agents)
+
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         admitted = self._parts.admit(received, now)
         if isinstance(admitted, Invalidate):
-            self._send(received.agent, admitted)
-        elif admitted is not None:
-            self._take_entire(admitted, now)
-
-    def _take_entire(self, received: AgentMessageReceived, now: float) -> None:
-        message = received.message
+            self._out.sends.append((received.agent, admitted))
+        if not isinstance(admitted, AgentMessageReceived):
+            return
+        received, message = admitted, admitted.message
         if isinstance(message, LeaderWanted):
             self._handle_leader_wanted(received, message, now)
         elif isinstance(message, Ping):
@@ -331,9 +332,8 @@ class Node:
     def _elect(self, event: el.Event, now: float) -> None:
         outcome = self.election.decide(event, now)
         lock_key = self.election.lock_key
-        self._out.requests.extend(
-            ClaimLeadership(claimed, now, lock_key, outcome.rivals.get(claimed)) for claimed in outcome.claims
-        )
+        for claimed in outcome.claims:
+            self._out.requests.append(ClaimLeadership(claimed, now, lock_key, outcome.rivals.get(claimed)))
         if outcome.renew:
             self._out.requests.append(RenewLeaderships(outcome.renew, now, lock_key))
         if outcome.release:
@@ -359,7 +359,7 @@ class Node:
     def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
         """Send all borrowers that wait for that group's leader to the node that leads it."""
         for received, borrower_id in self.registry.send_on(subscription):
-            self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
+            self._out.sends.append((received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address)))
 
     def _apply_desired_state(self, event: NodeDesiredStateRead, now: float) -> None:
         """Resign what must not be led any more; borrowers are sent to its leader, or request it from another node."""
@@ -478,9 +478,9 @@ class Node:
     def _pass_time(self, now: float) -> None:
         self._elect(Tick(), now)
         self._dead_agents.expire(now)
+        self._parts.expire(now)
         for group_id in [g for g, at in self._wake.items() if at <= now]:
-            leader = self.leaders.get(group_id)
-            if leader is not None:
+            if (leader := self.leaders.get(group_id)) is not None:
                 self._wake[group_id] = _NEVER
                 self._run_leader(leader, Tick(), now)
         for group in self.registry.take_idle_groups(now, self.settings.leader_idle_timeout_s, self.leaders):

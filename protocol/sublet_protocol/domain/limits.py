@@ -125,6 +125,16 @@ MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20
 """The keys of all subscriptions at a node together, in bytes; those of one principal have as many as are left free."""
+MAX_PARTIAL_BYTES_OF_NODE = 128 << 20
+"""What a node keeps of reclaims and disconnects in parts whose last one has not come, in bytes of memory,
+approximately: 320 for each stream, 64 for each of its epochs, 32 for each of their numbers. Those of one principal,
+where callers are not known of one agent, have as many as are left free. What finds no room is dropped, and its sender
+repeats it."""
+MAX_PARTIAL_BYTES_OF_AGENT = 32 << 20
+"""Of these, those of one agent. A message that is larger alone ends its sender, as denied."""
+PARTIAL_TIMEOUT_S = 60.0
+"""How long in seconds a node waits for the next part of a message; and no longer than the subscriber id of its agent is
+served."""
 MAX_CACHED_FILTERS = 256
 """Most compiled filters that a process keeps."""
 MAX_CACHED_BYTES = 1 << 20
