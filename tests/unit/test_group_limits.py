@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
+    HeldGrant,
     Invalidate,
     Revoked,
     StreamProgress,
     ToLeader,
     UpdateProgress,
 )
-from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, LendingChange
-from tests.unit.leader_bench import BORROWER, HEAD, Bench
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ForceRelease,
+    LendingChange,
+    ReclaimStream,
+    ReleaseStream,
+)
+from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted
 
 pytestmark = pytest.mark.conforms("P10", "X4")
 
@@ -132,3 +140,78 @@ def test_a_grant_that_was_never_given_moves_nothing() -> None:
         assert [one.reason for one in bench.received(Invalidate)] == [BorrowerEndReason.RETRY]
     bench.settle()
     assert bench.row(stream_id) == before
+
+
+def lines_of_reading(bench: Bench) -> list[tuple[str, str]]:
+    history = bench.store.history(bench.group.group_id)
+    return [(line.event, line.reason) for line in history if line.event in ("unreadable", "readable")]
+
+
+def report_error(bench: Bench, read_error: str, position: int = 1, borrower_id: str = BORROWER) -> None:
+    bench.receive(UpdateProgress(borrower_id, bench.term, (progress(bench, 1, position, read_error=read_error),)))
+
+
+def test_what_waits_for_a_stream_is_bounded() -> None:
+    """Whatever a holder sends while its stream is written: errors that change, progress, borrowers of one agent that
+    take it from each other, also while it is revoked. The end of its grant is written at once behind it."""
+    bench = granted()
+    bench.progress(1)  # in flight from now on
+    grant, number = bench.grant_id(), 2
+    for attempt in range(300):
+        bench.now += bench.settings.resend_interval_s / 10
+        report_error(bench, f"damaged {attempt}", attempt % HEAD, f"{AGENT}/{number - 1}")
+        bench.join(f"{AGENT}/{number}", reclaim=(HeldGrant(1, grant, attempt % HEAD),), borrower_number=number)
+        if attempt % 7 == 0:
+            bench.revoke(1)
+        number += 1
+    in_flight, *waiting = bench.leader.pending_changes()
+    assert isinstance(in_flight, AdvancePosition)
+    kinds = [(type(change), getattr(change, "event", None)) for change in waiting]
+    assert len(kinds) == len(set(kinds)) == 4, waiting
+    bench.leave(progress(bench, 1, HEAD - 1, final=True), borrower_id=f"{AGENT}/{number - 1}")
+    bench.settle()
+    assert bench.row().position == HEAD - 1
+    assert bench.grant_id() != grant
+
+
+def test_joined_reclaims_keep_the_furthest_progress() -> None:
+    """A later borrower that says less, and names no epoch, does not take back what an earlier one of its agent said."""
+    bench = Bench()
+    bench.join(session="s", session_epoch=4)
+    bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
+    bench.progress(1)
+    bench.join("a/2", reclaim=(bench.held(position=9),), session="s", session_epoch=4, borrower_number=2)
+    bench.join("a/3", reclaim=(bench.held(position=4),), borrower_number=3)
+    (_, reclaim) = bench.leader.pending_changes()
+    assert isinstance(reclaim, ReclaimStream)
+    assert (reclaim.borrower_id, reclaim.position, reclaim.session_epoch) == ("a/3", 9, 4)
+
+
+def test_read_errors_are_recorded_at_a_bounded_rate() -> None:
+    """At most one line of a stream in the resend interval, also where borrowers of one agent take it from each other;
+    the last state is recorded, though its holder says nothing more."""
+    bench, interval_s, seconds = granted(), LeaderSettings().resend_interval_s, 20
+    grant = bench.grant_id()
+    for step in range(seconds * 10):
+        bench.join(f"a/{step + 2}", reclaim=(HeldGrant(1, grant, 1),), borrower_number=step + 2)
+        for text in ("x", "y", "z"):
+            report_error(bench, text, borrower_id=f"a/{step + 2}")
+            bench.settle()
+        bench.tick(interval_s / 10)
+        bench.settle()
+    report_error(bench, "the last", borrower_id=f"a/{step + 2}")
+    bench.settle()
+    assert seconds / 2 <= len(lines_of_reading(bench)) <= seconds + 1
+    bench.pass_time(2 * interval_s)
+    assert lines_of_reading(bench)[-1] == ("unreadable", "the last")
+
+
+def test_an_end_does_not_wait_behind_read_errors() -> None:
+    """A line of a read error that was not written yet is not written any more when the grant ends."""
+    bench = granted()
+    bench.progress(1)
+    report_error(bench, "damaged")
+    bench.progress(5, final=True)
+    assert [type(change) for change in bench.leader.pending_changes()] == [AdvancePosition, ReleaseStream]
+    bench.settle()
+    assert lines_of_reading(bench) == []

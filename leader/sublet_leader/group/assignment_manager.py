@@ -56,6 +56,7 @@ class AssignmentManager:
         self._actions = GrantActionHandlers(group, term, streams, members, settings, send)
         self._rebalancer = Rebalancer(streams, members, group.options.strategy, settings)
         self._releasing: set[int] = set()
+        self._unrecorded: set[int] = set()
 
     # --- the table --------------------------------------------------------------------------------------------------
 
@@ -219,12 +220,26 @@ class AssignmentManager:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
                 self.apply_event(entry.assignment, GrantTransitionEvent.REVOKE, now)
 
-    def record_read_error(self, assignment: StreamAssignment, read_error: str) -> None:
-        """Record a change of the holder's read error in the history; an empty error means that it can read again."""
+    def record_read_error(self, assignment: StreamAssignment, read_error: str, now: float) -> None:
+        """Record a change of the holder's read error in the history, at most one of a stream in the resend interval; an
+        empty error means that it can read again."""
         if read_error != assignment.read_error and not assignment.is_final_queued:
             assignment.read_error = read_error
-            event, reason = (UNREADABLE, read_error) if read_error else (READABLE, "it can be read again")
-            self._streams.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, reason))
+            self._record_reading(assignment.stream_id, now)
+
+    def _record_reading(self, stream_id: int, now: float) -> None:
+        """Record what history does not have of the holder's reading, or leave it to a later call if it is too early."""
+        entry = self._streams.get(stream_id)
+        a = entry.assignment if entry is not None else None
+        self._unrecorded.discard(stream_id)
+        if entry is None or a is None or a.is_final_queued or a.read_error == a.recorded_read_error:
+            return
+        if now < entry.read_error_recorded_at + self._settings.resend_interval_s:
+            self._unrecorded.add(stream_id)
+            return
+        entry.read_error_recorded_at, a.recorded_read_error = now, a.read_error
+        event, reason = (UNREADABLE, a.read_error) if a.read_error else (READABLE, "it can be read again")
+        self._streams.enqueue(RecordHistory(a.stream_id, a.grant_id, event, reason))
 
     def apply_final_progress(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
         """Apply the progress of a disconnect, which names every stream that the borrower has; it never had the others,
@@ -304,6 +319,8 @@ class AssignmentManager:
         for waiting in self._find_pending_releases():
             if waiting.pending_release is not None and now >= waiting.pending_release.at:
                 self._write_in_time(waiting, waiting.pending_release)
+        for stream_id in tuple(self._unrecorded):
+            self._record_reading(stream_id, now)
         for stream_id in tuple(self._actions.waiting):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None

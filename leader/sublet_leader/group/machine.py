@@ -281,7 +281,7 @@ class GroupLeader:
         if entry is not None and entry.assignment is assignment:
             entry.meter.record(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
-                self._assignments.record_read_error(assignment, progress.read_error)
+                self._assignments.record_read_error(assignment, progress.read_error, now)
             elif (progress.poison or progress.beyond_head) and not assignment.is_final_queued:
                 assignment.poison, assignment.is_beyond_head = progress.poison, progress.beyond_head
                 assignment.reason = progress.read_error

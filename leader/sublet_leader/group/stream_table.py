@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     Lending,
     LendingChange,
@@ -25,8 +27,11 @@ from sublet_storage.groups.model.records import (
     LendingOutcome,
     LendingStatus,
     ReclaimStream,
+    RecordHistory,
     ReleaseStream,
 )
+
+P = TypeVar("P", AdvancePosition, ReleaseStream, ReclaimStream)
 
 BUSY_RETRY_S = 0.1
 """After which a change is retried whose row a user's transaction held locked."""
@@ -35,8 +40,9 @@ BUSY_RETRY_S = 0.1
 class StreamAssignment(Struct):
     """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
     to end, once that is decided; `delivered_end`: the offset up to which it was delivered, by its holder's final
-    progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: the offset before which it cannot be
-    decoded; `is_beyond_head`: it was found to end before what was read of it."""
+    progress; `read_error`: why its holder cannot read on, if it cannot; `recorded_read_error`: the last in
+    history; `poison`: the offset before which it cannot be decoded; `is_beyond_head`: it was found to end before what
+    was read of it."""
 
     stream_id: int
     borrower_id: str
@@ -52,6 +58,7 @@ class StreamAssignment(Struct):
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
     read_error: str = ""
+    recorded_read_error: str = ""
     poison: int = 0
     is_beyond_head: bool = False
     is_aborted: bool = False
@@ -80,7 +87,7 @@ class StreamEntry(Struct):
 
     `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,
     as far as this leader knows. `valid_until`: until then a former holder may begin calls on it. `denied_session`: the
-    session that had it and may not come back.
+    session that had it and may not come back. `read_error_recorded_at`: when a line about reading it was last queued.
     """
 
     lending: Lending
@@ -94,6 +101,7 @@ class StreamEntry(Struct):
     valid_until: float = float("-inf")
     pending_release: DeferredForceRelease | None = None
     denied_session: str | None = None
+    read_error_recorded_at: float = float("-inf")
 
     @property
     def is_quiet(self) -> bool:
@@ -195,24 +203,17 @@ class StreamTable:
         return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and entry.is_quiet and not held_back
 
     def enqueue(self, change: LendingChange) -> None:
-        """Queue a change; it replaces progress that is still queued before it."""
+        """Queue a change behind those that wait, joined with those of them that it makes needless: what waits for one
+        stream is bounded, whatever its holder sends."""
         entry = self._streams[change.stream_id]
-        last_change = entry.queue[-1] if entry.queue else None
-        if (
-            isinstance(last_change, AdvancePosition)
-            and isinstance(change, AdvancePosition | ReleaseStream)
-            and last_change.grant_id == change.grant_id
-        ):
-            entry.queue.pop()
-            consumed = (
-                last_change.consumed.max_of(change.consumed) if last_change.consumed is not None else change.consumed
-            )
-            change = replace(change, position=max(last_change.position, change.position), consumed=consumed)
-            if isinstance(change, AdvancePosition):
-                change = replace(
-                    change, in_doubt=choose_latest_in_doubt(change.in_doubt, last_change.in_doubt, change.grant_id)
-                )
-        entry.queue.append(change)
+        others: list[LendingChange] = []
+        for earlier in entry.queue:
+            joined = _join(earlier, change)
+            if joined is None:
+                others.append(earlier)
+            else:
+                change = joined
+        entry.queue = [*others, change]
         self._ready.add(change.stream_id)
 
     def take_writable(self, now: float) -> tuple[LendingChange, ...]:
@@ -332,6 +333,36 @@ class StreamTable:
         self._forget_name(entry.lending.session or "", entry.lending.stream_id)
         self._ready.discard(entry.lending.stream_id)
         return True
+
+
+def _join(earlier: LendingChange, change: LendingChange) -> LendingChange | None:
+    """Return the change that does what both do, one after the other, if the earlier need not be written by itself; else
+    None. The end of a grant needs no line that says whether it could be read; that it was revoked is a line before."""
+    if isinstance(earlier, GrantStream | FreeReservedStream) or isinstance(change, GrantStream | FreeReservedStream):
+        return None
+    if earlier.grant_id != change.grant_id:
+        return None
+    match earlier, change:
+        case AdvancePosition(), AdvancePosition():
+            in_doubt = choose_latest_in_doubt(change.in_doubt, earlier.in_doubt, change.grant_id)
+            return replace(_join_progress(earlier, change), in_doubt=in_doubt)
+        case AdvancePosition(), ReleaseStream():
+            return _join_progress(earlier, change)
+        case ReclaimStream(), ReclaimStream():
+            epoch = earlier.session_epoch if change.session_epoch is None else change.session_epoch
+            return replace(_join_progress(earlier, change), session_epoch=epoch)
+        case RecordHistory(), RecordHistory() if earlier.is_of_reading == change.is_of_reading:
+            return change
+        case RecordHistory(is_of_reading=True), ReleaseStream() | ForceRelease():
+            return change
+        case _:
+            return None
+
+
+def _join_progress(earlier: AdvancePosition | ReclaimStream, change: P) -> P:
+    """Return the change with the further progress of both."""
+    consumed = change.consumed if earlier.consumed is None else earlier.consumed.max_of(change.consumed)
+    return replace(change, position=max(earlier.position, change.position), consumed=consumed)
 
 
 def give_back(

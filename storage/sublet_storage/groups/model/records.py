@@ -251,6 +251,11 @@ class RecordHistory(Struct, frozen=True):
     event: str
     reason: str
 
+    @property
+    def is_of_reading(self) -> bool:
+        """Return whether it says that the holder cannot read on, or can again."""
+        return self.event in (UNREADABLE, READABLE)
+
 
 LendingChange = (
     GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | FreeReservedStream | RecordHistory
