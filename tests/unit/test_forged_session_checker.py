@@ -26,6 +26,10 @@ def drawn(play: Play, session: str = "etl") -> int:
     return play.store.next_session_epoch(GROUP, session)
 
 
+def names(play: Play) -> dict[str, str | None]:
+    return {member.borrower_id: member.session for member in play.machine.leaders[1].members}
+
+
 def admitted(play: Play) -> list[str]:
     found = [message.borrower_id for message in play.received(LeaderConnectResponse)]
     play.sent.clear()
@@ -147,12 +151,12 @@ def want_as(play: Play, principal: str | None, borrower_id: str, epoch: int) -> 
 
 
 def test_another_principal_takes_over_no_name() -> None:
-    """With an epoch that was drawn for it, too, and without one."""
+    """With an epoch that was drawn for it, too."""
     play = Play()
     first = drawn(play)
     want_as(play, "user:a", "a/1", first)
     assert admitted(play) == ["a/1"]
-    for epoch in (0, first, drawn(play)):
+    for epoch in (first, drawn(play)):
         want_as(play, "user:b", "x/1", epoch)
         (denied,) = play.received(Invalidate)
         assert (denied.borrower_id, denied.reason) == ("x/1", BorrowerEndReason.DENIED)
@@ -170,7 +174,8 @@ def test_a_name_for_people_is_anybodys_until_drawn() -> None:
     want_as(play, "user:a", "a/2", drawn(play))
     assert admitted(play) == ["a/2"]
     want_as(play, "user:b", "b/2", 0)
-    assert [one.borrower_id for one in play.received(Invalidate)] == ["b/2"]
+    assert admitted(play) == ["b/2"], "who used it before another drew for it goes on"
+    assert names(play) == {"a/1": "etl", "b/1": "etl", "a/2": "etl", "b/2": None}, "and is not shown as its owner"
     want_as(play, "user:a", "a/3", 0)
     assert admitted(play) == ["a/3"], "its own"
 

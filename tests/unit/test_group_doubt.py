@@ -220,6 +220,17 @@ def test_nothing_is_reserved_after_invalid_progress() -> None:
     assert (bench.row().in_doubt, bench.forced()[-1].redelivery_end) == (None, HEAD)
 
 
+def test_a_denied_name_for_display_frees_nothing() -> None:
+    """Whoever shows another's name, and is denied, does not end what is reserved for that session."""
+    bench, _ = planned()
+    leave_it_reserved(bench)
+    bench.settle()
+    bench.join("b/1", session="etl")
+    bench.give(MemberRightRevoked("b/1", "no right to join"))
+    bench.settle()
+    assert (bench.row().status, bench.row().session) == (LendingStatus.RESERVED, "etl")
+
+
 def test_a_name_that_is_given_again_keeps_its_plans() -> None:
     bench, _ = planned()
     bench.give(MemberRightRevoked("a/1", "no right to join"))

@@ -240,6 +240,20 @@ def test_a_successor_of_its_process_reclaims_by_name() -> None:
     assert history(bench, "force_release") == []
 
 
+@pytest.mark.conforms("X5")
+def test_a_name_for_display_gives_no_epoch_to_a_row() -> None:
+    """Else an agent would fence another's session: with a row under its name, and the epoch of one of its own."""
+    bench = Bench(options=STABLE)
+    bench.joined("a/1")
+    bench.change_row(session="worker")
+    bench.lead()
+    bench.join("a/2", session="own", session_epoch=9, reclaim=(bench.held(),))
+    bench.settle()
+    assert (bench.row().borrower_id, bench.row().session, bench.row().session_epoch) == ("a/2", "worker", None)
+    named(bench, "b/1", epoch=5)
+    assert bench.leader.members.get("b/1") is not None
+
+
 # --- the strategy, and what is recorded -------------------------------------------------------------------------------
 
 

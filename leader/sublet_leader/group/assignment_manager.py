@@ -108,7 +108,7 @@ class AssignmentManager:
         previous = entry.assignment
         self._actions.detach(entry)
         self.begin_grant(entry, member, now, grant_id=grant.grant_id)
-        epoch = member.session_epoch or None
+        epoch = member.session_epoch or None if member.session == entry.lending.session else None
         fields = (grant.stream_id, grant.grant_id, grant.position, member.borrower_id, member.agent, epoch)
         self._streams.enqueue(ReclaimStream(*fields, grant.consumed, member.lock_valid_s))
         if previous is not None and previous.status is GrantStatus.REVOKING:

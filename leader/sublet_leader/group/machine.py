@@ -451,7 +451,7 @@ class GroupLeader:
         """Evict a member. Nothing is reserved for the session of one that is denied, neither what it left in doubt."""
         is_denied = end is BorrowerEndReason.DENIED
         self._assignments.evict(member, reason, now, is_denied=is_denied)
-        if is_denied and member.session is not None:
+        if is_denied and member.session is not None and member.session_epoch:
             self._assignments.deny_session(member.session)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)

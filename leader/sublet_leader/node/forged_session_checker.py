@@ -6,6 +6,8 @@ queries the last one drawn; the requests wait for the answer.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
@@ -64,8 +66,9 @@ class ForgedSessionChecker:
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
         """Return the requests to continue, and the rejections: only of the request it was queried for, as the others
-        may have drawn theirs since; of all, if the name is not the principal's. If the database did not answer, none
-        continues, and all will be repeated."""
+        may have drawn theirs since; of all that have an epoch, if the name is not the principal's: the others, to which
+        it is only for display, continue without it. If the database did not answer, none continues, and all will be
+        repeated."""
         question, last_epoch = answer.request, answer.last
         waiters, first_key = self._waiting.pop(question, {}), self._first_waiters.pop(question, None)
         for key in waiters:
@@ -75,7 +78,8 @@ class ForgedSessionChecker:
         if last_epoch is None:
             return [], []
         if answer.denied is not None:
-            return [], [(r.agent, _make_denial(request, answer.denied)) for r, request in waiters.values()]
+            unnamed = [_drop_name(received, w) for received, w in waiters.values() if not w.session_epoch]
+            return unnamed, [(r.agent, _make_denial(w, answer.denied)) for r, w in waiters.values() if w.session_epoch]
         name = question.subscription, question.session
         self._last_epochs.pop(name, None)
         self._last_epochs[name] = question.principal, last_epoch
@@ -91,6 +95,11 @@ class ForgedSessionChecker:
 
 def _make_query(subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted) -> ReadSessionEpoch:
     return ReadSessionEpoch(subscription, request.session or "", received.principal)
+
+
+def _drop_name(received: AgentMessageReceived, request: LeaderWanted) -> Waiter:
+    request = replace(request, session=None)
+    return replace(received, message=request), request
 
 
 def _deny(request: LeaderWanted, last_epoch: int) -> Invalidate:
