@@ -26,13 +26,16 @@ create function is_fenced(p_producer text, p_incarnation bigint) returns boolean
                   where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation)
 $$;
 
--- Record, for a retry, that a producer's block was not stored; the last 1000 are stored, more than commit at once.
+-- Record, for a retry, that a producer's block was not stored; at most 1000 are stored, more than commit at once: this one
+-- and the last of the others.
 create function record_rejection(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
 returns void language sql as $$
   update producer p
      set rejected = jsonb_build_object(format('%s:%s', p_incarnation, p_sequence), p_outcome) || (
-       select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(p.rejected)
-        where split_part(key, ':', 1)::bigint = p_incarnation and split_part(key, ':', 2)::bigint > p_sequence - 1000)
+       select coalesce(jsonb_object_agg(key, value), '{}') from (
+         select key, value from jsonb_each(p.rejected)
+          where split_part(key, ':', 1)::bigint = p_incarnation and split_part(key, ':', 2)::bigint > p_sequence - 1000
+          order by split_part(key, ':', 2)::bigint desc limit 999) as others)
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
 

@@ -532,6 +532,17 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
         impatient.close()
 
 
+@pytest.mark.conforms("A8")
+def test_a_claim_behind_the_last_term_is_a_data_error(postgres: PostgresWorld) -> None:
+    """A node's health ignores those of claims: they are about one group's row."""
+    postgres.connection.execute(
+        "insert into leadership (leadership_id, term, expires_at) values (7, 9223372036854775807, 'epoch')"
+    )
+    with pytest.raises(psycopg.DataError, match="out of range"):
+        postgres.store.claim(7, ONE, LEASE_S)
+    assert postgres.store.claim(8, ONE, LEASE_S).node.name == ONE.name
+
+
 @pytest.mark.conforms("A9")
 def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
     group, _, _, held = postgres.granted(5)

@@ -383,3 +383,12 @@ def test_a_row_that_is_no_rule_ends_no_other_right(
     assert (finding.state, "'user:x read a/#/b *' by somebody" in finding.detail) == (Severity.WARNING, True)
     assert conn.execute("select revoke_access('user:x', 'read', 'a/#/b', '*')").fetchone() == (True,)
     assert read_rules(conn).unreadable == []
+
+
+@pytest.mark.conforms("X7")
+def test_a_character_that_is_none_yet_allows_nothing(conn: psycopg.Connection[Any]) -> None:
+    """The database takes what Unicode has not assigned as printable: the row is shown as what it is."""
+    assert conn.execute("select allow_access('user:\u0378', 'read', '#', '*')").fetchone() == (True,)
+    (row,) = read_rules(conn).unreadable
+    assert row.row == "user:\u0378 read # *"
+    assert read_rules(conn).rules == []

@@ -143,3 +143,21 @@ def test_a_page_of_streams_is_one_call(conn: psycopg.Connection[Any]) -> None:
         assert [each.end_offset for each in answers] == [sequence] * len(streams) + [sequence + 1] * len(streams)
     times = conn.execute("select array_agg(appended_at order by end_offset) from block group by stream_id").fetchall()
     assert all(each == sorted(each) for (each,) in times)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("first_step_last", [(1, 1, 1_100), (10**9, -1, 10**9 - 1_100), (10**9, -3, 10**9 - 3_300)])
+def test_few_rejections_of_a_producer_are_stored(conn: Connection, first_step_last: tuple[int, int, int]) -> None:
+    """Whatever numbers it gives its blocks: each call reads and writes them all. The last one is among them."""
+    first, step, last = first_step_last
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset) values ('p', 7, 1, 0, 0)"
+        )
+        conn.execute(
+            "select record_rejection('p', 1, n, 7, 'expired') from generate_series(%s::bigint, %s, %s) as n",
+            (first, last, step),
+        )
+        ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
+    assert len(rejected) == 1_000
+    assert rejected[f"1:{last}"] == "expired"

@@ -131,6 +131,27 @@ def test_a_refusal_that_lasts_is_a_denial(signals: HealthSignals, time: Time, pr
 
 
 @pytest.mark.conforms("A8")
+def test_one_groups_malformed_row_is_no_denial(signals: HealthSignals, time: Time) -> None:
+    """The node leads the others. Any other claim that is refused, and any renewal, is one."""
+    request = ClaimLeadership(7, 0.0)
+    failed = LeadershipClaimCompleted(request, None)
+    for _ in range(3):
+        ask(signals, request, failed, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
+        time.now += SETTINGS.claim_retry_interval_s
+        signals.beat()
+    assert state(signals) is HealthState.OK
+    renew(signals, {7: 1}, None, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
+    time.now += SETTINGS.claim_retry_interval_s
+    signals.beat()
+    assert state(signals) is HealthState.DENIED
+    renew(signals, {7: 1}, {7})
+    ask(signals, request, failed, psycopg.errors.InsufficientPrivilege("no"))
+    time.now += SETTINGS.claim_retry_interval_s
+    ask(signals, request, failed, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
+    assert (state(signals), worst(signals).detail) == (HealthState.DENIED, "no"), "that of one row ends no denial"
+
+
+@pytest.mark.conforms("A8")
 def test_a_maintenance_that_cannot_be_claimed_is_shown(signals: HealthSignals, time: Time) -> None:
     """The node serves: a frozen process of Postgres of the node that runs the maintenance may hold the row."""
     request = ClaimLeadership(MAINTENANCE, 0.0)

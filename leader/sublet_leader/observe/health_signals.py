@@ -55,8 +55,9 @@ class DatabaseHealth(Struct):
 
 class HealthSignals(Struct):
     """All signals, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers and no
-    leader; None: not counted yet. `job_connections`: the latest connection of each job of the maintenance.
-    `maintenance_failure`: the maintenance could not be claimed: groups do not depend on it."""
+    leader; None: not counted yet. `lease_failure`: a lease of groups was refused, but for a claim that one group's
+    malformed row refuses: the node leads the others. `job_connections`: the latest connection of each job of the
+    maintenance. `maintenance_failure`: the maintenance could not be claimed: groups do not depend on it."""
 
     clock: Callable[[], float]
     incarnation: str = ""
@@ -92,7 +93,7 @@ class HealthSignals(Struct):
         if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
             if isinstance(request, ClaimLeadership) and request.leadership_id == MAINTENANCE:
                 self.maintenance_failure = _lease_outcome(problem, self.maintenance_failure, now)
-            else:
+            elif isinstance(request, RenewLeaderships) or not isinstance(problem, psycopg.DataError):
                 self.lease_failure = _lease_outcome(problem, self.lease_failure, now)
         match answer:
             case LeadershipRenewalCompleted(RenewLeaderships(terms=terms), renewed) if renewed is not None:
