@@ -243,7 +243,6 @@ def test_history_has_a_failures_begin_and_end() -> None:
     bench = leading()
     for trouble in ("", "damaged", "damaged", "", ""):
         say(bench, trouble)
-        bench.tick(bench.settings.resend_interval_s)
     assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
     assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
 

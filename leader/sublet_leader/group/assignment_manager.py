@@ -221,8 +221,8 @@ class AssignmentManager:
                 self.apply_event(entry.assignment, GrantTransitionEvent.REVOKE, now)
 
     def record_read_error(self, assignment: StreamAssignment, read_error: str, now: float) -> None:
-        """Record a change of the holder's read error in the history, at most one of a stream in the resend interval; an
-        empty error means that it can read again."""
+        """Record a change of the holder's read error in the history, at most one error of a stream in the resend
+        interval; an empty error means that it can read again, which is recorded at once behind one that was."""
         if read_error != assignment.read_error and not assignment.is_final_queued:
             assignment.read_error = read_error
             self._record_reading(assignment.stream_id, now)
@@ -234,10 +234,11 @@ class AssignmentManager:
         self._unrecorded.discard(stream_id)
         if entry is None or a is None or a.is_final_queued or a.read_error == a.recorded_read_error:
             return
-        if now < entry.read_error_recorded_at + self._settings.resend_interval_s:
+        if a.read_error and now < entry.read_error_recorded_at + self._settings.resend_interval_s:
             self._unrecorded.add(stream_id)
             return
-        entry.read_error_recorded_at, a.recorded_read_error = now, a.read_error
+        entry.read_error_recorded_at = now if a.read_error else entry.read_error_recorded_at
+        a.recorded_read_error = a.read_error
         event, reason = (UNREADABLE, a.read_error) if a.read_error else (READABLE, "it can be read again")
         self._streams.enqueue(RecordHistory(a.stream_id, a.grant_id, event, reason))
 

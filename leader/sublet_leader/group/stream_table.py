@@ -87,7 +87,7 @@ class StreamEntry(Struct):
 
     `reserved_until`: until then the free or reserved row is reserved for its session. `last_holder`: its last holder,
     as far as this leader knows. `valid_until`: until then a former holder may begin calls on it. `denied_session`: the
-    session that had it and may not come back. `read_error_recorded_at`: when a line about reading it was last queued.
+    session that had it and may not come back. `read_error_recorded_at`: when a read error was last queued.
     """
 
     lending: Lending
