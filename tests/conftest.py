@@ -189,8 +189,7 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 
 class _SilentPublisher:
-    def announce_head(self, stream_id: int) -> None:
-        """Leave it to `publish_heads`."""
+    may_announce = False
 
     def publish_heads(self, heads: object) -> None:
         """Send nothing."""

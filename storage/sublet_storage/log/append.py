@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 from msgspec import Struct
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import Format, TransactionStatus
+from psycopg.pq import Format, PipelineStatus, TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import (
@@ -121,8 +121,8 @@ def append(
 class SingleAppender:
     """Appends one block at a time over a connection in autocommit mode: one thread may send it, and another receive the
     answer. `follow_up`: a statement that may be sent before the answer is there, for a transaction of its own behind
-    it. Nothing else may be executed over the connection until `finish`. Methods raise `psycopg.Error`, too, after which
-    it is of no more use.
+    it. Nothing else may be executed over the connection until the answer is received, and where there is a follow-up,
+    until `finish`. Methods raise `psycopg.Error`, too, after which it is of no more use.
     """
 
     def __init__(self, conn: BoundedConnection, follow_up: str) -> None:
@@ -137,11 +137,16 @@ class SingleAppender:
         """Return whether the connection is open, and no statement runs on it."""
         return self.conn.info.transaction_status is TransactionStatus.IDLE
 
-    def send(self, append: BlockAppend) -> None:
-        """Send it without waiting for the server."""
+    @property
+    def _is_in_pipeline(self) -> bool:
+        return self._server.pipeline_status != PipelineStatus.OFF
+
+    def send(self, append: BlockAppend, *, is_followed: bool = False) -> None:
+        """Send it without waiting for the server. `is_followed`: a follow-up may be sent."""
         parameters = _list_parameters(append)
         values = self._dumper.dump_sequence(parameters, [PyFormat.BINARY] * len(parameters))
-        self._server.enter_pipeline_mode()
+        if is_followed:
+            self._server.enter_pipeline_mode()
         self._send(_SINGLE_APPEND_NAME, values, [Format.BINARY] * len(values))
 
     def send_follow_up(self, parameters: Sequence[bytes]) -> None:
@@ -150,19 +155,21 @@ class SingleAppender:
         self._send(_FOLLOW_UP_NAME, parameters, None)
 
     def _send(self, name: bytes, values: Sequence[Any], formats: Sequence[Format] | None) -> None:
-        self._owes_sync = True  # until it is sent: an exception of a signal handler may prevent it
+        self._owes_sync = self._is_in_pipeline  # until it is sent: an exception of a signal handler may prevent it
         self._server.send_query_prepared(name, values, formats)
-        self._server.pipeline_sync()
-        self._owes_sync = False
+        self._send_owed_sync()
 
-    def receive(self) -> AppendResult:
-        """Wait for the answer to the append that was sent. Raise what `append` raises."""
+    def _send_owed_sync(self) -> None:
         if self._owes_sync:
             self._server.pipeline_sync()
             self._owes_sync = False
+
+    def receive(self) -> AppendResult:
+        """Wait for the answer to the append that was sent. Raise what `append` raises."""
+        self._send_owed_sync()
         with map_append_errors(self.conn):
             result = self.conn.receive_result()
-        if not self.has_follow_up:
+        if self._is_in_pipeline and not self.has_follow_up:
             self.finish()
         outcome, end_offset = result.get_value(0, 0), result.get_value(0, 1)
         assert outcome is not None

@@ -124,6 +124,11 @@ class NotificationPublisher:
         if heads and not self._is_in_vain():
             self.publish([stream_change(stream_id, head, closed=False) for stream_id, head in heads.items()])
 
+    @property
+    def may_announce(self) -> bool:
+        """Return whether it is worth a call of `announce_head`."""
+        return self._senders.notify_channel is not None and not self._is_in_vain()
+
     def announce_head(self, stream_id: int) -> tuple[str, bytes] | None:
         """Return the channel of NOTIFY, and the message with marks in place of the head, by which the caller itself
         announces over its own connection that the stream has grown; None where it has to publish the head."""

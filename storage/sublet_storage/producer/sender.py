@@ -133,7 +133,7 @@ class Sender(threading.Thread):
         self._unanswered = self._stamp(load)
         if self._appender is not None:
             with contextlib.suppress(psycopg.Error):
-                self._send_alone(self._appender, self._unanswered)
+                self._send_announced(self._appender, self._unanswered)
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
         entered_at, sent = find_entered_at(loads), self._unanswered
@@ -206,13 +206,14 @@ class Sender(threading.Thread):
         if self._appender is None or self._appender.conn is not conn:
             self._appender = SingleAppender(conn, NOTIFY_HEAD)
         if self._appender.is_ready:
-            self._send_alone(self._appender, appends[0])
+            self._appender.send(appends[0])
         return [self._appender.receive()]
 
-    def _send_alone(self, appender: SingleAppender, append: BlockAppend) -> None:
+    def _send_announced(self, appender: SingleAppender, append: BlockAppend) -> None:
         """Send it, and behind it the announcement that its stream has grown, where that reaches all who listen."""
-        appender.send(append)
-        if (announcement := self._notifier.announce_head(append.stream_id)) is not None:
+        is_followed = self._notifier.may_announce
+        appender.send(append, is_followed=is_followed)
+        if is_followed and (announcement := self._notifier.announce_head(append.stream_id)) is not None:
             appender.send_follow_up(encode_head_parameters(*announcement, append.stream_id))
 
     def _stop_fenced(self, loads: list[PendingBlock]) -> None:
