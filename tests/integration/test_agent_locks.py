@@ -155,16 +155,15 @@ def test_a_new_leader_leaves_the_living_their_streams(stage: Stage, trouble: str
     pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
     with stage.scene.load():
         granted = grants_at_work(stage)
-    stage.fleet.nodes[stage.scene.claim().node.name].kill()
-    if trouble == "frozen":
-        stage.fleet.consumers["a"].signal(signal.SIGSTOP)
-        last(5.0)
-        assert stage.scene.grants() == granted
-        stage.fleet.consumers["a"].signal(signal.SIGCONT)
-    else:
-        stage.scene.ask("select pg_terminate_backend(pid) from unnest(%s::integer[]) pid", (list(pids.values()),))
-        eventually(lambda: all(holder(stage, a) not in (None, pid) for a, pid in pids.items()), WAIT_S, stage.said)
-    with stage.scene.load():
+        stage.fleet.nodes[stage.scene.claim().node.name].kill()
+        if trouble == "frozen":
+            stage.fleet.consumers["a"].signal(signal.SIGSTOP)
+            last(5.0)
+            assert stage.scene.grants() == granted
+            stage.fleet.consumers["a"].signal(signal.SIGCONT)
+        else:
+            stage.scene.ask("select pg_terminate_backend(pid) from unnest(%s::integer[]) pid", (list(pids.values()),))
+            eventually(lambda: all(holder(stage, a) not in (None, pid) for a, pid in pids.items()), WAIT_S, stage.said)
         for name in ("a", "b"):
             stage.more(of=name)
     assert stage.verdict().explained == []
