@@ -76,8 +76,9 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = (START + timedelta(microseconds=span[end].value) for end in ("min", "max"))  # `as_py` imports pandas
-    epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch["epoch"])
-    return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
+    epochs = batch["epoch"].slice(0, 1) if column_encoding.has_one_epoch(codec) else batch["epoch"]
+    bounds = compute_epoch_bounds(epochs)
+    return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, bounds)
 
 
 def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Buffer]:
@@ -171,11 +172,6 @@ def _parse_epoch_bounds(stored: str) -> BlockEpochRange:
 
 parsed_epoch_bounds = BoundedCache(_parse_epoch_bounds, max_entries=1024)
 """The bounds of rows, by their text."""
-
-
-def _get_only_epoch(batch: pa.RecordBatch) -> BlockEpochRange:
-    epoch = tuple(batch.column("epoch")[0].as_py())
-    return BlockEpochRange((epoch,), (epoch,))
 
 
 def filter_by_topic(batch: pa.RecordBatch, filter: TopicFilter, topics: Sequence[str] | None = None) -> pa.RecordBatch:

@@ -126,8 +126,8 @@ class NotificationPublisher:
 
     @property
     def may_announce(self) -> bool:
-        """Return whether it is worth a call of `announce_head`."""
-        return self._senders.notify_channel is not None and not self._is_in_vain()
+        """Return whether it is worth a call of `announce_head`, at a glance: without the lock."""
+        return self._senders.notify_channel is not None and self._may_send_at_once(time.monotonic())
 
     def announce_head(self, stream_id: int) -> tuple[str, bytes] | None:
         """Return the channel of NOTIFY, and the message with marks in place of the head, by which the caller itself

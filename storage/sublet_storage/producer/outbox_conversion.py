@@ -37,6 +37,9 @@ FETCHED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 """A row that is larger by Postgres' own measure is not even fetched: it is refused for certain."""
 
 
+_REFUSED = (UsageError, UnknownSpace, MalformedRow)
+"""What a publisher raises for a message that it does not take."""
+
 _PUBLISH = "select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)"
 
 
@@ -66,9 +69,6 @@ def publish_in_transaction(
     """Write a row of the outbox in the transaction that is open. `headers`: as JSON."""
     call = sql.SQL(_PUBLISH).format(sql.Identifier(resolve_schema_name()))
     conn.execute(call, (topic, value, key, headers, timestamp))
-
-
-_REFUSED = (UsageError, UnknownSpace, MalformedRow)
 
 
 def validate_rows(

@@ -81,7 +81,7 @@ class PublisherRoutingTable:
     def find_stream(self, topic: str, key: bytes | None) -> int:
         """Return the open stream of one message. Raise `InvalidTopic`, `UsageError` for a topic of another space, or
         `MalformedRow`."""
-        return self._get_ring(self._find_space_id(topic)).find_stream_id(hash_key(key, topic))
+        return self._rings[self._find_space_id(topic)].find_stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Raise what `find_stream` raises for the first topic that may not be published to."""
@@ -133,7 +133,7 @@ class PublisherRoutingTable:
         hashes = hash_keys(keys)
         stream_ids: pa.Array | None = None
         for space_id in sorted(set(spaces)):
-            streams = pa.array(self._get_ring(space_id).find_stream_ids(hashes), pa.int64()).take(key_indices)
+            streams = pa.array(self._rings[space_id].find_stream_ids(hashes), pa.int64()).take(key_indices)
             if stream_ids is None:
                 stream_ids = streams
             else:
@@ -156,19 +156,20 @@ class PublisherRoutingTable:
                 f"topic {topic!r} belongs to space {space.name!r}, and this publisher is for space {self._only!r}. "
                 "Use another publisher, or leave its space out."
             )
-        self._get_ring(space.space_id)
+        self._build_ring(space)
         if len(self._topics) >= _CACHED_TOPICS:
             self._topics.clear()
         self._topics[topic] = space.space_id
         return space.space_id
 
-    def _get_ring(self, space_id: int) -> HashRing:
-        if (ring := self._rings.get(space_id)) is None:
+    def _build_ring(self, space: Space) -> None:
+        """Build the ring of a space where a topic is found in it for the first time."""
+        if space.space_id not in self._rings:
             try:
-                ring = self._rings[space_id] = HashRing(each for each in self._streams if each.space_id == space_id)
+                ring = HashRing(each for each in self._streams if each.space_id == space.space_id)
             except MalformedRow as error:
-                raise MalformedRow(f"space {self._spaces[space_id].name!r}: {error}") from None
-        return ring
+                raise MalformedRow(f"space {space.name!r}: {error}") from None
+            self._rings[space.space_id] = ring
 
 
 def _is_constant(column: pa.Array) -> bool:
