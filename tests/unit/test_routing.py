@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import pairwise
 
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, MalformedRow, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, find_stream_ids
 from sublet_storage.spaces.routing import (
     RING,
     GenerationTopicFilters,
@@ -95,7 +96,7 @@ def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
     ring = HashRing([StreamCatalogRow(index, 1, 1, low, high, 0) for index, (low, high) in enumerate(cut)][::-1])
     edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}
     assert [ring.find_stream_id(edge) for edge in edges] == list(edges.values())
-    assert ring.find_stream_ids(edges) == list(edges.values())
+    assert find_stream_ids(ring, array("Q", edges)).to_pylist() == list(edges.values())
 
 
 @pytest.mark.conforms("X4")

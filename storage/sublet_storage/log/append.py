@@ -50,7 +50,7 @@ select outcome, end_offset from append_blocks(
   %b::text, %b::bigint, %b::bigint[], %b::bigint[], %b::integer[], %b::timestamptz[], %b::timestamptz[], %b::text[],
   %b::smallint[], %b::bytea[], %b::text[]::jsonb[])"""
 
-_MAX_SHARED_BYTES = 64 * 1024
+_MAX_SHARED_BYTES = 160 * 1024
 """Bytes of a payload, on average, up to which blocks are appended by one call: the server copies them more often."""
 
 

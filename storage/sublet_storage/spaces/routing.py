@@ -6,6 +6,8 @@ topic, for a message without a key) falls into the half-open range of exactly on
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
@@ -22,7 +24,8 @@ RING = 1 << 64
 MAX_SHARDS = 4096
 
 _ARC = RING // MAX_SHARDS
-_ARC_SHIFT = _ARC.bit_length() - 1
+ARC_SHIFT = _ARC.bit_length() - 1
+"""A hash without this many of its lowest bits is the number of its arc: one of `MAX_SHARDS` equal parts of the ring."""
 
 HashRange = tuple[int, int]
 
@@ -61,9 +64,12 @@ def hash_key(key: bytes | None, topic: str) -> int:
     return xxhash.xxh3_64_intdigest(topic.encode() if key is None else key)
 
 
-def hash_keys(keys: Iterable[bytes]) -> list[int]:
+def hash_keys(keys: Iterable[bytes]) -> array[int]:
     """Return the `hash_key` of each key."""
-    return list(map(xxhash.xxh3_64_intdigest, keys))
+    hashes = array("Q", b"".join(map(xxhash.xxh3_64_digest, keys)))  # which are big-endian
+    if sys.byteorder == "little":
+        hashes.byteswap()
+    return hashes
 
 
 def split_ring(shards: int) -> list[HashRange]:
@@ -145,24 +151,15 @@ class HashRing:
                 f"the open streams do not tile the ring ({shown or 'none'}): not each key has one of them. Who writes "
                 "rows by SQL did this: `sublet spaces rollover` opens others."
             )
-        self._by_arc = self._compute_arcs()
+        self.by_arc = self._compute_arcs()
+        """The stream of each arc; empty if one is cut."""
 
     def find_stream_id(self, hashed: int) -> int:
         """Return the id of the stream whose range contains the hash."""
         return self._ids[bisect_right(self._starts, hashed) - 1]
 
-    def find_stream_ids(self, hashes: Iterable[int]) -> list[int]:
-        """Return the `find_stream_id` of each hash."""
-        if self._by_arc:
-            by_arc, shift = self._by_arc, _ARC_SHIFT
-            return [by_arc[hashed >> shift] for hashed in hashes]
-        ids, starts = self._ids, self._starts
-        return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
-
-    def _compute_arcs(self) -> list[int]:
-        """Return the stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no
-        search."""
+    def _compute_arcs(self) -> array[int]:
         if any(start % _ARC for start in self._starts):
-            return []
-        cuts = pairwise([*self._starts, RING])
-        return [id for id, (start, end) in zip(self._ids, cuts, strict=True) for _ in range((end - start) // _ARC)]
+            return array("q")
+        cuts = zip(self._ids, pairwise([*self._starts, RING]), strict=True)
+        return array("q", [id for id, (start, end) in cuts for _ in range((end - start) // _ARC)])

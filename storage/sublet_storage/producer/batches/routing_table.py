@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +13,15 @@ from sublet_protocol.domain.errors import InvalidTopic, MalformedRow, ProducerFe
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.producer.delivery import Rows
-from sublet_storage.spaces.routing import HashRing, Space, StreamCatalogRow, find_space_for, hash_key, hash_keys
+from sublet_storage.spaces.routing import (
+    ARC_SHIFT,
+    HashRing,
+    Space,
+    StreamCatalogRow,
+    find_space_for,
+    hash_key,
+    hash_keys,
+)
 from sublet_storage.spaces.space_queries import read_routing_table
 from sublet_storage.util import arrow_compute as pc
 
@@ -133,7 +142,7 @@ class PublisherRoutingTable:
         hashes = hash_keys(keys)
         stream_ids: pa.Array | None = None
         for space_id in sorted(set(spaces)):
-            streams = pa.array(self._rings[space_id].find_stream_ids(hashes), pa.int64()).take(key_indices)
+            streams = find_stream_ids(self._rings[space_id], hashes).take(key_indices)
             if stream_ids is None:
                 stream_ids = streams
             else:
@@ -170,6 +179,15 @@ class PublisherRoutingTable:
             except MalformedRow as error:
                 raise MalformedRow(f"space {space.name!r}: {error}") from None
             self._rings[space.space_id] = ring
+
+
+def find_stream_ids(ring: HashRing, hashes: array[int]) -> pa.Array:
+    """Return the `find_stream_id` of each hash; without Python for each, unless the ring is cut into uncommon parts."""
+    if not ring.by_arc:
+        return pa.array(map(ring.find_stream_id, hashes), pa.int64())
+    by_arc = pa.Array.from_buffers(pa.int64(), len(ring.by_arc), [None, pa.py_buffer(ring.by_arc)])
+    arcs = pa.Array.from_buffers(pa.uint64(), len(hashes), [None, pa.py_buffer(hashes)])
+    return by_arc.take(pc.shift_right(arcs, pa.scalar(ARC_SHIFT, pa.uint64())))
 
 
 def _is_constant(column: pa.Array) -> bool:
