@@ -102,6 +102,10 @@ declare
   most constant bigint := (2047::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296;
 begin
   perform check_producer(p_producer);
+  if starts_with(p_producer, 'feed/') then
+    perform reject_message('producer ' || quote_literal(left(p_producer, 80)),
+      'names that begin with feed/ are those of producers at nodes, which register none', 'Choose another name.');
+  end if;
   if p_incarnation not between 1 and most then
     perform reject_message('incarnation ' || p_incarnation, 'it is one that was drawn, from 1 to ' || most,
       'Leave it out, and one is drawn.');

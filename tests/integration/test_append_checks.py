@@ -203,10 +203,16 @@ def test_a_producers_name_has_a_bound_at_each_way(
 
 
 def test_a_producers_longest_name_is_taken(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+    register_producer(conn, "é" * 127 + "a")
+    conn.execute("update producer set incarnation = 1")
     for name in ("é" * 127 + "a", "feed/" + "a" * 1276):
-        register_producer(conn, name)
-        conn.execute("update producer set incarnation = 1")
         assert conn.execute(APPEND_AS, {**good, "name": name}).fetchone() == ("appended",)
+
+
+@pytest.mark.conforms("X5")
+def test_a_nodes_producer_is_not_registered(conn: psycopg.Connection[Any]) -> None:
+    """A registration would fence it for longer than its own numbers can grow."""
+    assert "names that begin with feed/" in refused(conn, {}, "select register_producer('feed/user:etl/p')")
 
 
 @pytest.mark.parametrize("sink", ["é" * 130 + "a", "", None])

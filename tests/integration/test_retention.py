@@ -269,19 +269,22 @@ def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> Non
 
 
 def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
-    """Those that are registered are not."""
+    """A registration only once nothing else of the name is left; the next one fences all the same."""
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
     assert IdleProducerCleaner(idle_s=60)(conn) == 0
     conn.execute("update producer set updated_at = updated_at - interval '1 h'")
     assert IdleProducerCleaner(idle_s=60)(conn) == 1
     assert conn.execute("select stream_id from producer").fetchall() == [(0,)]
+    before = conn.execute("select incarnation from producer").fetchall()
+    assert IdleProducerCleaner(idle_s=60)(conn) == 1
+    with Publisher(database, producer="meter") as publisher:
+        publisher.publish("eu/1", b"x").result(30)
+        assert conn.execute("select min(incarnation) from producer").fetchall() > before
 
 
 @pytest.mark.conforms("E39")
-def test_idle_producers_are_found_some_at_a_time(
-    conn: Connection,
-) -> None:
+def test_idle_producers_are_found_some_at_a_time(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are found, whoever comes meanwhile."""
 
     def add(*names: str, idle: bool) -> None:
@@ -294,6 +297,7 @@ def test_idle_producers_are_found_some_at_a_time(
 
     add("a", "b", "d", idle=True)
     add("c", idle=False)
+    monkeypatch.setattr("sublet_storage.spaces.retention.MAX_PRODUCER_STEPS", 1)
     passes = IdleProducerCleaner(idle_s=60, step=4)
     found = [passes(conn)]
     add("0", idle=True)  # behind where it is
@@ -301,3 +305,12 @@ def test_idle_producers_are_found_some_at_a_time(
     assert max(found) <= 4
     assert sum(found) == 12
     assert conn.execute("select distinct producer_id from producer").fetchall() == [("c",)]
+
+
+@pytest.mark.conforms("E39")
+def test_many_idle_producers_take_few_passes(conn: Connection) -> None:
+    conn.execute(
+        "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, updated_at)"
+        " select 'p' || n, 0, 1, 1, 1, now() - interval '1 h' from generate_series(1, 50) as n"
+    )
+    assert IdleProducerCleaner(idle_s=60, step=10)(conn) == 50

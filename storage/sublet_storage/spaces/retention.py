@@ -34,8 +34,10 @@ log = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 2.0
 POSTPONED_LOG_INTERVAL_S = 3600.0
 PRODUCER_RETENTION_S = 7 * 86400.0
-PRODUCERS_STEP = 200
-"""How many rows of producers are looked at in one pass."""
+PRODUCERS_STEP = 1000
+"""How many rows of producers are looked at at a time."""
+MAX_PRODUCER_STEPS = 10
+"""How many steps are taken in one pass, where each finds that half of what it looks at can be deleted."""
 
 _LATER = (
     psycopg.errors.LockNotAvailable,
@@ -102,15 +104,18 @@ _postponed_log_throttle = LogThrottle(POSTPONED_LOG_INTERVAL_S)
 _FIRST = ("", -1)
 """Before all producers and their streams."""
 
-# By age they cannot be found: an index over a time that each append moves would make each write to the indexes.
+# By age they cannot be found: an index over a time that each append moves would make each write to the indexes. The
+# registration of a name (stream 0) is deleted when nothing else of it is left.
 _FORGET_PRODUCERS = """
 with few as materialized (
   select producer_id, stream_id from producer where (producer_id, stream_id) > (%(after)s, %(stream)s)
    order by producer_id, stream_id limit %(step)s
 ), forgotten as (
   delete from producer p using few
-   where (p.producer_id, p.stream_id) = (few.producer_id, few.stream_id) and p.stream_id <> 0
-     and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s) returning 1)
+   where (p.producer_id, p.stream_id) = (few.producer_id, few.stream_id)
+     and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s)
+     and (p.stream_id <> 0 or not exists (
+       select from producer other where other.producer_id = p.producer_id and other.stream_id <> 0)) returning 1)
 select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
 
 # No row is read of a space that never had a location.
@@ -182,13 +187,22 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
 
 class IdleProducerCleaner:
     """A cleaner whose passes over an autocommit connection take some producers each, from where the last one ended.
-    Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
+    Deletes the last sequences, and then the registrations, of those idle for so long that no retry of theirs, or of
+    those that they fence, can be under way."""
 
     def __init__(self, idle_s: float = PRODUCER_RETENTION_S, step: int = PRODUCERS_STEP) -> None:
         self._idle_s, self._step, self._last_key = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
         """Execute one pass; return the number of deleted rows."""
+        deleted_count = 0
+        for _ in range(MAX_PRODUCER_STEPS):
+            deleted_count += (last_count := self._delete_some(conn, guard))
+            if 2 * last_count < self._step:
+                break
+        return deleted_count
+
+    def _delete_some(self, conn: psycopg.Connection[Any], guard: Guard | None) -> int:
         with conn.transaction():
             if guard is not None:
                 guard(conn)
