@@ -27,7 +27,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
-from sublet_storage.log.fetch import LogPage
+from sublet_storage.log.fetch import MATCH_ALL, LogPage
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
@@ -213,12 +213,17 @@ def test_little_that_was_waited_for_is_asked_for_alone(database: str, conn: Conn
 
 
 def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connection) -> None:
-    """Its last statement names the newest partition, as the second read of a generation does."""
+    """Its last statement names the newest partition, and the server keeps a plan for reads with that filter."""
     stream = stream_of(conn, "default")
     put(conn, stream, b"never read")
     with contextlib.closing(DatabaseMessageReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
-        reader.warm_up()
-        assert f"from {format_partition_name(generation_of(conn, stream))}" in last_statement(conn)
+        for filter, plan_count in ((MATCH_ALL, 1), (TopicFilter("a/+"), 2)):
+            reader.warm_up(filter)
+            assert f"from {format_partition_name(generation_of(conn, stream))}" in last_statement(conn)
+            statement = "select count(*) from pg_prepared_statements where generic_plans > 0"
+            plans = reader.query(partial(psycopg.Connection.execute, query=statement))
+            assert plans is not None
+            assert plans.fetchall() == [(plan_count,)]
 
 
 def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connection) -> None:

@@ -33,8 +33,12 @@ class Play:
         self.handler = SessionAssignment(self.reports.append)
         self.granted = self.lend(1)
 
+    def grant(self, stream_id: int, grant_id: int = 1) -> None:
+        grant = Grant("b", 1, stream_id, grant_id, FROM, 1, 0, 1, "#", grant_key=GRANT_KEY)
+        self.handler.apply_update(StreamGranted(grant))
+
     def lend(self, grant_id: int) -> GrantedStream:
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, grant_id, FROM, 1, 0, 1, "#", grant_key=GRANT_KEY)))
+        self.grant(7, grant_id)
         found = self.handler.next_readable(lambda _: True)
         assert found is not None
         self.handler.release_read(found)
@@ -57,6 +61,17 @@ class Play:
 
     def last(self) -> tuple[int, bool]:
         return self.reports[-1].position, self.reports[-1].is_final
+
+
+def test_new_streams_are_read_before_the_others_again() -> None:
+    play = Play()
+    play.grant(8)
+    play.grant(9)
+    play.grant(10)
+    play.handler.apply_update(StreamRemoved(8, 1, GrantEndOutcome.LOST))
+    play.grant(11)
+    read = [play.handler.next_readable(lambda _: True) for _ in range(4)]
+    assert [each.stream_id for each in read if each is not None] == [9, 10, 11, 7]
 
 
 @pytest.mark.conforms("E8")

@@ -26,6 +26,7 @@ from sublet_protocol.domain.errors import (
     PositionBeyondHead,
     PositionGone,
 )
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
 from tests.kit import GRANT_KEY
@@ -75,7 +76,7 @@ class Reader:
         self.gone: dict[int, Exception] = {}
         self.messages: tuple[pa.RecordBatch, ...] = ()
 
-    def warm_up(self) -> None:
+    def warm_up(self, filter: TopicFilter) -> None:
         """Nothing to prepare."""
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> LogPage | None:

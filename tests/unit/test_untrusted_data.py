@@ -18,6 +18,7 @@ OTHERS = {
     "sublet_storage.log.block_encoder": {"new_stream", "IpcWriteOptions", "from_buffers"},  # of integers of its own
     "sublet_storage.log.fast_small_block_decoder": {"from_buffers"},  # of Python's values
     "sublet_storage.producer.batches.fast_small_block_packer": {"from_buffers"},  # the same
+    "sublet_storage.producer.batches.routing_table": {"from_buffers"},  # of integers of its own
     "sublet_leader.feed.history_and_follow": {"new_stream"},
     "sublet_borrower.node_client.feed_reader": {"open_stream"},  # of gRPC
 }

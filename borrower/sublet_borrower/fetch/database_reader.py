@@ -16,6 +16,7 @@ import psycopg
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -42,12 +43,13 @@ class DatabaseMessageReader:
         self._url, self._batch_bytes, self._timeout_s = url, max_batch_bytes, timeout_s
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
-    def warm_up(self) -> None:
-        """Prepare the first read before anything is granted, since all streams granted at once wait for it: connect,
-        and read once. The first function of Arrow loads pyarrow.compute, and pandas where it is installed.
+    def warm_up(self, filter: TopicFilter = message_log.MATCH_ALL) -> None:
+        """Prepare the first reads with that filter before anything is granted, since all streams granted at once wait
+        for each other's: connect, and read. The first function of Arrow loads pyarrow.compute, and pandas where it is
+        installed.
         """
         pc.add(0, 0)
-        self.query(message_log.warm_up)
+        self.query(lambda connection: message_log.warm_up(connection, filter))
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.

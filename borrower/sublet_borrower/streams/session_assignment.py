@@ -50,6 +50,7 @@ class SessionAssignment:
         self._lock = threading.RLock()
         self._granted: dict[int, GrantedStream] = {}
         self._turn: deque[int] = deque()
+        self._new_count = 0  # of the streams first in turn: those that were granted, and not looked at yet
         self._again_at = math.inf
 
     def apply_update(self, update: AssignmentUpdate) -> None:
@@ -80,6 +81,7 @@ class SessionAssignment:
         with self._lock:
             for _ in range(len(self._turn)):
                 granted = self._granted[self._turn[0]]
+                self._new_count = max(0, self._new_count - 1)
                 self._turn.rotate(-1)  # at once: an exception here must not leave a stream out
                 if granted.may_have_more and allowed(granted):
                     granted.is_reading = True
@@ -311,7 +313,8 @@ class SessionAssignment:
                 grant_key=grant.grant_key,
                 step_planner=EpochStepPlanner(grant.position, grant.consumed),
             )
-        self._turn.append(grant.stream_id)
+        self._turn.insert(self._new_count, grant.stream_id)  # its first messages come before more of the others
+        self._new_count += 1
 
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
         """Record the groups' progress, and mark the streams for which more may be completed."""
@@ -332,4 +335,5 @@ class SessionAssignment:
         granted = self._granted.pop(stream_id, None)
         if granted is not None:
             granted.is_ended, granted.is_lost = True, reason is GrantEndOutcome.LOST
+            self._new_count -= self._turn.index(stream_id) < self._new_count
             self._turn.remove(stream_id)

@@ -51,7 +51,7 @@ from sublet_storage.log.complete_epoch_filter import ExcludedEpochs, drop_exclud
 from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
-from sublet_storage.log.partition_reads import read_blocks, read_partition
+from sublet_storage.log.partition_reads import keep_plan, read_blocks, read_partition
 from sublet_storage.objects.remote_reads import attach_payloads
 from sublet_storage.util import arrow_compute as pc
 
@@ -245,14 +245,14 @@ def fetch_next(
     return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
 
 
-def warm_up(conn: BoundedConnection) -> None:
-    """Do what the first read of a connection and of a process takes longest for: the server loads its catalogs and
+def warm_up(conn: BoundedConnection, filter: TopicFilter) -> None:
+    """Do what the first reads of a connection and of a process take longest for: the server loads its catalogs and
     plans, and Arrow its functions. No message is read, which may be large, elsewhere or damaged."""
     newest = "select stream_id, head, generation_id from stream order by stream_id desc limit 1"
     with suppress(SubletError, InsufficientPrivilege):  # the reads raise what prevents it
         conn.timeline_number()
         for stream_id, head, generation_id in conn.execute(newest).fetchall():
-            fetch(conn, stream_id, head, generation_id=generation_id)
+            keep_plan(conn, partial(fetch, conn, stream_id, head, filter=filter, generation_id=generation_id))
     message = {"topic": "t", "key": b"", "value": b"", "timestamp": 0}
     codec, payload = encode(pa.RecordBatch.from_pylist([message] * 8, schema=BLOCK_SCHEMA))
     add_position_columns(decode_block(codec, payload, 0, 8, 8), 0, 0)

@@ -7,7 +7,7 @@ and for a partition it keeps the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,9 @@ from psycopg.pq import TransactionStatus
 
 _MAX_GENERATIONS: Final = 1_000
 """The number of generations of which a connection caches that their partitions cannot be named."""
+
+_PLANNED_ANEW: Final = 5
+"""So often Postgres plans a prepared statement anew before it keeps a plan."""
 
 _unnamed: WeakKeyDictionary[psycopg.Connection[Any], set[int]] = WeakKeyDictionary()
 
@@ -44,6 +47,18 @@ def read_partition(
     """Return the rows of the statement, as `read_blocks` does, from the partition by its name."""
     partition = statement.replace("{block}", format_partition_name(generation_id))
     return conn.execute(partition, parameters, binary=True).fetchall()
+
+
+def keep_plan(conn: psycopg.Connection[Any], read: Callable[[], object]) -> None:
+    """Repeat a read of a partition until the server has a plan that it keeps for the reads to come."""
+    threshold = conn.prepare_threshold
+    if threshold is not None:
+        conn.prepare_threshold = 0
+    try:
+        for _ in range(_PLANNED_ANEW + 1):
+            read()
+    finally:
+        conn.prepare_threshold = threshold
 
 
 def _is_read_by_name(conn: psycopg.Connection[Any], generation_id: int) -> bool:
