@@ -62,6 +62,7 @@ def test_it_is_opened_when_needed_and_used_again() -> None:
         (DatabaseUnreachable("gone away"), False),
         (UnknownOutcome("gone away in a commit"), False),
         (psycopg.OperationalError("gone away"), False),
+        (psycopg.errors.ProgramLimitExceeded("too many notifications in the NOTIFY queue"), False),
         (psycopg.DataError("our own mistake"), False),
         (KeyboardInterrupt(), False),
     ],

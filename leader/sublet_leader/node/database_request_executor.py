@@ -29,7 +29,7 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
     WritesCommitted,
 )
-from sublet_protocol.domain.errors import PermissionDenied, StaleTerm, TooManyGroups, UndeclaredQueue
+from sublet_protocol.domain.errors import PermissionDenied, StaleTerm, TooManyGroups, UndeclaredQueue, UsageError
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.node_directory import NodeIncarnation
 
@@ -37,8 +37,9 @@ from sublet_storage.node_directory import NodeIncarnation
 def execute(
     request: DatabaseRequest, store: GroupStore, ref: NodeIncarnation, lease_s: float, jitter_s: float = 0.0
 ) -> DatabaseAnswer:
-    """Execute the request for the node `ref` and return the event that answers it, also for an undeclared queue or a
-    lost term. Raise what the store raises if the database did not answer: then `failure_answer` makes the event.
+    """Execute the request for the node `ref` and return the event that answers it, also for an undeclared queue, an
+    invalid value or a lost term. Raise what the store raises if the database did not answer: then `failure_answer`
+    makes the event.
 
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """
@@ -93,7 +94,7 @@ def _read_epoch(request: ReadSessionEpoch, store: GroupStore) -> SessionEpochRea
     try:
         if request.principal is not None:
             store.bind_session(*name, request.principal)
-    except PermissionDenied as problem:
+    except (PermissionDenied, UsageError) as problem:
         return SessionEpochRead(request, store.read_last_session_epoch(*name), str(problem))
     return SessionEpochRead(request, store.read_last_session_epoch(*name))
 
@@ -106,7 +107,7 @@ def _open(request: FindOrCreateGroup, store: GroupStore) -> GroupFoundOrCreated:
     try:
         group = store.open_group(request.subscription, request.starting_position, request.principal)
         return GroupFoundOrCreated(request, group)
-    except UndeclaredQueue as problem:
+    except (UndeclaredQueue, UsageError) as problem:
         return GroupFoundOrCreated(request, None, str(problem), is_final=True)
     except TooManyGroups as problem:  # its borrowers retry, and get it in a while
         return GroupFoundOrCreated(request, None, str(problem), is_limited=True)

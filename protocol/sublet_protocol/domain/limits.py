@@ -18,7 +18,8 @@ MAX_COMMAND_BYTES = MAX_SESSION_REQUEST_BYTES - ENVELOPE_BYTES
 """Largest command, and all commands of a batch together, in bytes."""
 
 MAX_TOPIC_BYTES = 4096
-"""Longest topic, or filter, in bytes of UTF-8."""
+"""Longest topic, or filter, in bytes of UTF-8. A filter of a group or a space that does not compress is refused from
+some 2 500 bytes on: Postgres takes no more in an index."""
 MAX_TOPIC_LEVELS = 128
 """Most levels of a topic, or a filter."""
 MAX_GROUP_CHARACTERS = 255

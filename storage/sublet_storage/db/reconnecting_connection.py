@@ -10,7 +10,13 @@ from types import TracebackType
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, TimelineChanged, UnknownOutcome
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    SubletError,
+    TimelineChanged,
+    UnknownOutcome,
+    UsageError,
+)
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.util.retry import Backoff
 
@@ -21,12 +27,29 @@ ANSWER_TIMEOUT_S = 5.0
 _LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
 
 
+def find_invalid_value(error: BaseException | None) -> UsageError | None:
+    """Return the error for who sent the request, if the server refused a value in it that is too large for a row or a
+    statement; else None.
+
+    To psycopg it is an `OperationalError`, like a lost connection. So are others of its class (SQLSTATE 54) that are
+    not about the request, and name no table: a full queue of notifications, no transaction ids left.
+    """
+    if isinstance(error, psycopg.errors.StatementTooComplex) or (
+        isinstance(error, psycopg.errors.ProgramLimitExceeded) and error.diag.table_name is not None
+    ):
+        return UsageError(
+            "a value in this request is too large for Postgres, and is not stored. Shorten it: docs/limits.md lists "
+            "how long each may be."
+        )
+    return None
+
+
 class ReconnectingConnection:
     """Not thread-safe. `connect` opens it and configures it.
 
     A `with` block uses it exclusively. An exception out of the block closes it, except for a `SubletError` about the
-    request; `TimelineChanged` may be about either. A caller that decides itself when to close it calls
-    `get_connection`.
+    request, and for an error that `find_invalid_value` turns into one; `TimelineChanged` may be about either. A caller
+    that decides itself when to close it calls `get_connection`.
 
     With a `log` the first failure in a row is a warning there, and the end of the row is logged too, and it cannot be
     opened again until a pause is over, which grows from one failure to the next. Without, the caller does both.
@@ -49,9 +72,10 @@ class ReconnectingConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        invalid = find_invalid_value(error)
         if isinstance(error, TimelineChanged):
             self.close()  # it may be this that leads to a server of the past, which is still there
-        elif error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
+        elif error is None or invalid is not None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
             if self._away:
                 self._on_return()
         elif isinstance(error, _LOST):
@@ -59,6 +83,8 @@ class ReconnectingConnection:
         else:
             self.close()
         self._in_use = False
+        if invalid is not None:
+            raise invalid from error
 
     def get_connection(self) -> BoundedConnection:
         """Return the connection, with no transaction open on it, nor a statement running, unless `expect_answer` was

@@ -2,7 +2,8 @@
 
 A call that fails raises one of two errors: nothing was written (`DatabaseUnreachable`), or it is unknown
 (`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
-call. What psycopg calls our own mistake is raised as it is, rolled back.
+call. A value that is too large for the server is a `UsageError`. What psycopg calls our own mistake is raised as it is.
+Both are rolled back.
 
 Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
 sends a Sync, not a Flush: only then does the server count the session as idle in a transaction, and end it by its
@@ -18,10 +19,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
+from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection, find_invalid_value
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")
@@ -110,11 +112,13 @@ class GroupStoreConnection:
         """Translate the error, and make the next call open another connection.
 
         Whether the server is reachable is tested: its last message may have arrived before it closed the connection. A
-        connection that survived is closed too: after a rejection within a pipeline psycopg may treat statements as
-        prepared that the server does not have, and they would always fail.
+        connection that survived is closed too, as another may lead to a server that takes the request; but not for an
+        invalid value, which all refuse.
         """
         text = format_error(error)
         alive = self._roll_back(connection)
+        if alive and (invalid := find_invalid_value(error)) is not None:
+            raise invalid from error
         self._reconnecting.close()
         if alive:
             if not isinstance(error, psycopg.OperationalError):
@@ -134,9 +138,15 @@ class GroupStoreConnection:
         ) from error
 
     def _roll_back(self, connection: Connection) -> bool:
-        """End the transaction; return False if the connection had to be closed for that."""
+        """End the transaction; return False if the connection had to be closed for that.
+
+        By psycopg's own method, within a transaction: after a rejection within a pipeline psycopg may treat statements
+        as prepared that the server does not have, and forgets all of them only then.
+        """
         try:
-            connection.execute("rollback")
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                connection.execute("begin")
+            connection.rollback()
         except psycopg.Error:
             self._reconnecting.close()
             return False
