@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right, check_principal, parse_right
@@ -59,6 +64,46 @@ def test_several_rules_do_not_add_up() -> None:
     halves = AccessRules([rule("user:a", Right.READ, "a/b"), rule("user:a", Right.READ, "a/+/#")])
     assert halves.find_rule("user:a", Right.READ, TopicFilter("a/+")) is not None
     assert halves.find_rule("user:a", Right.READ, TopicFilter("a/#")) is None
+
+
+def count_lines(work: Callable[[], object]) -> int:
+    """Return how many lines of Python are executed for the work."""
+    lines, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("right", "filter", "group"),
+    [
+        (Right.PUBLISH, "tenant-{}/#", "*"),
+        (Right.PUBLISH, "tenant/+/{}", "*"),
+        (Right.JOIN, "tenant-{}/#", "team"),
+        (Right.JOIN, "#", "team-{}"),
+        (Right.WATCH, "tenant-{}/#", "team-{}-*"),
+    ],
+)
+def test_many_rules_take_no_longer_than_few(right: Right, filter: str, group: str) -> None:
+    """None is looked at that is of another topic or group: a batch has 10 000 topics, and a principal any number of
+    rules."""
+
+    def count(number: int) -> int:
+        granted = [rule("user:a", right, filter.format(n), group.format(n)) for n in range(100, 100 + number)]
+        rights, asked = AccessRules(granted), TopicFilter("tenant-1/eu/1")
+        return count_lines(lambda: rights.find_rule("user:a", right, asked, "team-1"))
+
+    assert count(300) == count(3)
 
 
 def test_without_rules_nothing_is_allowed() -> None:

@@ -8,6 +8,7 @@ filter is rejected, because what begins with it (`$SYS/...`, `$share/...`) is ne
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidFilter, InvalidTopic, UsageError
@@ -17,6 +18,7 @@ MAX_TIMELINE = 100
 """Longest name of a database's timeline, in characters."""
 _REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 _LITERAL, _ONE, _REST = range(3)
+_Value = TypeVar("_Value")
 
 
 def check_topic(text: str) -> str:
@@ -95,6 +97,42 @@ class TopicFilter:
         Two different filters that match the same topic never have the same key.
         """
         return tuple({"+": _ONE, "#": _REST}.get(level, _LITERAL) for level in self.levels)
+
+
+class FilterTree(Generic[_Value]):
+    """A value for each of many filters, as a tree of their levels: the filters that cover another one are found without
+    a look at the rest."""
+
+    __slots__ = ("_children", "_value")
+
+    def __init__(self) -> None:
+        self._children: dict[str, FilterTree[_Value]] = {}
+        self._value: _Value | None = None
+
+    def add(self, filter: TopicFilter, value: _Value) -> None:
+        """Store the filter's value, unless it has one."""
+        node = self
+        for level in _expand(filter.levels):
+            child = node._children.get(level)
+            if child is None:
+                child = node._children[level] = FilterTree()
+            node = child
+        if node._value is None:
+            node._value = value
+
+    def find_covering(self, filter: TopicFilter) -> list[_Value]:
+        """Return the value of each filter that covers this one, as `TopicFilter.covers` does."""
+        nodes, found = [self], list[FilterTree[_Value]]()
+        for level in _expand(filter.levels):
+            names = {level, "+"} if level != "#" else ()
+            children = [node._children for node in nodes]
+            found += [each["#"] for each in children if "#" in each]
+            nodes = [each[name] for each in children for name in names if name in each]
+            if not nodes:
+                break
+        found += nodes
+        found += [node._children["#"] for node in nodes if "#" in node._children]
+        return [node._value for node in found if node._value is not None]
 
 
 def _check_text(error: type[UsageError], subject: str, text: str) -> None:

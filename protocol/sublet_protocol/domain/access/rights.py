@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
-from sublet_protocol.domain.topics import TopicFilter, check_characters, text_error
+from sublet_protocol.domain.topics import FilterTree, TopicFilter, check_characters, text_error
 
 MAX_PRINCIPAL_CHARACTERS = 255
 ANYBODY = "*"
@@ -59,29 +59,43 @@ class AccessRule(Struct, frozen=True):
         check_principal(self.principal, may_be_anybody=True)
         _check_group_pattern(self.right, self.group)
 
-    def allows(self, filter: TopicFilter, group: str | None) -> bool:
-        """Return whether the rule covers all that the filter matches, in this group (None: in all groups)."""
-        return self._is_for_group(group) and self.filter.covers(filter)
-
-    def _is_for_group(self, group: str | None) -> bool:
-        if self.group == ANYBODY or not self.right.is_on_groups:
-            return True
-        if group is None:
-            return False
-        return group.startswith(self.group[:-1]) if self.group.endswith("*") else group == self.group
-
     def __str__(self) -> str:
         group = "" if self.group == ANYBODY else f" --group {self.group}"
         return f"{self.principal} {self.right} {self.filter}{group}"
+
+
+class _RuleIndex:
+    """The rules of one principal and right, by their patterns of groups and their filters: what is asked costs the same
+    whether there is one rule or thousands."""
+
+    def __init__(self) -> None:
+        self._by_group: dict[str, FilterTree[tuple[int, AccessRule]]] = {}
+        self._prefix_lengths: set[int] = set()
+        self._count = 0
+
+    def add(self, rule: AccessRule) -> None:
+        self._by_group.setdefault(rule.group, FilterTree()).add(rule.filter, (self._count, rule))
+        if rule.group.endswith("*"):
+            self._prefix_lengths.add(len(rule.group) - 1)
+        self._count += 1
+
+    def find(self, filter: TopicFilter, group: str | None) -> AccessRule | None:
+        """Return the first rule that covers all that the filter matches, in this group (None: in all groups)."""
+        patterns = {ANYBODY}
+        if group is not None:
+            patterns |= {group, *(group[:length] + "*" for length in self._prefix_lengths)}
+        trees = (self._by_group.get(pattern) for pattern in patterns)
+        found = [each for tree in trees if tree is not None for each in tree.find_covering(filter)]
+        return min(found)[1] if found else None
 
 
 class AccessRules:
     """All rules, by principal and right."""
 
     def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
-        self._rules: dict[tuple[str, Right], list[AccessRule]] = {}
+        self._rules: dict[tuple[str, Right], _RuleIndex] = {}
         for rule in rules:
-            self._rules.setdefault((rule.principal, rule.right), []).append(rule)
+            self._rules.setdefault((rule.principal, rule.right), _RuleIndex()).add(rule)
 
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
@@ -89,9 +103,9 @@ class AccessRules:
         """Return the rule that allows it; None: it is refused. `group`: of rights on groups; None: of all groups."""
         for each in right.included_in:
             for whose in (principal, ANYBODY):
-                for rule in self._rules.get((whose, each), ()):
-                    if rule.allows(filter, group):
-                        return rule
+                index = self._rules.get((whose, each))
+                if index is not None and (rule := index.find(filter, group)) is not None:
+                    return rule
         return None
 
     def has_right(self, principal: str, right: Right) -> bool:
