@@ -249,6 +249,28 @@ def test_a_request_after_a_revocation_is_refused(
     call(node, method, described, REQUESTS[name]("orders/#"), tokens["right"])
 
 
+@pytest.mark.conforms("X4")
+def test_who_may_not_publish_is_refused_unread(
+    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+) -> None:
+    """Its batch is not waited for, and so neither stored nor decoded."""
+    over = threading.Event()
+
+    def unfinished() -> Iterator[bytes]:
+        over.wait()
+        yield b""
+
+    allow(conn, rule("user:reader", Right.READ, "#"))
+    publish = node.stream_unary("/sublet.v1.Feed/Publish")
+    try:
+        with pytest.raises(grpc.RpcError) as refused:
+            publish(unfinished(), timeout=WAIT_S, metadata=bearer(token_of(conn, "user:reader")))
+    finally:
+        over.set()
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert "`sublet access allow user:reader publish FILTER`" in refused.value.details()
+
+
 def refused_code(node: grpc.Channel, token: str | None) -> grpc.StatusCode | None:
     """Return why a call with this token is refused; None where it is answered."""
     try:
@@ -373,10 +395,9 @@ class Refusing(sublet_pb2_grpc.FeedServicer, sublet_pb2_grpc.SessionServicer):  
 @pytest.mark.conforms("X4")
 def test_a_call_that_is_over_keeps_nothing() -> None:
     """Else requests of megabytes would wait for the collector, which counts objects."""
-    token = NewToken.draw()
-    cache = AccessCache(
-        AccessSnapshot("1", AccessRules([]), {token.token_id: ValidToken(token.digest, "user:a", 1e6)}), time.monotonic
-    )
+    token, publishes = NewToken.draw(), rule("user:a", Right.PUBLISH, "#")
+    valid = {token.token_id: ValidToken(token.digest, "user:a", 1e6)}
+    cache = AccessCache(AccessSnapshot("1", AccessRules([publishes]), valid), time.monotonic)
 
     def calls_in_memory() -> int:
         return sum(type(each).__name__ == "RPCState" for each in gc.get_objects())

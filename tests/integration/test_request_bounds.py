@@ -44,7 +44,8 @@ EMPTY_STREAMS = b"\x1a\x00" * 300_000
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     for name in ("member", "next"):
         allow(conn, rule(f"user:{name}", Right.JOIN, "orders/#"))
-    return {name: token_of(conn, f"user:{name}") for name in ("member", "next", "nobody")}
+    allow(conn, rule("user:publisher", Right.PUBLISH, "orders/#"))
+    return {name: token_of(conn, f"user:{name}") for name in ("member", "next", "publisher", "nobody")}
 
 
 @pytest.fixture
@@ -98,10 +99,11 @@ def test_each_method_has_a_bound(node: grpc.Channel, tokens: dict[str, str]) -> 
     """One byte more is refused unparsed; what is as large as that, and no request at all, after it was parsed."""
     assert set(METHODS) == set(RPC_RIGHTS)
     for method in METHODS:
+        token = tokens["publisher" if method.endswith("Publish") else "nobody"]
         limit = RPC_RIGHTS[method].max_bytes
-        code, text = refusal(node, method, bytes(limit + 1), tokens["nobody"])
+        code, text = refusal(node, method, bytes(limit + 1), token)
         assert (code, f"limit of this method is {limit}" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), method
-        code, text = refusal(node, method, b"\xff" * limit, tokens["nobody"])
+        code, text = refusal(node, method, b"\xff" * limit, token)
         assert (code, "cannot be parsed" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), method
 
 

@@ -62,6 +62,16 @@ class Caller:
         if not self.may(right, filter, group):
             raise self.denied_error(right, filter, group)
 
+    def check_somewhere(self, right: Right) -> None:
+        """Raise `PermissionDenied` unless a rule allows it on any topic or group, or the rules are too old to say."""
+        if self._access is not None and not self._access.is_stale and not self.may_somewhere(right):
+            self.note_refusal(f"{right} on anything")
+            command = f"sublet access allow {shlex.quote(str(self.principal))} {right} FILTER"
+            raise PermissionDenied(
+                f"{self.principal} has no right to {right} on anything: no rule allows it. "
+                f"An operator gives it with `{command}`."
+            )
+
     def check_token(self) -> None:
         """Note that a right was checked where there was no object to check it on; raise `Unauthenticated` as `check`
         does.

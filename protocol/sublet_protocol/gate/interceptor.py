@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
 from sublet_protocol.domain.limits import MAX_BATCHES_OF_PRINCIPAL
 from sublet_protocol.gate.bounded_request_parser import parse_request
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
@@ -32,7 +33,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     An unknown caller is refused before the message is read: else strangers could leave any number of messages
     unfinished, which the node would store. One with a certificate is refused, if that names no principal, once its
-    message is read.
+    message is read. Where messages are read here, one that has the method's right on nothing is refused before, too.
     """
 
     def __init__(self, gate: AccessGate) -> None:
@@ -81,6 +82,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def serve(request: Any, context: Any) -> Any:
             caller = await self._admit_call(context, method)
+            if limiter is not None and needed.right is not None:
+                await _abort_without_right(caller, needed.right, context)
             raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
             parse = partial(parse_request, raw, handler.request_deserializer, needed.max_bytes, context)
             parsed = [await (parse() if limiter is None else self._take_turn(caller, parse))]
@@ -133,6 +136,14 @@ async def _abort_unless_valid(caller: Caller, context: Any) -> None:
     except Unauthenticated as error:
         caller.note_refusal("a request that came once the caller's token or certificate was no longer valid")
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+
+
+async def _abort_without_right(caller: Caller, right: Right, context: Any) -> None:
+    """Abort the call of a caller that has the right on nothing."""
+    try:
+        caller.check_somewhere(right)
+    except PermissionDenied as error:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
 
 async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) -> None:
