@@ -433,6 +433,22 @@ def test_principals_work_in_rotation(database: str) -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_one_principal_leaves_others_a_thread(database: str) -> None:
+    """To publish: however many batches it has under way, and however long they take."""
+    limits, over = FeedLimits(), threading.Event()
+    most = limits.publishing_connections_of_principal
+    threads = DatabaseThreads(database, limits.publishing_connections, "publishing", most)
+    busy = [threads.submit(lambda _: over.wait(), "a") for _ in range(limits.publishing_connections + 1)]
+    try:
+        assert threads.submit(lambda _: "stored", "b").result(WAIT_S) == "stored"
+        assert sum(work.running() for work in busy) <= most
+    finally:
+        over.set()
+    assert all(work.result(WAIT_S) for work in busy), "what had to wait was done then"
+    threads.close()
+
+
+@pytest.mark.conforms("X4")
 def test_bookmarks_of_readers_are_bounded(database: str) -> None:
     """Together, as each is in memory for as long as its call lasts."""
     streams = MAX_BOOKMARK_STREAMS // 2 + 1

@@ -7,18 +7,19 @@ import gc
 import json
 import logging
 import shlex
+import threading
 import warnings
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import Context
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pyarrow as pa
 import pytest
 
-from sublet_leader.feed.publish import check_topics
+from sublet_leader.feed.publish import FeedPublishWriter, check_topics
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
@@ -26,8 +27,11 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate import gate as gate_module
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
-from sublet_protocol.gate.gate import AccessGate
+from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.gate.interceptor import GateInterceptor
+from sublet_protocol.messages.feed_messages import FeedPublishRequest
+from tests.integration.feed_kit import batch
+from tests.kit import WAIT_S, eventually
 
 ORDERS = TopicFilter("orders/#")
 NEW = NewToken.draw()
@@ -192,6 +196,37 @@ def test_a_token_is_checked_when_a_batch_is_stored() -> None:
     clock.now += 10
     with pytest.raises(Unauthenticated):
         check_topics(caller, messages)
+
+
+@pytest.mark.conforms("X4")
+def test_a_principals_batches_are_checked_in_turn() -> None:
+    """Each check needs the interpreter, and several at a time would delay all other calls the more. Others' batches do
+    not wait for it."""
+    begun, over = list[str](), threading.Event()
+
+    class Slow(AccessCache):
+        def find_rule(self, principal: str, *_: Any) -> None:
+            begun.append(principal)
+            assert over.wait(WAIT_S)
+
+    cache, writer = Slow(snapshot(), Clock()), FeedPublishWriter()
+    request = FeedPublishRequest("p", 1, 1, batch({"topic": "orders/eu"}))
+
+    def publish(principal: str) -> None:
+        with pytest.raises(PermissionDenied):
+            writer.store(cast(Any, None), request, Caller(principal, "", "Publish", cache, RefusalLog()))
+
+    with ThreadPoolExecutor() as threads:
+        try:
+            works = [threads.submit(publish, name) for name in ("user:a", "user:a", "user:b", "user:c", "user:d")]
+            eventually(lambda: len(set(begun)) > 1, WAIT_S)
+            wait(works[:2], timeout=0.2)
+            assert begun.count("user:a") <= 1
+        finally:
+            over.set()
+        for work in works:
+            work.result(WAIT_S)
+    assert begun.count("user:a") == 2
 
 
 class _Context:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
@@ -32,14 +32,18 @@ Work = Callable[[BoundedConnection], _T]
 
 class DatabaseThreads:
     """Threads with one connection each, opened on demand and discarded after an error. They take the work of principals
-    in rotation: one with much of it delays others by what is under way."""
+    in rotation: one with much of it delays others by what is under way. `max_of_principal`: the threads that one
+    principal has at most at a time; None: all."""
 
-    def __init__(self, url: str, threads: int, name: str) -> None:
+    def __init__(self, url: str, threads: int, name: str, max_of_principal: int | None = None) -> None:
         self._url, self._name = url, name
         self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
         self._of_thread = threading.local()
         self._connections: list[ReconnectingConnection] = []
         self._waiting: OrderedDict[str | None, deque[tuple[Future[Any], Work[Any]]]] = OrderedDict()
+        self._max_of_principal = max_of_principal or threads
+        self._running: Counter[str | None] = Counter()
+        self._passed_over = 0
         self._lock = threading.Lock()
 
     def submit(self, work: Work[_T], principal: str | None = None) -> Future[_T]:
@@ -81,16 +85,33 @@ class DatabaseThreads:
 
     def _run_next(self) -> None:
         with self._lock:
-            principal, waiting = self._waiting.popitem(last=False)
+            ready = [each for each in self._waiting if each is None or self._running[each] < self._max_of_principal]
+            if not ready:  # the next thread that ends its work submits this again
+                self._passed_over += 1
+                return
+            principal = ready[0]
+            waiting = self._waiting.pop(principal)
             future, work = waiting.popleft()
             if waiting:
                 self._waiting[principal] = waiting
+            self._running[principal] += 1
         if future.set_running_or_notify_cancel():
-            try:
-                future.set_result(self._call(work))
-            except BaseException as error:  # noqa: BLE001 - it is for who waits
-                future.set_exception(error)
-                del future, work  # the error has this frame
+            self._complete(future, work)
+        del future, work
+        with self._lock:
+            self._running[principal] -= 1
+            if not self._running[principal]:
+                del self._running[principal]
+            passed_over, self._passed_over = self._passed_over, 0
+        for _ in range(passed_over):
+            self._executor.submit(self._run_next)
+
+    def _complete(self, future: Future[_T], work: Work[_T]) -> None:
+        try:
+            future.set_result(self._call(work))
+        except BaseException as error:  # noqa: BLE001 - it is for who waits
+            future.set_exception(error)
+            del future, work  # the error has this frame
 
     def _call(self, work: Work[_T]) -> _T:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import psycopg
@@ -25,6 +26,10 @@ ATTEMPTS = 10
 PRODUCER = "feed/"
 """Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
+MAX_CHECKS = 64
+"""Maximum number of batches whose topics are checked at a time, one of each principal: a check holds the interpreter's
+lock, and each thread that wants it makes all others wait longer."""
+
 
 class FeedPublishWriter:
     """Caches the routes of all batches, with the database timeline on which they were read, until a stream turns out to
@@ -32,6 +37,7 @@ class FeedPublishWriter:
 
     def __init__(self) -> None:
         self._routes: tuple[str | None, PublisherRoutingTable] | None = None
+        self._checking = [threading.Lock() for _ in range(MAX_CHECKS)]
 
     def store(
         self, conn: psycopg.Connection[Any], request: feed_messages.FeedPublishRequest, caller: Caller
@@ -39,7 +45,8 @@ class FeedPublishWriter:
         """Store the batch; return its outcome and its number of messages. Raise what is wrong with it,
         `PermissionDenied`, `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
-        check_topics(caller, messages)
+        with self._checking[hash(caller.principal) % MAX_CHECKS]:
+            check_topics(caller, messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
         batch = IdempotentBatch(
             make_producer_id(caller, request.producer), request.incarnation, request.number, messages, digest

@@ -86,7 +86,9 @@ class FeedLimits(Struct, frozen=True):
     """Most memory of the bookmarks that these calls begin at."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
-    publishing_connections: int = 4
+    publishing_connections: int = 5
+    publishing_connections_of_principal: int = 4
+    """Less than all, so that others' batches do not wait until one of its own is decoded, checked and stored."""
     reading_connections: int = 4
     retry_after_ms: int = 50
     """When a publisher or a member that was refused shall come again."""
@@ -108,7 +110,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         gate: AccessGate | None = None,
     ) -> None:
         limits = limits or FeedLimits()
-        self._writing = DatabaseThreads(url, limits.publishing_connections, "feed publishing")
+        self._writing = DatabaseThreads(
+            url, limits.publishing_connections, "feed publishing", limits.publishing_connections_of_principal
+        )
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
