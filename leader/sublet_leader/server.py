@@ -203,6 +203,8 @@ class NodeServer:
             on_interest=self._on_interest,
             check_subscribe=self._callers.check_subscribe,
             on_poll=self._on_poll,
+            on_subscribed=self._callers.on_subscribed,
+            recheck=self._callers.recheck,
             check_agent=self._callers.check_agent,
             principal=lambda: self._gate.get_caller().principal,
             clock=boottime_clock,
@@ -476,10 +478,10 @@ class NodeServer:
             self._loop.call_soon_threadsafe(self._recheck_rights)
 
     def _recheck_rights(self) -> None:
-        """Check the rights of all members and watchers again: what is no longer allowed ends now."""
+        """Check the rights of all members and watchers again: what is no longer allowed ends."""
         for denied in self._callers.find_denied_members(self._machine.leaders.values()):
             self._handle(denied)
-        self._callers.expel_watchers()
+        self._callers.recheck_subscribers()
 
     def _find_maintenance_term(self) -> int | None:
         return self._machine.election.trusted_term(MAINTENANCE, boottime_clock())

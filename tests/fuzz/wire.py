@@ -106,7 +106,7 @@ def _mutated(payload: bytes, dice: random.Random) -> bytes:
 
 def _batch(found: Any) -> None:
     wire.check_request(found)
-    wire.check_batch(found)
+    wire.find_excess(found)
     wire.take_agent_key(found)
     for command in found.commands:
         wire.decode_command(command)

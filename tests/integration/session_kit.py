@@ -64,8 +64,13 @@ class Node:
             on_message or self.on_message,
             on_expired=self.expired.extend,
             on_interest=lambda *one: self.interest.append(one),
+            on_subscribed=self.on_subscribed,
+            recheck=self.recheck,
             channels=channels,
         )
+        self.has_lost_rights = False
+        self.subscribed: list[list[str]] = []
+        """The channels that its subscriber was subscribed to after each batch."""
         self.calls: list[str] = []
         self.wanted = 0
         """Requests for a leader that have arrived, also repeated ones."""
@@ -87,15 +92,24 @@ class Node:
                 response = PingResponse(borrower_id, 1, message.sent_at, 8.5)
                 self.sessions.send(subscriber_id, Channel.BORROWER, borrower_id, response)
 
+    def on_subscribed(self, subscriber_id: str) -> None:
+        self.subscribed.append(list(self.sessions.machine.subscriptions(subscriber_id)))
+
+    async def recheck(self, subscriber_id: str) -> None:
+        if self.has_lost_rights:
+            self.sessions.machine.expel(subscriber_id)
+
     def subscriptions(self) -> list[tuple[str, str | None]]:
         publisher = self.sessions.machine
-        return [one for name in publisher.subscriber_ids for one in publisher.subscriptions(name)]
+        subscribed = (publisher.subscriptions(name) for name in publisher.subscriber_ids)
+        return [(channel, key) for each in subscribed for channel, keys in each.items() for key in keys]
 
     async def check_no_leak(self) -> None:
         """Once everybody is forgotten nothing may be left of anybody. Whoever fails here says what is."""
         publisher = self.sessions.machine
         assert publisher.find_leaks() == ()
-        publisher.expire(math.inf)
+        while publisher.subscriber_ids:
+            publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
         assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [

@@ -192,6 +192,27 @@ def test_the_forgotten_are_notified() -> None:
     run(test)
 
 
+@pytest.mark.conforms("X1")
+@pytest.mark.parametrize("is_held", [False, True])
+def test_who_lost_a_right_gets_no_more_messages(is_held: bool) -> None:
+    """Neither by a poll that comes, nor by one that is held."""
+
+    async def test() -> None:
+        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+            stub, one = sublet_pb2_grpc.SessionStub(channel), proven("a")
+            subject = pb.Subject(channel=pb.CHANNEL_GROUP, key="k")
+            reply = await stub.Commands(pb.CommandBatch(**one, number=1, commands=[pb.Command(subscribe=subject)]))
+            assert node.subscribed == [[Channel.GROUP]], "whoever checks rights is called when it is subscribed"
+            poll = stub.Poll(pb.PollRequest(**one, incarnation=reply.incarnation, hold_ms=5_000)) if is_held else None
+            await until(lambda: node.sessions.held_polls == is_held)
+            node.has_lost_rights = True
+            node.sessions.publish(Channel.GROUP, "k", event(1))
+            answer = await (poll or stub.Poll(pb.PollRequest(**one, incarnation=reply.incarnation)))
+            assert (answer.unknown_subscriber, list(answer.messages)) == (True, [])
+
+    run(test)
+
+
 def test_the_refused_are_notified_too() -> None:
     """Whoever was asked whether they may subscribe forgets them."""
 

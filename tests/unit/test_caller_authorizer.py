@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from sublet_leader.node.caller_authorizer import CallerAuthorizer
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied
+from sublet_protocol.domain.limits import MAX_SUBSCRIPTIONS, MAX_WATCHES_OF_PRINCIPAL, SLICE_ITEMS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
@@ -24,6 +26,20 @@ GROUP, ELSEWHERE = "$share/billing/orders/#", "$share/billing/bills/#"
 TOKENS = {name: NewToken.draw() for name in ("user:a", "user:b")}
 
 
+class CountingCache(AccessCache):
+    """Counts how often rules are looked for."""
+
+    lookups = 0
+
+    def find_rule(self, *asked: Any) -> AccessRule | None:
+        self.lookups += 1
+        return super().find_rule(*asked)
+
+    def has_right(self, *asked: Any) -> bool:
+        self.lookups += 1
+        return super().has_right(*asked)
+
+
 class Node:
     """A node's rights, and who calls."""
 
@@ -33,7 +49,7 @@ class Node:
         orders = TopicFilter("orders/#")
         rules = [AccessRule("user:a", right, orders) for right in (Right.JOIN, Right.WATCH)]
         self._valid = valid
-        self.access = AccessCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
+        self.access = CountingCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
         self.publisher = make_node_side_machine("n1")
         self.rights = CallerAuthorizer(self.gate, self.publisher)
@@ -41,6 +57,11 @@ class Node:
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
         self.access.replace(AccessSnapshot("2", AccessRules(), self._valid))
+
+    def limit_watch(self, filter: str) -> None:
+        """From now on only user:a has a right, to watch this."""
+        rules = AccessRules([AccessRule("user:a", Right.WATCH, TopicFilter(filter))])
+        self.access.replace(AccessSnapshot("2", rules, self._valid))
 
     def call(self, name: str) -> CallerAuthorizer:
         self.gate.enter(self.gate.identify(f"Bearer {TOKENS[name].token.reveal()}", "", "Commands"))
@@ -109,13 +130,92 @@ def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
     assert not list(node.rights.find_denied_on_return("agent", leaders)), "once"
 
 
+def test_members_of_a_principal_are_judged_together(node: Node) -> None:
+    """A rule is looked for once for each group, however many sessions it has there."""
+    (leader,) = leads("agent")
+    leader.members *= 1_000
+    node.call("user:a").check_message("agent.1", Ping(("agent/1",), 1.0))
+    assert not list(node.rights.find_denied_members([leader, leader]))
+    assert node.access.lookups == 2
+    node.take_rules()
+    assert len(list(node.rights.find_denied_members([leader]))) == 1_000
+
+
+def recheck(node: Node, *, until: str = "") -> list[int]:
+    """Have all subscribers checked again; return how many rules were looked for in each round of the loop. `until`:
+    only until this one was checked, as for a poll of it."""
+    lookups: list[int] = []
+
+    async def run() -> None:
+        node.rights.recheck_subscribers()
+        checks = [node.rights.recheck(each) for each in ([until] if until else node.publisher.subscriber_ids)]
+        checking = asyncio.gather(*checks)
+        while not checking.done():
+            before = node.access.lookups
+            await asyncio.sleep(0)
+            lookups.append(node.access.lookups - before)
+
+    asyncio.run(run())
+    return lookups
+
+
 def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:
     """It comes again, and is asked."""
     publisher = node.publisher
     publisher.receive("agent.1", 1, [Subscribe(Channel.GROUP, GROUP)], 0.0)
     publisher.receive("other.1", 1, [], 0.0)
-    node.rights.expel_watchers()
+    recheck(node)
     assert publisher.subscriber_ids == ("other.1",)
+
+
+def subscribe(node: Node, agent: str, channel: Channel, *keys: str) -> None:
+    for key in keys:
+        node.call("user:a").check_subscribe(f"{agent}.1", channel, key)
+    node.publisher.receive(f"{agent}.1", 1, [Subscribe(channel, key) for key in keys], 0.0, "user:a")
+    node.rights.on_subscribed(f"{agent}.1")
+
+
+@pytest.mark.conforms("X4")
+def test_subscribers_are_checked_again_in_slices(node: Node) -> None:
+    """A change of a rule stops the loop for nobody; the keys of streams take one check together."""
+    watched = [f"$share/billing/orders/{number}" for number in range(MAX_WATCHES_OF_PRINCIPAL)]
+    subscribe(node, "watcher", Channel.GROUP, *watched)
+    subscribe(node, "member", Channel.STREAM, *map(str, range(MAX_SUBSCRIPTIONS)))
+    node.access.lookups = 0
+    lookups = recheck(node)
+    assert node.publisher.subscriber_ids == ("watcher.1", "member.1")
+    assert len(watched) < sum(lookups) <= 2 * (len(watched) + 1), "by its poll, and beside it"
+    assert max(lookups) <= SLICE_ITEMS
+
+
+@pytest.mark.conforms("X1")
+def test_a_poll_is_answered_by_the_new_rules(node: Node) -> None:
+    """Also while there are others that are not checked yet."""
+    for number in range(10):
+        keys = [f"$share/billing/orders/0/{number}/{key}" for key in range(90)]
+        subscribe(node, f"before{number}", Channel.GROUP, *keys)
+    subscribe(node, "last", Channel.GROUP, GROUP[:-1] + "last")
+    node.limit_watch("orders/0/#")
+    recheck(node, until="last.1")
+    assert not node.publisher.has_subscriber("last.1")
+    assert node.publisher.has_subscriber("before0.1")
+
+
+@pytest.mark.conforms("X1")
+def test_a_batch_that_was_checked_before_is_again(node: Node) -> None:
+    """It has subscribed after the rights had changed, and after its subscriber was checked."""
+    node.publisher.receive("agent.1", 1, [], 0.0, "user:a")
+    node.call("user:a").check_subscribe("agent.1", Channel.GROUP, GROUP)
+    node.take_rules()
+    recheck(node)
+    node.publisher.receive("agent.1", 2, [Subscribe(Channel.GROUP, GROUP)], 0.0, "user:a")
+
+    async def poll() -> None:
+        node.rights.on_subscribed("agent.1")
+        await node.rights.recheck("agent.1")
+
+    asyncio.run(poll())
+    assert node.publisher.subscriber_ids == ()
 
 
 def test_old_rules_deny_nobody_and_let_nobody_in(node: Node) -> None:

@@ -93,6 +93,39 @@ def test_thousands_of_cancelled_turns_pass_on() -> None:
     asyncio.run(run())
 
 
+def test_work_cancelled_between_slices_gives_no_turn() -> None:
+    """It has none while it waits for its next slice: else two worked at a time from then on."""
+
+    async def run() -> None:
+        turns, has_begun, is_over = CallerTurns(), asyncio.Event(), asyncio.Event()
+        working = most = 0
+
+        async def spend() -> None:
+            async with SlicedWork(turns, "cancelled") as turn:
+                await asyncio.sleep(0)  # until the others wait
+                await turn.spend(SLICE_ITEMS)
+
+        async def hold() -> None:
+            nonlocal working, most
+            async with SlicedWork(turns, "other"):
+                working += 1
+                most = max(most, working)
+                has_begun.set()
+                await is_over.wait()
+                working -= 1
+
+        cancelled, others = asyncio.create_task(spend()), [asyncio.create_task(hold()) for _ in range(2)]
+        await asyncio.wait_for(has_begun.wait(), 10)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.0, is_over.set)
+        await asyncio.wait_for(asyncio.gather(*others), 10)
+        assert most == 1
+
+    asyncio.run(run())
+
+
 def test_who_waits_has_not_the_turn() -> None:
     async def run() -> None:
         turns, over = CallerTurns(), asyncio.Event()

@@ -17,7 +17,7 @@ from sublet_protocol.pubsub.model import (
     UndecodableCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
+from sublet_protocol.pubsub.node_side_machine import MAX_EXPIRED_SUBSCRIPTIONS, NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
@@ -194,7 +194,7 @@ def test_a_repeated_batch_is_not_executed_again() -> None:
     assert isinstance(first, CommandsAccepted)
     assert first.messages == ((0, "hello"),)
     assert node.receive("a", 2, [Unsubscribe("logs", "k")], now=0) == CommandsAccepted((), ())
-    assert node.subscriptions("a") == ()
+    assert node.subscriptions("a") == {}
     assert node.receive("a", 2, [Unsubscribe("logs", "k")], now=0) == CommandsAlreadyExecuted(())
     node = publisher()
     node.receive("a", 1, batch, now=0)
@@ -235,7 +235,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
     assert "nonsense" in answer.errors[0].text
     assert "price" in answer.errors[0].text
     assert answer.messages == ((3, "m"),)
-    assert node.subscriptions("a") == (("logs", "k"),)
+    assert node.subscriptions("a") == {"logs": {"k": None}}
     assert len(node.add_errors("a", 1, [])) == 2
 
 
@@ -326,6 +326,43 @@ def test_so_many_ids_of_a_principal_are_on_a_key(channel: str, limit: int, key: 
     assert [subscribe(names[-1], key, number=2), len(subscribe("a0", key, number=3))] == [[], 1]
     node.expel(names[-1])
     assert subscribe("a0", key, number=4) == []
+    assert node.find_leaks() == ()
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_watches_so_many_groups() -> None:
+    """With all its ids: each is checked again when a rule changes. Where it is unknown, all may."""
+    channels = {"group": ChannelKind.LOG, "chat": ChannelKind.LOG}
+    node = NodeSideMachine(INCARNATION, SubscriberLimits(watches_of_principal=3), channels=channels)
+
+    def subscribe(name: str, number: int, *keys: str | None, principal: str | None = "user:a") -> list[str]:
+        answer = node.receive(name, number, [Subscribe("group", each) for each in keys], 0, principal)
+        assert isinstance(answer, CommandsAccepted)
+        return [error.text for error in answer.errors]
+
+    assert subscribe("a", 1, "k", "k", "l") == []
+    assert "this principal has 3 subscriptions to channel group at this node" in subscribe("b", 1, None, "k", "l")[0]
+    assert node.receive("b", 2, [Subscribe("chat", "k")], 0, "user:a") == CommandsAccepted((), ())
+    assert [len(subscribe("c", 1, *"klmn", principal="user:c")), subscribe("d", 1, *"klmn", principal=None)] == [1, []]
+    assert node.find_leaks() == ()
+    node.receive("a", 2, [Unsubscribe("group", "k"), Unsubscribe("group", "never")], 0, "user:a")
+    assert [len(subscribe("b", 3, "k", "l"))] == [1]
+    node.expel("b")
+    assert [len(subscribe("a", 3, *"mno"))] == [1]
+    assert node.find_leaks() == ()
+
+
+@pytest.mark.conforms("X4")
+def test_the_silent_are_dropped_some_at_a_time() -> None:
+    """However many subscriptions they have; the others are due at once."""
+    node = NodeSideMachine(INCARNATION, channels=CHANNELS)
+    for name in ("a", "b", "c", "d"):
+        keys = [str(number) for number in range(MAX_EXPIRED_SUBSCRIPTIONS // 2)]
+        subscribed(node, name, *(("logs", key) for key in keys))
+    assert [node.expire(now=100) for _ in range(3)] == [("a", "b"), ("c", "d"), ()]
+    subscribed(node, "e", *(("logs", str(number)) for number in range(2 * MAX_EXPIRED_SUBSCRIPTIONS)))
+    subscribed(node, "f")
+    assert [node.expire(now=100), node.wake_at, node.expire(now=100)] == [("e",), 15, ("f",)]
     assert node.find_leaks() == ()
 
 

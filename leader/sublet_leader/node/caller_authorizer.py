@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 
@@ -12,6 +13,7 @@ from sublet_leader.node.group_event_publisher import parse_leader_query
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import Disconnect, LeaderWanted, ToLeader
@@ -27,6 +29,12 @@ class CallerAuthorizer:
         self._gate, self._publisher = gate, publisher
         self._principals: dict[str, str] = {}
         self._unjudged: frozenset[str] = frozenset()
+        self._round = object()
+        """Another one after each change of the rights."""
+        self._rounds_of_batches: dict[str, object] = {}
+        self._unchecked: dict[str, object] = {}
+        self._turns = CallerTurns()
+        self._rechecking: asyncio.Task[None] | None = None
 
     def check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> bool:
         """Return whether the message can be checked; False: the rules are too old, and its sender repeats it. Raise
@@ -61,6 +69,7 @@ class CallerAuthorizer:
     def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
         """Raise `PermissionDenied` unless the caller may subscribe to the channel and key."""
         caller = self._identify_caller(subscriber_id)
+        self._rounds_of_batches.setdefault(subscriber_id, self._round)
         if caller.principal is not None:
             caller.check_token()
             _check_subscribe(caller, channel, key)
@@ -84,31 +93,73 @@ class CallerAuthorizer:
 
     def _find_denied(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[GroupLeaderEvent]:
         for leader in leaders:
-            group = leader.group.subscription
+            group, allowed = leader.group.subscription, dict[str, bool]()
             for member in leader.members:
                 principal = self._principals.get(member.agent)
                 if principal is None or member.agent not in agents:
                     continue
                 caller = self._gate.make_caller(principal, member.agent)
-                if not caller.may(Right.JOIN, group.filter, group.group):
+                if principal not in allowed:
+                    allowed[principal] = caller.may(Right.JOIN, group.filter, group.group)
+                if not allowed[principal]:
                     problem = caller.denied_error(Right.JOIN, group.filter, group.group)
                     yield GroupLeaderEvent(leader.group.group_id, MemberRightRevoked(member.borrower_id, str(problem)))
 
-    def expel_watchers(self) -> None:
-        """Disconnect subscribers that may no longer watch what they subscribe to; when they reconnect, that is
+    def recheck_subscribers(self) -> None:
+        """Have all subscribers checked again, as the rights have changed: in slices, and each before it gets another
+        message. Those still to be checked from before come first."""
+        self._round = object()
+        self._unchecked.update(dict.fromkeys(self._publisher.subscriber_ids, self._round))
+        self._begin_rechecking()
+
+    def on_subscribed(self, subscriber_id: str) -> None:
+        """Have the subscriber checked again, if the rights have changed while its batch was checked."""
+        if self._rounds_of_batches.pop(subscriber_id, self._round) is not self._round:
+            self._unchecked[subscriber_id] = object()
+            self._begin_rechecking()
+
+    async def recheck(self, subscriber_id: str) -> None:
+        """Disconnect the subscriber if it may no longer watch what it subscribed to; when it reconnects, that is
         rejected."""
-        for subscriber_id in self._publisher.subscriber_ids:
-            principal = self._principals.get(parse_agent_id(subscriber_id))
-            if principal is None:
-                if self._publisher.subscriptions(subscriber_id):
-                    self._publisher.expel(subscriber_id)
-                continue
-            caller = self._gate.make_caller(principal, parse_agent_id(subscriber_id))
-            try:
-                for channel, key in self._publisher.subscriptions(subscriber_id):
-                    _check_subscribe(caller, channel, key)
-            except PermissionDenied:
+        if subscriber_id in self._unchecked:
+            caller = self._principals.get(parse_agent_id(subscriber_id), "")
+            async with SlicedWork(self._turns, caller) as turn:
+                await self._recheck_in_slices(subscriber_id, turn)
+
+    def _begin_rechecking(self) -> None:
+        if self._rechecking is None or self._rechecking.done():
+            self._rechecking = asyncio.get_running_loop().create_task(self._recheck_all())
+
+    async def _recheck_all(self) -> None:
+        async with SlicedWork(self._turns, "") as turn:
+            while self._unchecked:
+                for subscriber_id in tuple(self._unchecked):
+                    await self._recheck_in_slices(subscriber_id, turn)
+                    await turn.spend(1)
+
+    async def _recheck_in_slices(self, subscriber_id: str, turn: SlicedWork) -> None:
+        while (since := self._unchecked.get(subscriber_id)) is not None:
+            is_allowed = await self._may_have_all(subscriber_id, turn)
+            if not is_allowed:
                 self._publisher.expel(subscriber_id)
+            if not is_allowed or self._unchecked.get(subscriber_id) is since:
+                self._unchecked.pop(subscriber_id, None)
+
+    async def _may_have_all(self, subscriber_id: str, turn: SlicedWork) -> bool:
+        """Return whether the subscriber may have all that it subscribed to. Streams are checked by no key."""
+        subscriptions, agent = self._publisher.subscriptions(subscriber_id), parse_agent_id(subscriber_id)
+        principal = self._principals.get(agent)
+        if principal is None:
+            return not subscriptions
+        caller = self._gate.make_caller(principal, agent)
+        for channel, keys in subscriptions.items():
+            for key in tuple(keys) if channel == Channel.GROUP else (None,):
+                try:
+                    _check_subscribe(caller, channel, key)
+                except (PermissionDenied, Unavailable):
+                    return False
+                await turn.spend(1)
+        return True
 
     def find_principal(self, agent: str) -> str | None:
         """Return the principal of the agent; None if it is unknown."""

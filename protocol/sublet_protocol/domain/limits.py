@@ -104,6 +104,9 @@ MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
 MAX_WATCHERS_OF_PRINCIPAL = 16
 """Most subscriber ids of one principal at an authenticating node that watch the same group, and that watch all: each
 event is queued for each of them."""
+MAX_WATCHES_OF_PRINCIPAL = 1_000
+"""Most subscriptions to events of groups that all subscriber ids of one principal at an authenticating node have
+together: each is checked again after a change of a rule or token. One to all groups replaces many."""
 MAX_FOLLOWERS_OF_PRINCIPAL = 256
 """Most subscriber ids of one principal at an authenticating node that are sent the heads of the same stream, and of all
 streams. Sessions of more poll."""

@@ -56,38 +56,41 @@ class CallerTurns:
 
 
 class SlicedWork:
-    """The work of one caller, in slices; it has a turn between `async with`."""
+    """The work of one caller, in slices; it has a turn between `async with`, unless it is cancelled while it waits."""
 
     def __init__(self, turns: CallerTurns, caller: str) -> None:
         self._turns, self._caller = turns, caller
-        self._items, self._until = 0, 0.0
+        self._items, self._until, self._has_turn = 0, 0.0, False
 
     async def __aenter__(self) -> SlicedWork:
-        await self._turns.acquire(self._caller)
-        self._begin()
+        await self._begin()
         return self
 
     async def __aexit__(self, *raised: object) -> None:
         overrun_s = time.perf_counter() - self._until
-        self._turns.release(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
+        if self._has_turn:
+            self._turns.release(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
 
     async def wait(self, result: Awaitable[object]) -> None:
         """Wait without the turn."""
-        self._turns.release()
+        self._end()
         try:
             await result
         finally:
-            await self._turns.acquire(self._caller)
-            self._begin()
+            await self._begin()
 
     async def spend(self, items: int) -> None:
         """Count `items` as done; after a slice, let others have their turn."""
         self._items += items
         overrun_s = time.perf_counter() - self._until
         if self._items >= SLICE_ITEMS or overrun_s >= 0:
-            self._turns.release(max(overrun_s, PAUSE_S))
-            await self._turns.acquire(self._caller)
-            self._begin()
+            self._end(max(overrun_s, PAUSE_S))
+            await self._begin()
 
-    def _begin(self) -> None:
-        self._items, self._until = 0, time.perf_counter() + SLICE_S
+    async def _begin(self) -> None:
+        await self._turns.acquire(self._caller)
+        self._items, self._until, self._has_turn = 0, time.perf_counter() + SLICE_S, True
+
+    def _end(self, pause_s: float = 0.0) -> None:
+        self._has_turn = False
+        self._turns.release(pause_s)

@@ -8,9 +8,8 @@ come, or the last has gone; `subscribed_keys` has the same at any time.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -22,11 +21,13 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIPTIONS,
     MAX_UNREAD_BYTES_OF_PRINCIPAL,
     MAX_WATCHERS_OF_PRINCIPAL,
+    MAX_WATCHES_OF_PRINCIPAL,
 )
 from sublet_protocol.pubsub.channel_subscribers import LatestValues, SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
+    Channel,
     ChannelKind,
     CommandRefusal,
     MailboxOverflow,
@@ -46,10 +47,13 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
-from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, PrincipalUsage, QueuedMessage
+from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, PrincipalUsage, QueuedMessage, Subscriber
 
 MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""
+
+MAX_EXPIRED_SUBSCRIPTIONS = 2_000
+"""After so many `expire` leaves the other silent subscribers to its next call; one may have five times as many."""
 
 MAX_REMEMBERED = 10_000
 """How many dropped subscriber ids are stored, so that none of them can be used again."""
@@ -68,35 +72,7 @@ class SubscriberLimits(Struct, frozen=True):
     unread_bytes_of_principal: int = MAX_UNREAD_BYTES_OF_PRINCIPAL
     watchers_of_principal: int = MAX_WATCHERS_OF_PRINCIPAL
     followers_of_principal: int = MAX_FOLLOWERS_OF_PRINCIPAL
-
-
-class _Subscriber(Struct):
-    """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
-
-    mailbox: Mailbox
-    usage: PrincipalUsage
-    received_at: float
-    batch: int = 0
-    errors: tuple[CommandRefusal, ...] = ()
-    subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
-
-    def keep_errors(self, errors: tuple[CommandRefusal, ...]) -> None:
-        """Keep the errors of the last batch, in place of those of the batch before."""
-        self.usage.unread_bytes += _measure_errors(errors) - _measure_errors(self.errors)
-        self.errors = errors
-
-    def measure(self) -> int:
-        return self.mailbox.memory_bytes + _measure_errors(self.errors)
-
-    def measure_keys(self) -> int:
-        return sum(len(key or "") for _, key in self.list_subjects())
-
-    def close(self) -> None:
-        self.keep_errors(())
-        self.mailbox.close()
-
-    def list_subjects(self) -> Iterator[tuple[str, str | None]]:
-        return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
+    watches_of_principal: int = MAX_WATCHES_OF_PRINCIPAL
 
 
 class NodeSideMachine:
@@ -121,7 +97,7 @@ class NodeSideMachine:
         self._channels = channels
         self._size_of = size_of
         self._counts: Counter[str] = Counter()
-        self._subscribers: dict[str, _Subscriber] = {}
+        self._subscribers: dict[str, Subscriber] = {}
         self._usages: WeakValueDictionary[str, PrincipalUsage] = WeakValueDictionary()
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
@@ -249,15 +225,17 @@ class NodeSideMachine:
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Drop every subscriber that was silent for three hold times; return their ids, and those expelled since the
-        last call.
+        """Drop subscribers that were silent for three hold times, some at a time; return their ids, and those expelled
+        since the last call.
         """
-        since = now - self._forgotten_after_s
-        silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
-        for subscriber_id in silent:
-            self._forget(subscriber_id, "expired")
-        expelled, self._expelled = tuple(self._expelled), []
-        return silent + expelled
+        since, gone, left = now - self._forgotten_after_s, list[str](), MAX_EXPIRED_SUBSCRIPTIONS
+        for subscriber_id, subscriber in tuple(self._subscribers.items()):
+            if subscriber.received_at <= since and left > 0:
+                left -= 1 + sum(map(len, subscriber.subjects.values()))
+                self._forget(subscriber_id, "expired")
+                gone.append(subscriber_id)
+        expelled, self._expelled = self._expelled, []
+        return (*gone, *expelled)
 
     def expel(self, subscriber_id: str) -> None:
         """Drop a subscriber that must not have all that it subscribed to; it may come again, and subscribe again."""
@@ -276,10 +254,10 @@ class NodeSideMachine:
         """Return the ids of all subscribers, in order of arrival."""
         return tuple(self._subscribers)
 
-    def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
-        """Return the (channel, key or None for all) that this subscriber has subscribed to; none if it is not known."""
+    def subscriptions(self, subscriber_id: str) -> Mapping[str, Collection[str | None]]:
+        """Return the keys (None for all) by channel that this subscriber has subscribed to; none if it is not known."""
         subscriber = self._subscribers.get(subscriber_id)
-        return () if subscriber is None else tuple(subscriber.list_subjects())
+        return {} if subscriber is None else {channel: keys for channel, keys in subscriber.subjects.items() if keys}
 
     def subscribed_keys(self, channel: str) -> KeysWithSubscribers:
         """Return the subscribed keys of a channel: only these are worth reading."""
@@ -313,16 +291,17 @@ class NodeSideMachine:
             leaks += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
         for principal, usage in self._usages.items():
             own = [each for each in self._subscribers.values() if each.usage is usage]
-            held = sum(each.measure() for each in own), sum(each.measure_keys() for each in own)
-            if (usage.unread_bytes, usage.key_bytes) != held:
-                leaks.append(f"{usage} is counted for {principal}, and {held} bytes are held")
+            held = [sum(map(of, own)) for of in (Subscriber.measure, Subscriber.measure_keys)]
+            held.append(sum(map(Subscriber.count_watches, own)))
+            if [usage.unread_bytes, usage.key_bytes, usage.watches] != held:
+                leaks.append(f"{usage} is counted for {principal}, and {held} is held")
         return tuple(leaks)
 
     # --- inside ---
 
     def _find(
         self, subscriber_id: str, now: float, principal: str | None, *, may_be_new: bool
-    ) -> _Subscriber | UnknownSubscriber | SubscriberRefused:
+    ) -> Subscriber | UnknownSubscriber | SubscriberRefused:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
@@ -339,7 +318,7 @@ class NodeSideMachine:
             limit = self.settings.subscribers
             return SubscriberRefused(f"the node serves {limit} subscribers already, which is its limit")
         usage = self._find_usage(principal)
-        subscriber = _Subscriber(Mailbox(self.settings.mailbox, usage), usage, now)
+        subscriber = Subscriber(Mailbox(self.settings.mailbox, usage), usage, now)
         self._subscribers[subscriber_id] = subscriber
         if agent:
             self._subscriber_ids[agent] = subscriber_id
@@ -352,9 +331,10 @@ class NodeSideMachine:
         limit = self.settings.unread_bytes_of_principal
         return self._usages.setdefault(principal, PrincipalUsage(True, limit))
 
-    def _count_key_bytes(self, subscriber: _Subscriber, size: int) -> None:
+    def _count_keys(self, subscriber: Subscriber, size: int, watches: int) -> None:
         self._key_bytes += size
         subscriber.usage.key_bytes += size
+        subscriber.usage.watches += watches
 
     def _reject_unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
@@ -367,7 +347,7 @@ class NodeSideMachine:
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
-        self._count_key_bytes(subscriber, -subscriber.measure_keys())
+        self._count_keys(subscriber, -subscriber.measure_keys(), -subscriber.count_watches())
         subscriber.close()
         subjects = tuple(subscriber.list_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
@@ -383,7 +363,7 @@ class NodeSideMachine:
             self.on_interest(channel, key, False)
 
     def _execute(
-        self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]
+        self, subscriber_id: str, subscriber: Subscriber, commands: Sequence[ReceivedCommand]
     ) -> CommandsAccepted:
         errors: list[CommandRefusal] = []
         messages: list[tuple[int, object]] = []
@@ -404,7 +384,7 @@ class NodeSideMachine:
         self._counts.update(batches=1, commands=len(commands), rejected_commands=len(errors))
         return CommandsAccepted(tuple(messages), subscriber.errors)
 
-    def _subscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+    def _subscribe(self, subscriber_id: str, subscriber: Subscriber, channel: str, key: str | None) -> str | None:
         if (kind := self._channels.get(channel)) is None:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
         limit = self.settings.subscriptions_each
@@ -420,7 +400,7 @@ class NodeSideMachine:
                 f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and those of one "
                 "principal as many as are left free; unsubscribe from some, or try later"
             )
-        self._count_key_bytes(subscriber, size)
+        self._count_keys(subscriber, size, key not in keys and channel == Channel.GROUP)
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
@@ -432,9 +412,14 @@ class NodeSideMachine:
         return None
 
     def _find_excess(self, usage: PrincipalUsage, channel: str, key: str | None, kind: ChannelKind) -> str | None:
-        """Return the refusal of one more id of a principal that has as many on this key as it may: each message of the
-        key is put into the mailbox of each of them. None: it may."""
+        """Return the refusal of one more watch of a principal that has as many as it may, and of one more id on this
+        key: each message of the key is put into the mailbox of each of them. None: it may."""
         is_log, settings = kind is ChannelKind.LOG, self.settings
+        if usage.is_of_principal and channel == Channel.GROUP and usage.watches >= settings.watches_of_principal:
+            return (
+                f"this principal has {usage.watches} subscriptions to channel {channel} at this node, which is the "
+                "limit. Unsubscribe from some, or subscribe to all keys."
+            )
         limit = settings.watchers_of_principal if is_log else settings.followers_of_principal
         readers = self._index.subscribers_of(channel, key)
         if not usage.is_of_principal or len(readers) < limit:
@@ -452,13 +437,13 @@ class NodeSideMachine:
     def _forgotten_after_s(self) -> float:
         return MAX_SILENT_HOLDS * self.settings.hold_s
 
-    def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
+    def _unsubscribe(self, subscriber_id: str, subscriber: Subscriber, channel: str, key: str | None) -> str | None:
         if channel not in self._channels:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
         keys = subscriber.subjects.get(channel, {})
         if key in keys:
             del keys[key]
-            self._count_key_bytes(subscriber, -len(key or ""))
+            self._count_keys(subscriber, -len(key or ""), -(channel == Channel.GROUP))
         if self._index.remove(subscriber_id, channel, key):
             self.on_interest(channel, key, False)
         return None
@@ -479,11 +464,6 @@ class NodeSideMachine:
         self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries
-
-
-def _measure_errors(errors: tuple[CommandRefusal, ...]) -> int:
-    """Return their bytes of memory: a character that is not ASCII makes all of its text wider."""
-    return sum(sys.getsizeof(error) + sys.getsizeof(error.text) for error in errors)
 
 
 def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:

@@ -80,18 +80,14 @@ RETRY_AFTER_MS = 1_000
 MISSING_S = 0.25
 """An agent whose poll was answered polls again sooner."""
 
-NOT_THE_AGENT = (
-    "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
-    "has drawn the key can send and receive for it."
-)
-"""Answered as UNAUTHENTICATED, whether or not there is such an agent."""
-
 OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
 OnPoll = Callable[[str, bool], None]
 OnInterest = Callable[[str, str | None, bool], None]
 CheckSubscribe = Callable[[str, str, str | None], None]
 CheckAgent = Callable[[str], None]
+OnSubscribed = Callable[[str], None]
+Recheck = Callable[[str], Awaitable[None]]
 Principal = Callable[[], str | None]
 
 
@@ -100,6 +96,10 @@ def make_node_side_machine(
 ) -> NodeSideMachine:
     """Return the node-side machine for this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.measure_body)
+
+
+async def _recheck_nothing(subscriber_id: str) -> None:
+    pass
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
@@ -111,10 +111,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     silent or broke a rule, and with those that were refused after `check_subscribe` may have been called for them.
     `on_interest(channel, key or None for all, is_subscribed)` is called when its first subscriber has come, or the last
     has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
-    not subscribe to it, `check_agent(subscriber id)` where the agent is another principal's. `principal()` returns the
-    caller's principal; None: unknown. `channels` are those of the machine. `on_poll(agent,
-    is_held)` is called when no poll of an agent is held: at once where one was broken, else when no next one has come
-    for a moment; and when that agent polls again.
+    not subscribe to it, `check_agent(subscriber id)` where the agent is another principal's. `on_subscribed(subscriber
+    id)` is called when what `check_subscribe` has let through is subscribed. `recheck(subscriber id)` is awaited
+    before messages are taken: it expels a subscriber that must not have all that it subscribed to. `principal()`
+    returns the caller's principal; None: unknown. `channels` are those of the machine. `on_poll(agent, is_held)` is
+    called when no poll of an agent is held: at once where one was broken, else when no next one has come for a moment;
+    and when that agent polls again.
     """
 
     def __init__(
@@ -126,6 +128,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_interest: OnInterest = lambda channel, key, is_subscribed: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
         on_poll: OnPoll = lambda agent, is_held: None,
+        on_subscribed: OnSubscribed = lambda subscriber_id: None,
+        recheck: Recheck = _recheck_nothing,
         check_agent: CheckAgent = lambda subscriber_id: None,
         principal: Principal = lambda: None,
         channels: ChannelCatalog = CHANNELS,
@@ -137,6 +141,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._on_interest = on_interest
         self._check_subscribe = check_subscribe
         self._check_agent = check_agent
+        self._on_subscribed, self._recheck = on_subscribed, recheck
         self._principal = principal
         self._presence = _PollPresence(on_poll, clock)
         self._channels = channels
@@ -200,7 +205,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Execute a batch of commands, once."""
-        if (excess := _find_excess(request)) is not None:
+        if (excess := wire.find_excess(request)) is not None:
             del request  # it may be large, and the refusal waits for the network
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, excess)
         subscriber_id = await _check_request(request, context)
@@ -234,6 +239,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     # --- inside ---
 
     async def _answer_poll(self, subscriber_id: str, request: Any, context: Any) -> Any:
+        await self._recheck(subscriber_id)
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
         answer = self.machine.poll(
@@ -242,6 +248,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         if isinstance(answer, HoldPoll):
             if not await self._hold(subscriber_id, answer.hold_until - now):
                 return wire.encode_poll_reply(self.machine.incarnation)
+            await self._recheck(subscriber_id)
             answer = self.machine.end_poll(subscriber_id, self._clock())
         match answer:
             case PollReply(deliveries):
@@ -320,6 +327,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
         answer = self.machine.receive(subscriber_id, request.number, commands, self._clock(), self._principal())
+        self._on_subscribed(subscriber_id)
         if not self.machine.has_subscriber(subscriber_id):
             self._unknown.add(subscriber_id)
         match answer:
@@ -462,15 +470,6 @@ class _PollPresence:
             log.exception("poll handler failed")
 
 
-def _find_excess(request: Any) -> str | None:
-    """Return what a batch has too much of; None: nothing."""
-    try:
-        wire.check_batch(request)
-    except MalformedMessage as error:
-        return str(error)
-    return None
-
-
 async def _check_request(request: Any, context: Any) -> str:
     """Return the subscriber id of a request of this version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
@@ -484,7 +483,7 @@ async def _check_request(request: Any, context: Any) -> str:
     except MalformedMessage as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if not wire.take_agent_key(request):
-        await _abort(context, grpc.StatusCode.UNAUTHENTICATED, NOT_THE_AGENT)
+        await _abort(context, grpc.StatusCode.UNAUTHENTICATED, wire.NOT_THE_AGENT)
     return subscriber_id
 
 

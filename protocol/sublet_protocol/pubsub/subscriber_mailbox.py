@@ -13,9 +13,9 @@ import sys
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
+from sublet_protocol.pubsub.model import Channel, CommandRefusal, MailboxOverflow, SequencedMessage
 
 MESSAGE_BYTES = 320
 """What a message takes in memory beside its key and body, in bytes, approximately."""
@@ -23,13 +23,14 @@ MESSAGE_BYTES = 320
 
 class PrincipalUsage(Struct, weakref=True):
     """What one principal takes of a node's memory with all its subscriber ids, in bytes: what it has not taken yet, and
-    the keys of its subscriptions. Where callers are not known, each id has one of its own, which is not
-    `is_of_principal`."""
+    the keys of its subscriptions; and its subscriptions to groups. Where callers are not known, each id has one of its
+    own, which is not `is_of_principal`."""
 
     is_of_principal: bool = False
     unread_limit: int = sys.maxsize
     unread_bytes: int = 0
     key_bytes: int = 0
+    watches: int = 0
 
 
 class MailboxLimits(Struct, frozen=True):
@@ -222,3 +223,40 @@ class Mailbox:
         self._out.append((SequencedMessage(self._sequence, "", "", MailboxOverflow(self._dropped, channels)), None))
         self._dropped = 0
         self._dropped_channels.clear()
+
+
+class Subscriber(Struct):
+    """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
+
+    mailbox: Mailbox
+    usage: PrincipalUsage
+    received_at: float
+    batch: int = 0
+    errors: tuple[CommandRefusal, ...] = ()
+    subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
+
+    def keep_errors(self, errors: tuple[CommandRefusal, ...]) -> None:
+        """Keep the errors of the last batch, in place of those of the batch before."""
+        self.usage.unread_bytes += _measure_errors(errors) - _measure_errors(self.errors)
+        self.errors = errors
+
+    def measure(self) -> int:
+        return self.mailbox.memory_bytes + _measure_errors(self.errors)
+
+    def measure_keys(self) -> int:
+        return sum(len(key or "") for _, key in self.list_subjects())
+
+    def count_watches(self) -> int:
+        return len(self.subjects.get(Channel.GROUP, ()))
+
+    def close(self) -> None:
+        self.keep_errors(())
+        self.mailbox.close()
+
+    def list_subjects(self) -> Iterator[tuple[str, str | None]]:
+        return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
+
+
+def _measure_errors(errors: tuple[CommandRefusal, ...]) -> int:
+    """Return their bytes of memory: a character that is not ASCII makes all of its text wider."""
+    return sum(sys.getsizeof(error) + sys.getsizeof(error.text) for error in errors)

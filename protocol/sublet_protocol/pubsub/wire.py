@@ -85,20 +85,28 @@ def check_request(request: Any) -> str:
     return check_id("subscriber_id", request.subscriber_id)
 
 
-def check_batch(request: Any) -> None:
-    """Raise `MalformedMessage` for a `CommandBatch` of too much, before anything is built from it."""
+def find_excess(request: Any) -> str | None:
+    """Return what a `CommandBatch` has too much of, before anything is built from it; None: nothing."""
     if (count := len(request.commands)) > MAX_COMMANDS:
-        raise MalformedMessage(f"{count} commands in a batch: the limit is {MAX_COMMANDS}; send several")
+        return f"{count} commands in a batch: the limit is {MAX_COMMANDS}; send several"
     items = 0
     for command in request.commands:
         items += count_items(command)
         if items > MAX_ITEMS:  # at once: the rest may be hundreds of thousands
-            raise MalformedMessage(f"{items} items in the commands of a batch: the limit is {MAX_ITEMS}; send several")
+            return f"{items} items in the commands of a batch: the limit is {MAX_ITEMS}; send several"
+    return None
 
 
 def count_items(command: Any) -> int:
     """Return for how many items a `Command` counts."""
     return codec.count_items(command.message) if command.WhichOneof("command") == "message" else 1
+
+
+NOT_THE_AGENT = (
+    "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
+    "has drawn the key can send and receive for it."
+)
+"""Answered as UNAUTHENTICATED, whether or not there is such an agent."""
 
 
 def take_agent_key(request: Any) -> bool:
