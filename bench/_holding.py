@@ -82,8 +82,8 @@ async def serve(file: Path) -> None:
     while word := await _reported():
         if word == TIDY:
             gc.collect()
-        subscriptions = sum(len(publisher.subscriptions(one)) for one in publisher.subscriber_ids)
-        _write(file, {"subscriptions": subscriptions, "polls": sessions.held_polls, "calls": calls.held})
+        subscribed = (keys for one in publisher.subscriber_ids for keys in publisher.subscriptions(one).values())
+        _write(file, {"subscriptions": sum(map(len, subscribed)), "polls": sessions.held_polls, "calls": calls.held})
     await server.stop(None)
 
 
