@@ -33,7 +33,6 @@ class DatabaseOrNodeAccess(Struct, frozen=True):
 
 def database_transport(
     opened: contextlib.ExitStack,
-    subscription: str,
     url: str | None,
     data_dir: Path | str | None,
     nodes: Sequence[str] | None,
@@ -48,7 +47,6 @@ def database_transport(
     database = opened.enter_context(open_database(url, data_dir))
     reader = DatabaseMessageReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
-    reader.warm_up(Subscription.parse(subscription).filter)
     return DatabaseOrNodeAccess(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
@@ -70,7 +68,6 @@ def node_transport(
 
     reader = NodeMessageReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
-    reader.warm_up()
     return DatabaseOrNodeAccess(reader, lambda: nodes, reader.next_session_epoch)
 
 

@@ -77,6 +77,7 @@ class GroupMembership(Generic[A]):
         self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
+            transport.reader.warm_up(group.filter)
             self.reader, self.url = transport.reader, transport.url
             self.agent = AgentLoop(transport.discover_nodes, settings, transport.url)
             opened.callback(self.agent.close)

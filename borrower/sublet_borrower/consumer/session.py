@@ -121,9 +121,7 @@ class Session:
         def open_transport(opened: contextlib.ExitStack) -> DatabaseOrNodeAccess:
             if transport == "nodes":
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
-            return database_transport(
-                opened, subscription, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True
-            )
+            return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
         self.loops = SessionIterations()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed

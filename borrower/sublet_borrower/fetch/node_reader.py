@@ -24,6 +24,7 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.messages.member_reads import (
     FetchPositionGone,
@@ -35,7 +36,7 @@ from sublet_protocol.messages.member_reads import (
     encode_heads_request,
     encode_session_epoch_request,
 )
-from sublet_storage.log.fetch import LogPage
+from sublet_storage.log.fetch import MATCH_ALL, LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 from sublet_storage.util import arrow_compute as pc
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -64,9 +65,9 @@ class NodeMessageReader:
         self._is_waiting = False
         self._backoff = Backoff()
 
-    def warm_up(self) -> None:
-        """Prepare the first read before anything is granted: find a node that serves this release, and call the first
-        function of Arrow, which loads pyarrow.compute, and pandas where it is installed.
+    def warm_up(self, filter: TopicFilter = MATCH_ALL) -> None:
+        """Prepare the first read before anything is granted, whatever its filter: find a node that serves this release,
+        and call the first function of Arrow, which loads pyarrow.compute, and pandas where it is installed.
 
         Raise `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """

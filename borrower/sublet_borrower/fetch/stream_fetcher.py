@@ -18,7 +18,8 @@ from sublet_protocol.domain.errors import (
     PositionGone,
     TimelineChanged,
 )
-from sublet_storage.log.fetch import LogPage
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.log.fetch import MATCH_ALL, LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class GrantedStreamReader(Protocol):
     """A reader of granted streams: `DatabaseMessageReader` or `NodeMessageReader`. Both are tested by
     `tests/contract/test_readers.py`."""
 
-    def warm_up(self) -> None: ...
+    def warm_up(self, filter: TopicFilter = MATCH_ALL) -> None: ...
 
     def fetch(self, granted: GrantedStream, allowed: MayRead) -> LogPage | None: ...
 

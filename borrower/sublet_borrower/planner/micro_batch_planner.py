@@ -82,7 +82,7 @@ class MicroBatchPlanner:
         self._member = GroupMembership(
             subscription,
             lambda report: MicroBatchPlanLedger(report, hold_s, self._hand_key),
-            lambda opened: database_transport(opened, subscription, url, data_dir, nodes, 1, timeout_s, listens=False),
+            lambda opened: database_transport(opened, url, data_dir, nodes, 1, timeout_s, listens=False),
             settings,
             name=name,
             weight=weight,

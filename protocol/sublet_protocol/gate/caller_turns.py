@@ -69,7 +69,7 @@ class SlicedWork:
     async def __aexit__(self, *raised: object) -> None:
         overrun_s = time.perf_counter() - self._until
         if self._has_turn:
-            self._turns.release(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
+            self._end(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
 
     async def wait(self, result: Awaitable[object]) -> None:
         """Wait without the turn."""
