@@ -52,12 +52,7 @@ def renew(
     signals: HealthSignals, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None
 ) -> None:
     request = RenewLeaderships(terms, 0.0)
-    ask(
-        signals,
-        request,
-        LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)),
-        problem,
-    )
+    ask(signals, request, LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)), problem)
 
 
 def claim(signals: HealthSignals, leadership_id: int, node: NodeIncarnation) -> None:
@@ -162,10 +157,7 @@ def test_a_maintenance_that_cannot_be_claimed_is_shown(signals: HealthSignals, t
         time.now += SETTINGS.claim_retry_interval_s
         signals.beat()
     assert evaluate_health(signals, SETTINGS).is_ready
-    assert (state(signals), worst(signals).detail) == (
-        HealthState.STALLED,
-        "it cannot be claimed: locked",
-    )
+    assert (state(signals), worst(signals).detail) == (HealthState.STALLED, "it cannot be claimed: locked")
     claim(signals, MAINTENANCE, OTHERS)
     assert state(signals) is HealthState.OK
 

@@ -27,7 +27,7 @@ TEXTS = [
 ]
 PROSE = re.compile(r'""".*?"""|"[^"\n]*"|#[^\n]*', re.DOTALL)
 KEYS_ELSEWHERE = {
-    "storage/sublet_storage/notify/drivers/zmq.py: curve",  # an ability of ZeroMQ
+    "storage/sublet_storage/notify/drivers/zmq.py: curve"  # an ability of ZeroMQ
 }
 
 

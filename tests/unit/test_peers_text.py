@@ -16,12 +16,7 @@ from sublet_protocol.pubsub.model import Subscribe, UndecodableCommand
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 WANTED = pb.LeaderWanted(
-    borrower_id="b",
-    subscription="$share/g/a",
-    weight=1.0,
-    starting_position="latest",
-    session="s",
-    predecessor="p",
+    borrower_id="b", subscription="$share/g/a", weight=1.0, starting_position="latest", session="s", predecessor="p"
 )
 TO_LEADER = [
     pb.ToLeader(leader_wanted=WANTED),

@@ -11,11 +11,7 @@ import pytest
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, SessionStreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted
 from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, STREAM_BYTES
-from sublet_borrower.machine.read_failure_report import (
-    PERSISTENT_AFTER_S,
-    RETRY_INTERVAL_S,
-    ReadFailureTracker,
-)
+from sublet_borrower.machine.read_failure_report import PERSISTENT_AFTER_S, RETRY_INTERVAL_S, ReadFailureTracker
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadObjectUnreadable, PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
