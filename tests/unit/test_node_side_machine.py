@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from sublet_protocol.pubsub.channel_subscribers import SubscriptionIndex
@@ -43,9 +45,21 @@ def subscribed(node: NodeSideMachine, name: str, *subjects: tuple[str, str | Non
     assert received == CommandsAccepted((), ())
 
 
-def taken(node: NodeSideMachine, name: str, acknowledged: int = 0, now: float = 0) -> tuple[SequencedMessage, ...]:
-    answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
-    answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
+def refused(
+    node: NodeSideMachine, name: str, number: int, *commands: ReceivedCommand, principal: str | None = None
+) -> list[str]:
+    """Execute a batch; what is said of the commands in it that are refused."""
+    answer = node.receive(name, number, commands, 0, principal)
+    assert isinstance(answer, CommandsAccepted)
+    return [error.text for error in answer.errors]
+
+
+def on(channel: str, keys: Iterable[str | None]) -> list[Subscribe]:
+    return [Subscribe(channel, key) for key in keys]
+
+
+def taken(node: NodeSideMachine, name: str, acknowledged: int = 0) -> tuple[SequencedMessage, ...]:
+    answer = node.poll(name, acknowledged, INCARNATION if acknowledged else "", 0, 5)
     return answer.deliveries if isinstance(answer, PollReply) else ()
 
 
@@ -92,12 +106,8 @@ def test_log_messages_name_their_predecessor() -> None:
     node.publish("chat", "x", 2)
     node.publish("logs", "other", "not for us")
     node.publish("logs", "k", 3)
-    deliveries = taken(node, "a")
-    assert [(one.sequence, one.channel, one.predecessor) for one in deliveries] == [
-        (1, "logs", 0),
-        (2, "chat", 0),
-        (3, "logs", 1),
-    ]
+    found = [(one.sequence, one.channel, one.predecessor) for one in taken(node, "a")]
+    assert found == [(1, "logs", 0), (2, "chat", 0), (3, "logs", 1)]
 
 
 def test_a_subscription_gets_the_newest_state() -> None:
@@ -223,18 +233,12 @@ def test_a_batch_that_does_not_follow_is_unknown(number: int) -> None:
 @pytest.mark.conforms("R11")
 def test_a_bad_command_gets_an_error_for_itself() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [
-        Subscribe("nonsense", "k"),
-        UndecodableCommand("broken"),
-        Subscribe("logs", "k"),
-        MessageToNode("m"),
-    ]
+    batch = Subscribe("nonsense", "k"), UndecodableCommand("broken"), Subscribe("logs", "k"), MessageToNode("m")
     answer = node.receive("a", 1, batch, now=0)
     assert isinstance(answer, CommandsAccepted)
-    assert [error.index for error in answer.errors] == [0, 1]
+    assert ([error.index for error in answer.errors], answer.messages) == ([0, 1], ((3, "m"),))
     assert "nonsense" in answer.errors[0].text
     assert "price" in answer.errors[0].text
-    assert answer.messages == ((3, "m"),)
     assert node.subscriptions("a") == {"logs": {"k": None}}
     assert len(node.add_errors("a", 1, [])) == 2
 
@@ -252,7 +256,7 @@ def test_errors_of_another_batch_are_not_added() -> None:
 
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
-    answer = node.receive("a", 1, [Subscribe("logs", str(number)) for number in range(7)], now=0)
+    answer = node.receive("a", 1, on("logs", "0123456"), now=0)
     assert isinstance(answer, CommandsAccepted)
     assert [error.index for error in answer.errors] == [5, 6]
     subscribed(node, "b")
@@ -268,12 +272,11 @@ def test_subscriptions_and_subscribers_are_bounded() -> None:
 def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
     node = NodeSideMachine(INCARNATION, SubscriberLimits(key_bytes=10), channels=CHANNELS)
     subscribed(node, "a", ("logs", "123456"), ("logs", "123456"), ("logs", None))
-    answer = node.receive("b", 1, [Subscribe("logs", "12345"), Subscribe("logs", "1234")], now=0)
-    assert isinstance(answer, CommandsAccepted)
-    assert [error.index for error in answer.errors] == [0]
-    assert "10 bytes" in answer.errors[0].text
+    (problem,) = refused(node, "b", 1, *on("logs", ("12345", "1234")))
+    assert "10 bytes" in problem
+    assert node.subscriptions("b") == {"logs": {"1234": None}}
     assert node.receive("a", 2, [Unsubscribe("logs", "123456"), Unsubscribe("logs", "never")], now=0)
-    assert node.receive("b", 2, [Subscribe("logs", "123456")], now=0) == CommandsAccepted((), ())
+    assert refused(node, "b", 2, Subscribe("logs", "123456")) == []
     node.expire(now=100)
     assert node.find_leaks() == ()
     subscribed(node, "c", ("logs", "1234567890"))
@@ -284,10 +287,8 @@ def test_keys_of_a_principal_are_bounded() -> None:
     """With all its ids it has as many bytes as are left free; other principals have theirs."""
     node = NodeSideMachine(INCARNATION, SubscriberLimits(key_bytes=12), channels=CHANNELS)
 
-    def subscribe(subscriber_id: str, number: int, key: str, principal: str | None) -> int:
-        answer = node.receive(subscriber_id, number, [Subscribe("logs", key)], 0, principal)
-        assert isinstance(answer, CommandsAccepted)
-        return len(answer.errors)
+    def subscribe(name: str, number: int, key: str, principal: str | None) -> int:
+        return len(refused(node, name, number, Subscribe("logs", key), principal=principal))
 
     assert [subscribe(name, 1, "123", "user:a") for name in ("a", "b", "c")] == [0, 0, 1]
     assert [subscribe("d", 1, "123", "user:b"), subscribe("e", 1, "1234", None)] == [0, 1]
@@ -308,15 +309,13 @@ def test_so_many_ids_of_a_principal_are_on_a_key(channel: str, limit: int, key: 
     node = NodeSideMachine(INCARNATION, settings, channels=CHANNELS)
 
     def subscribe(name: str, *keys: str | None, number: int = 1, principal: str | None = "user:a") -> list[str]:
-        answer = node.receive(name, number, [Subscribe(channel, each) for each in keys], 0, principal)
-        assert isinstance(answer, CommandsAccepted)
-        return [error.text for error in answer.errors]
+        return refused(node, name, number, *on(channel, keys), principal=principal)
 
     names = [f"a{number}" for number in range(5)]
-    refused = [subscribe(name, key, "other" + name, key) for name in names]
-    assert [len(each) for each in refused] == limit * [0] + (5 - limit) * [2]
+    problems = [subscribe(name, key, "other" + name, key) for name in names]
+    assert [len(each) for each in problems] == limit * [0] + (5 - limit) * [2]
     rule = f"{limit} subscriber ids of this principal have subscribed to {repr(key) if key else 'all keys'} of channel"
-    assert rule in refused[-1][0]
+    assert rule in problems[-1][0]
     assert node.publish(channel, "k", "body", 1) == limit
     assert [subscribe(f"b{number}", key, principal="user:b") for number in range(limit)] == limit * [[]]
     assert len(subscribe("b", key, principal="user:b")) == 1
@@ -336,9 +335,7 @@ def test_a_principal_watches_so_many_groups() -> None:
     node = NodeSideMachine(INCARNATION, SubscriberLimits(watches_of_principal=3), channels=channels)
 
     def subscribe(name: str, number: int, *keys: str | None, principal: str | None = "user:a") -> list[str]:
-        answer = node.receive(name, number, [Subscribe("group", each) for each in keys], 0, principal)
-        assert isinstance(answer, CommandsAccepted)
-        return [error.text for error in answer.errors]
+        return refused(node, name, number, *on("group", keys), principal=principal)
 
     assert subscribe("a", 1, "k", "k", "l") == []
     assert "this principal has 3 subscriptions to channel group at this node" in subscribe("b", 1, None, "k", "l")[0]
@@ -356,11 +353,10 @@ def test_a_principal_watches_so_many_groups() -> None:
 def test_the_silent_are_dropped_some_at_a_time() -> None:
     """However many subscriptions they have; the others are due at once."""
     node = NodeSideMachine(INCARNATION, channels=CHANNELS)
-    for name in ("a", "b", "c", "d"):
-        keys = [str(number) for number in range(MAX_EXPIRED_SUBSCRIPTIONS // 2)]
-        subscribed(node, name, *(("logs", key) for key in keys))
+    for name in "abcd":
+        assert refused(node, name, 1, *on("logs", map(str, range(MAX_EXPIRED_SUBSCRIPTIONS // 2)))) == []
     assert [node.expire(now=100) for _ in range(3)] == [("a", "b"), ("c", "d"), ()]
-    subscribed(node, "e", *(("logs", str(number)) for number in range(2 * MAX_EXPIRED_SUBSCRIPTIONS)))
+    assert refused(node, "e", 1, *on("logs", map(str, range(2 * MAX_EXPIRED_SUBSCRIPTIONS)))) == []
     subscribed(node, "f")
     assert [node.expire(now=100), node.wake_at, node.expire(now=100)] == [("e",), 15, ("f",)]
     assert node.find_leaks() == ()
@@ -378,9 +374,9 @@ def test_a_principal_leaves_so_much_unread() -> None:
     assert node.admit_batch("a", 2, "user:etl") is None
     for name in "ad":
         node.send(name, "logs", "", "2" * 1_000)
-    refused = node.admit_batch("new", 1, "user:etl")
-    assert isinstance(refused, SubscriberRefused)
-    assert f"user:etl leaves {2 * (1_000 + MESSAGE_BYTES)} bytes unread" in refused.reason
+    problem = node.admit_batch("new", 1, "user:etl")
+    assert isinstance(problem, SubscriberRefused)
+    assert f"user:etl leaves {2 * (1_000 + MESSAGE_BYTES)} bytes unread" in problem.reason
     assert node.admit_batch("a", 1, "user:etl") is None, "it was executed, and is answered again"
     assert node.admit_batch("c", 2, "user:other") is node.admit_batch("d", 2, None) is None
     for name, text in (("b", "3"), ("b", "4"), ("c", "3"), ("d", "3")):
@@ -413,8 +409,8 @@ def test_errors_count_until_the_next_batch() -> None:
 def test_an_agent_has_one_life_at_a_time() -> None:
     """A later life takes the place of the one before, whose subscriptions do not count any more."""
     node = publisher()
-    subscribed(node, "agent.9", *(("logs", str(number)) for number in range(5)))
-    subscribed(node, "agent.10", *(("logs", str(number)) for number in range(5)))
+    for name in ("agent.9", "agent.10"):
+        assert refused(node, name, 1, *on("logs", "01234")) == []
     assert set(node.subscriber_ids) == {"agent.10"}
     assert isinstance(node.receive("agent.9", 2, [], now=0), UnknownSubscriber)
     assert isinstance(node.receive("agent.8", 1, [], now=0), UnknownSubscriber), "however late it comes"
@@ -505,11 +501,7 @@ def test_nothing_is_stored_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_node_counts_what_happens() -> None:
     node = publisher(messages=2)
-    batch: list[ReceivedCommand] = [
-        Subscribe("logs", None),
-        UndecodableCommand("broken"),
-        MessageToNode("owner refuses it"),
-    ]
+    batch = Subscribe("logs", None), UndecodableCommand("broken"), MessageToNode("owner refuses it")
     node.receive("a", 1, batch, 0)
     node.add_errors("a", 1, [CommandRefusal(2, "no")])
     node.receive("a", 1, batch, 0)
@@ -546,73 +538,61 @@ def test_a_node_counts_what_happens() -> None:
 # --- who learns what is subscribed to ---------------------------------------------------------------------------------
 
 
-class Owner:
-    """A publisher whose owner records the interest that it is notified of."""
+GOLD = Subscribe("price", "gold")
 
-    def __init__(self) -> None:
-        self.node = NodeSideMachine(INCARNATION, SubscriberLimits(hold_s=5), channels=CHANNELS)
-        self.node.on_interest = self.receive
-        self.received: list[tuple[str, str | None, bool]] = []
-        self._batches: dict[str, int] = {}
 
-    def receive(self, channel: str, key: str | None, wanted: bool) -> None:
-        self.received.append((channel, key, wanted))
-
-    def do(self, name: str, *commands: Subscribe | Unsubscribe, now: float = 0.0) -> None:
-        self._batches[name] = number = self._batches.get(name, 0) + 1
-        self.node.receive(name, number, commands, now)
+def interested() -> tuple[NodeSideMachine, list[tuple[str, str | None, bool]]]:
+    """Return a node, and what its owner is notified of."""
+    node, notified = publisher(), list[tuple[str, str | None, bool]]()
+    node.on_interest = lambda *interest: notified.append(interest)
+    return node, notified
 
 
 @pytest.mark.conforms("R3")
 def test_only_first_and_last_subscriber_are_reported() -> None:
-    owner = Owner()
-    for name in ("a", "b", "c"):
-        owner.do(name, Subscribe("price", "gold"))
-        owner.do(name, Subscribe("price", "gold"))
-    assert owner.received == [("price", "gold", True)]
-    for name in ("b", "a", "c"):
-        assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"gold"}), False)
-        owner.do(name, Unsubscribe("price", "gold"))
-        owner.do(name, Unsubscribe("price", "gold"))
-    assert owner.received == [("price", "gold", True), ("price", "gold", False)]
-    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset(), False)
-
-
-def test_all_keys_and_other_channels_are_separate() -> None:
-    owner = Owner()
-    owner.do("a", Subscribe("price", None), Subscribe("logs", "gold"), Subscribe("price", "tin"))
-    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), True)
-    assert owner.node.subscribed_keys("logs") == KeysWithSubscribers(frozenset({"gold"}), False)
-    owner.do("a", Unsubscribe("price", None))
-    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
-    assert owner.received[-1] == ("price", None, False)
+    """All keys are apart from a key, and so are other channels."""
+    node, notified = interested()
+    for name in "abc":
+        assert refused(node, name, 1, GOLD, GOLD) == []
+    assert notified == [("price", "gold", True)]
+    for name in "bac":
+        assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"gold"}), False)
+        assert refused(node, name, 2, *[Unsubscribe("price", "gold")] * 2) == []
+    assert notified == [("price", "gold", True), ("price", "gold", False)]
+    assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset(), False)
+    assert refused(node, "a", 3, Subscribe("price", None), Subscribe("logs", "gold"), Subscribe("price", "tin")) == []
+    assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), True)
+    assert node.subscribed_keys("logs") == KeysWithSubscribers(frozenset({"gold"}), False)
+    assert refused(node, "a", 4, Unsubscribe("price", None)) == []
+    assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
+    assert notified[-1] == ("price", None, False)
 
 
 @pytest.mark.conforms("R8")
 def test_the_interest_of_the_silent_ends_with_them() -> None:
-    owner = Owner()
-    owner.do("dead", Subscribe("price", "gold"), Subscribe("price", "tin"))
-    owner.do("alive", Subscribe("price", "tin"), now=10.0)
-    assert owner.node.expire(16.0) == ("dead",)
-    assert owner.received[-1] == ("price", "gold", False)
-    assert owner.node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
+    node, notified = interested()
+    node.receive("dead", 1, [GOLD, Subscribe("price", "tin")], 0)
+    node.receive("alive", 1, [Subscribe("price", "tin")], 10)
+    assert node.expire(16.0) == ("dead",)
+    assert notified[-1] == ("price", "gold", False)
+    assert node.subscribed_keys("price") == KeysWithSubscribers(frozenset({"tin"}), False)
 
 
 def test_what_interest_publishes_is_delivered() -> None:
-    owner = Owner()
+    node, _ = interested()
+    ignore = node.on_interest
 
     def publish(channel: str, key: str | None, wanted: bool) -> None:
         assert key is not None
         if wanted:
-            owner.node.publish(channel, key, "fetched", 1)
+            node.publish(channel, key, "fetched", 1)
         else:
-            owner.node.clear_state(channel, key)
+            node.clear_state(channel, key)
 
-    owner.node.on_interest = publish
-    owner.do("a", Subscribe("price", "gold"))
-    answer = owner.node.end_poll("a", 0.0)
-    assert [one.body for one in getattr(answer, "deliveries", ())] == ["fetched"]
-    owner.do("a", Unsubscribe("price", "gold"))
-    owner.node.on_interest = owner.receive
-    owner.do("b", Subscribe("price", "gold"))
-    assert getattr(owner.node.end_poll("b", 0.0), "deliveries", None) == ()
+    node.on_interest = publish
+    assert refused(node, "a", 1, GOLD) == []
+    assert bodies(taken(node, "a")) == ["fetched"]
+    assert refused(node, "a", 2, Unsubscribe("price", "gold")) == []
+    node.on_interest = ignore
+    assert refused(node, "b", 1, GOLD) == []
+    assert node.end_poll("b", 0.0) == PollReply(())
