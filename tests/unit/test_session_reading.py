@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -34,6 +34,10 @@ from tests.kit import GRANT_KEY
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
 
+def granted(stream_id: int, grant_id: int = 1, position: int = 0) -> StreamGranted:
+    return StreamGranted(Grant("b", 1, stream_id, grant_id, position, 3, 0, 1 << 64, "none/#", grant_key=GRANT_KEY))
+
+
 class Agent:
     """In the agent's place: grants two streams for ever, and confirms the end at once."""
 
@@ -45,7 +49,7 @@ class Agent:
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
         self.inbox = inbox
         for stream_id in (STREAM, OTHER):
-            inbox.put(StreamGranted(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#", grant_key=GRANT_KEY)))
+            inbox.put(granted(stream_id))
         return 1
 
     def unsubscribe(self, handle: int) -> None:
@@ -94,6 +98,9 @@ class Reader:
         """Nothing to close."""
 
 
+Skim = Callable[..., None]
+
+
 @pytest.fixture
 def agent() -> Agent:
     return Agent()
@@ -115,6 +122,28 @@ def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> It
         yield session
 
 
+@pytest.fixture
+def skim(session: Session, reader: Reader) -> Skim:
+    """Return a function that reads pages without messages until it drains the session, or is woken up, before the last."""
+
+    def run(last: int, before: Mapping[int, Callable[[], object]], *, wake: bool = False) -> None:
+        def before_page(number: int) -> None:
+            before.get(number, lambda: None)()
+            if number == last:
+                (session.wakeup if wake else session.drain)()
+
+        reader.before_page = before_page
+        assert session.poll() is None
+        assert len(reader.read) == last
+
+    return run
+
+
+@pytest.fixture
+def _a_page_takes_a_second(monkeypatch: pytest.MonkeyPatch, reader: Reader) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: float(len(reader.read)))
+
+
 def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nothing says that the session has left."""
     clock = itertools.count(0.0, 3600.0)
@@ -124,26 +153,18 @@ def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, mo
     assert session.is_closed
 
 
-def test_a_drain_ends_the_skipping(session: Session, reader: Reader) -> None:
-    reader.before_page = lambda number: session.drain() if number == 5 else None
-    assert session.poll() is None
-    assert session.is_closed
-    assert len(reader.read) == 5
+@pytest.mark.parametrize("wake", [False, True], ids=["a drain", "a wakeup"])
+def test_the_skipping_ends(session: Session, skim: Skim, wake: bool) -> None:
+    skim(5, {}, wake=wake)
+    assert session.is_closed is not wake
+    if wake:
+        skim(9, {}, wake=True)
 
 
 @pytest.mark.conforms("E8")
-def test_a_revoked_stream_is_read_no_more(session: Session, reader: Reader, agent: Agent) -> None:
+def test_a_revoked_stream_is_read_no_more(skim: Skim, reader: Reader, agent: Agent) -> None:
     """Its final progress is reported."""
-
-    def act(number: int) -> None:
-        if number == 5:
-            agent.inbox.put(RevokeStarted(STREAM, 1))
-        elif number == 25:
-            session.drain()
-
-    reader.before_page = act
-    assert session.poll() is None
-    assert STREAM not in reader.read[5:]
+    skim(25, {5: lambda: agent.inbox.put(RevokeStarted(STREAM, 1))})
     assert reader.read[5:] == [OTHER] * 20
     assert next(said for said in agent.reports if said.is_final) == ProgressReported(STREAM, 1, 3, True, 0, 997)
 
@@ -163,136 +184,89 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
     assert (batch.stream_id, batch.first) == (STREAM, 0)
 
 
+@pytest.mark.usefixtures("_a_page_takes_a_second")
 def test_an_unreadable_payload_is_tried_again(
-    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All other streams go on."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     reader.gone = {STREAM: PayloadObjectUnreadable("its payload is damaged.")}
-
-    def pass_time(number: int) -> None:
-        now[0] = float(number)
-        if number == 35:
-            reader.gone = {}
-        elif number == 50:
-            session.drain()
-
-    reader.before_page = pass_time
-    assert session.poll() is None
+    skim(50, {35: reader.gone.clear})
     assert [number for number, read in enumerate(reader.read[:40], 1) if read == STREAM][:4] == [1, 12, 23, 34]
     assert reader.read[44:].count(STREAM) >= 2, "it goes on"
-    said = [record.getMessage() for record in caplog.records if "is damaged" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("stream unreadable, retrying: subscription=")
+    (said,) = [each for each in caplog.messages if "is damaged" in each]
+    assert said.startswith("stream unreadable, retrying: subscription=")
+    reported = [(each.position, each.read_error) for each in agent.reports if each.stream_id == STREAM]
+    assert reported[:2] == [(0, "its payload is damaged."), (0, "")]
 
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("kind", [PoisonBlock, PayloadDamaged])
 def test_a_stream_with_a_poison_block_is_handed_back(
-    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
+    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, kind: type[PoisonBlock]
 ) -> None:
     """All other streams go on."""
     poison = kind(STREAM, (3, 5), "cannot be decoded: garbage.")
-
-    def go_on(number: int) -> None:
-        reader.gone = {STREAM: poison} if number > 6 else {}
-        if number == 30:
-            session.drain()
-
-    reader.before_page = go_on
-    assert session.poll() is None
+    skim(30, {7: lambda: reader.gone.update({STREAM: poison})})
     assert (reader.read[6], STREAM in reader.read[7:]) == (STREAM, False)
     (said,) = [each for each in agent.reports if each.is_final and each.stream_id == STREAM]
     assert (said.position, said.read_error, said.poison) == (3, str(poison), 5)
-    assert [record.getMessage().count(str(poison)) for record in caplog.records] == [1]
+    assert [each.count(str(poison)) for each in caplog.messages] == [1]
 
 
 def test_an_outage_of_a_place_is_logged_once(
-    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    skim: Skim, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Its end is logged for each stream."""
     caplog.set_level("INFO")
-    away = PayloadUnavailable("the place is away.")
     monkeypatch.setattr(stream_fetcher, "UNAVAILABLE_RETRY_S", 0.0)
+    away = PayloadUnavailable("the place is away.")
 
-    def come_and_go(number: int) -> None:
-        outages = [range(10, 40), range(60, 90)]
-        reader.gone = {STREAM: away, OTHER: away} if any(number in outage for outage in outages) else {}
-        if number == 120:
-            session.drain()
+    def go() -> None:
+        reader.gone.update({STREAM: away, OTHER: away})
 
-    reader.before_page = come_and_go
-    assert session.poll() is None
-    said = [record.getMessage() for record in caplog.records]
-    assert [each.rpartition(": ")[2] for each in said if "unreadable" in each] == ["the place is away."] * 2
-    assert sorted(each.rpartition(" ")[2] for each in said if "readable again" in each) == sorted(
-        f"stream_id={each}" for each in (STREAM, OTHER) * 2
+    skim(120, {10: go, 40: reader.gone.clear, 60: go, 90: reader.gone.clear})
+    said = [each for each in caplog.messages if "unreadable" in each]
+    assert [each.rpartition(": ")[2] for each in said] == ["the place is away."] * 2
+    assert sorted(each for each in caplog.messages if "readable again" in each) == sorted(
+        f"stream readable again: subscription=$share/g/none/# stream_id={each}" for each in (STREAM, OTHER) * 2
     )
 
 
-def test_the_time_is_looked_at_between_two_pages(
-    session: Session, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    reader.before_page = lambda number: now.__setitem__(0, float(number))
+@pytest.mark.usefixtures("_a_page_takes_a_second")
+def test_the_time_is_looked_at_between_two_pages(session: Session, reader: Reader) -> None:
     assert session.poll(10.0) is None
     assert len(reader.read) == 10
     assert session.poll(0.0) is None
     assert len(reader.read) == 11, "each call gets on, however short"
 
 
-def test_a_wakeup_ends_the_skipping(session: Session, reader: Reader) -> None:
-    reader.before_page = lambda number: session.wakeup() if number in (3, 7) else None
-    assert session.poll() is None
-    assert len(reader.read) == 3
-    assert session.poll() is None
-    assert len(reader.read) == 7
-
-
 @pytest.mark.conforms("P10")
 def test_a_stream_beyond_its_head_is_handed_back(
-    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
+    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All other streams go on."""
     problem = PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")
     reader.gone = {STREAM: problem}
-    reader.before_page = lambda number: session.drain() if number == 20 else None
-    assert session.poll() is None
-    assert (reader.read.count(STREAM), len(reader.read)) == (1, 20)
+    skim(20, {})
+    assert reader.read.count(STREAM) == 1
     (said,) = [each for each in agent.reports if each.stream_id == STREAM]
     assert (said.is_final, said.is_beyond_head, said.read_error) == (True, True, str(problem))
-    assert [record.getMessage().count(str(problem)) for record in caplog.records] == [1]
+    assert [each.count(str(problem)) for each in caplog.messages] == [1]
 
 
 @pytest.mark.conforms("W4")
 def test_a_stream_without_position_is_named_once(
-    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
+    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All other streams go on."""
+    """All other streams go on, and it does when it is granted again."""
     problem = PositionGone(STREAM, 0, 5)
     reader.gone = {STREAM: problem}
-    reader.before_page = lambda number: session.drain() if number == 20 else None
-    assert session.poll() is None
-    assert reader.read.count(STREAM) == 1
-    assert len(reader.read) == 20
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert str(problem) in said
-    assert all(report.stream_id == OTHER for report in agent.reports)
 
+    def lend() -> None:
+        assert {report.stream_id for report in agent.reports} <= {OTHER}
+        reader.gone = {}
+        agent.inbox.put(granted(STREAM, 2, 5))
 
-@pytest.mark.conforms("W4")
-def test_a_stream_that_is_granted_again_is_read_again(session: Session, reader: Reader, agent: Agent) -> None:
-    reader.gone = {STREAM: PositionGone(STREAM, 0, 5)}
-
-    def lend(number: int) -> None:
-        if number == 10:
-            reader.gone = {}
-            agent.inbox.put(StreamGranted(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#", grant_key=GRANT_KEY)))
-        elif number == 20:
-            session.drain()
-
-    reader.before_page = lend
-    assert session.poll() is None
-    assert reader.read[:10].count(STREAM) == 1
-    assert reader.read[10:].count(STREAM) == 5
+    skim(30, {20: lend})
+    assert (reader.read[:20].count(STREAM), reader.read[20:].count(STREAM)) == (1, 5)
+    assert [each.count(str(problem)) for each in caplog.messages] == [1]
