@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
-from typing import cast
 
 import pytest
 
-from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, SessionStreamFetcher
-from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted
+from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import PERSISTENT_AFTER_S, RETRY_INTERVAL_S, ReadFailureTracker
-from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadObjectUnreadable, PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
-    Grant,
     HeldGrant,
     RevokeFinished,
     StreamProgress,
@@ -26,9 +21,14 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_protocol.messages.borrower_leader_codec import decode_to_leader, encode_to_leader
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
-from sublet_storage.log.fetch import LogPage
-from tests.kit import GRANT_KEY
+from sublet_storage.groups.model.records import (
+    READABLE,
+    UNREADABLE,
+    GroupOptions,
+    HistoryRecord,
+    OnPoison,
+    StartingPosition,
+)
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
@@ -98,108 +98,51 @@ def test_a_failure_too_long_is_refused() -> None:
     assert not well.update_progress.streams[0].HasField("read_error")
 
 
-def test_a_handler_reports_the_beginning_and_the_end() -> None:
-    reports = list[ProgressReported]()
-    handler = SessionAssignment(reports.append)
-    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
-    (granted,) = [handler.next_readable(lambda _: True)]
-    assert granted is not None
-    assert not handler.mark_readable(granted)
-    assert [handler.defer(granted, ARCHIVED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
-    assert handler.mark_readable(granted)
-    assert [(each.position, each.read_error) for each in reports] == [(4, "archived."), (4, "")]
-
-
-PAGE = cast("LogPage", object())
-
-
-class Damaged:
-    """A reader of streams, as far as it is asked: the first page cannot be read, all later ones can."""
-
-    def __init__(self) -> None:
-        self.answers: list[Exception | LogPage] = [ARCHIVED, PAGE, PAGE]
-
-    def fetch(self, granted: object, allowed: object) -> LogPage:
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    reports = list[ProgressReported]()
-    handler = SessionAssignment(reports.append)
-    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
-    (granted,) = [handler.next_readable(lambda _: True)]
-    assert granted is not None
-    fetcher = SessionStreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
-    assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, PAGE, PAGE]
-    assert [each.read_error for each in reports] == ["archived.", ""]
-    assert [line for line in caplog.messages if "readable again" in line] == [
-        "stream readable again: subscription=$share/g/# stream_id=7"
-    ]
-
-
 # --- what a borrower passes on ---------------------------------------------------------------------------------------
-
-
-def troubles(play: Play) -> list[str]:
-    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
-    return [each.read_error for said in sent for each in said.streams]
 
 
 def test_a_failure_is_passed_on_at_once() -> None:
     """To the next leader, too; and so is its end."""
     play = connected(GRANT)
-    play.do(ProgressReported(5, 50, 10, read_error="damaged"), at=play.now)
-    assert troubles(play) == ["damaged"]
-    (stream,) = play.machine.successor_state().streams
-    assert stream.read_error == stream.to_progress().read_error == "damaged"
-    play.do(ProgressReported(5, 50, 10, read_error="damaged"), at=play.now)
-    assert troubles(play) == []
-    play.do(ProgressReported(5, 50, 10), at=play.now)
-    assert troubles(play) == [""]
+    for said, passed_on in (("damaged", ["damaged"]), ("damaged", []), ("", [""])):
+        play.do(ProgressReported(5, 50, 10, read_error=said))
+        assert [each.read_error for each in play.reported()] == passed_on
+        (stream,) = play.machine.successor_state().streams
+        assert stream.read_error == stream.to_progress().read_error == said
 
 
 @pytest.mark.conforms("P10")
 def test_beyond_the_head_is_passed_on_while_leaving() -> None:
     """The next holder will not see it for itself; a predecessor's report is its successor's."""
     play = connected(GRANT)
-    play.do(ProgressReported(5, 50, 12, is_final=True, read_error="beyond", is_beyond_head=True), at=play.now)
-    (said,) = [each for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress) for each in said.streams]
+    play.do(ProgressReported(5, 50, 12, is_final=True, read_error="beyond", is_beyond_head=True))
+    (said,) = play.reported()
     assert (said.final, said.beyond_head, said.read_error) == (True, True, "beyond")
     (stream,) = play.machine.successor_state().streams
     assert stream.to_progress().beyond_head
-    play.do(LeaveRequested(), at=play.now)
-    (left,) = [each for said in play.said(Disconnect) if isinstance(said, Disconnect) for each in said.streams]
+    play.do(LeaveRequested())
+    (left,) = [each for said in play.said(Disconnect) for each in said.streams]
     assert (left.final, left.beyond_head, left.read_error) == (True, True, "")
 
 
-MANY = 600
+MANY, ERROR = range(1, 601), "é" * MAX_EXPLANATION_CHARACTERS
 
 
 def all_in_trouble() -> Play:
     """Each of very many streams as long as it may be, none of which the leader has said to be saved."""
-    grants = tuple(replace(GRANT, stream_id=number, grant_id=number) for number in range(1, MANY + 1))
-    play = connected(*grants)
-    for each in grants:
-        play.do(
-            ProgressReported(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_EXPLANATION_CHARACTERS),
-            at=play.now,
-        )
+    play = connected(*(replace(GRANT, stream_id=number, grant_id=number) for number in MANY))
+    for number in MANY:
+        play.do(ProgressReported(number, number, GRANT.position, read_error=ERROR))
     return play
 
 
 def test_many_failures_fit_into_messages() -> None:
+    """Each is repeated: silence would be its end."""
     play = all_in_trouble()
     play.do(Tick(), at=play.now + play.machine.settings.resend_interval_s)
-    sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
-    assert len(sent) == -(-MANY // (MAX_PART_BYTES // (2 * MAX_EXPLANATION_CHARACTERS + STREAM_BYTES)))
-    assert [each.stream_id for said in sent for each in said.streams] == list(range(1, MANY + 1))
-    assert {each.read_error for said in sent for each in said.streams} == {"é" * MAX_EXPLANATION_CHARACTERS}, (
-        "silence would be its end"
-    )
+    sent = play.said(UpdateProgress)
+    assert len(sent) == -(-len(MANY) // (MAX_PART_BYTES // (2 * MAX_EXPLANATION_CHARACTERS + STREAM_BYTES)))
+    assert [(each.stream_id, each.read_error) for each in play.reported()] == [(number, ERROR) for number in MANY]
     assert all(encode_to_leader(said).ByteSize() < MAX_PART_BYTES for said in sent)
 
 
@@ -207,10 +150,8 @@ def test_who_leaves_reports_no_more_troubles() -> None:
     play = all_in_trouble()
     play.do(LeaveRequested())
     play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
-    (said,) = [said for said in play.said(Disconnect) if isinstance(said, Disconnect)]
-    assert ([each.stream_id for each in said.streams], {each.read_error for each in said.streams}) == (
-        list(range(1, MANY + 1)), {""},
-    )  # fmt: skip
+    (said,) = play.said(Disconnect)
+    assert [(each.stream_id, each.read_error) for each in said.streams] == [(number, "") for number in MANY]
 
 
 # --- what a leader writes --------------------------------------------------------------------------------------------
@@ -224,22 +165,26 @@ def leading(on_poison: OnPoison = OnPoison.BLOCK) -> Bench:
     return bench
 
 
-def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
-    reported = StreamProgress(1, bench.grant_id(), 0, final, read_error=trouble)
-    bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
+def report(bench: Bench, progress: StreamProgress, borrower_id: str = BORROWER) -> None:
+    bench.receive(UpdateProgress(borrower_id, bench.term, (progress,)), AGENT)
     bench.settle()
 
 
-def written(bench: Bench) -> list[tuple[str, str]]:
+def say(bench: Bench, trouble: str, *, final: bool = False) -> None:
+    report(bench, StreamProgress(1, bench.grant_id(), 0, final, read_error=trouble))
+
+
+def written(bench: Bench, *events: str) -> list[HistoryRecord]:
     lines = bench.store.history(bench.group.group_id)
-    return [(line.event, line.reason) for line in lines if line.event in (UNREADABLE, READABLE)]
+    return [line for line in lines if line.event in (events or (UNREADABLE, READABLE))]
 
 
 def test_history_has_a_failures_begin_and_end() -> None:
     bench = leading()
     for trouble in ("", "damaged", "damaged", "", ""):
         say(bench, trouble)
-    assert written(bench) == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
+    lines = [(line.event, line.reason) for line in written(bench)]
+    assert lines == [(UNREADABLE, "damaged"), (READABLE, "it can be read again")]
     assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
 
 
@@ -257,13 +202,12 @@ def test_final_progress_reports_no_trouble() -> None:
 def test_a_leader_blocks_at_or_skips_a_bad_block(on_poison: OnPoison, row: tuple[str, int, int], event: str) -> None:
     bench = leading(on_poison)
     reported = StreamProgress(1, bench.grant_id(), 3, True, read_error="garbage.", poison=6)
-    bench.receive(UpdateProgress(BORROWER, bench.term, (reported,)), AGENT)
-    bench.settle()
+    report(bench, reported)
     bench.receive(RevokeFinished(BORROWER, bench.term, 1, reported.grant_id), AGENT)
     bench.pass_time(2.0, BORROWER)
     found = bench.row()
     assert (found.status, found.position, found.lost_message_count) == row
-    (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == event]
+    (line,) = written(bench, event)
     assert (line.position, line.reason.partition(" ")[0]) == (3, "garbage.")
 
 
@@ -277,7 +221,7 @@ def test_a_leader_blocks_what_was_beyond_the_head(leaves: bool) -> None:
     bench.receive(message, AGENT)
     bench.settle()
     assert (bench.row().status, bench.row().position) == ("blocked", 3)
-    (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == "block"]
+    (line,) = written(bench, "block")
     reason = "its borrower found it to end before what it had read" if leaves else "beyond."
     assert (line.position, line.reason) == (3, reason)
 
@@ -290,7 +234,7 @@ def test_a_new_grant_begins_without_failure() -> None:
     bench.pass_time(2.0, BORROWER)
     assert bench.holders() == {1: BORROWER}
     say(bench, "damaged")
-    assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
+    assert [line.event for line in written(bench)] == [UNREADABLE] * 2
 
 
 def test_the_next_leader_receives_it_again() -> None:
@@ -300,12 +244,6 @@ def test_the_next_leader_receives_it_again() -> None:
     bench.lead()
     bench.join("a/2", predecessor=BORROWER, reclaim=(HeldGrant(1, held.grant_id, 0),), group_id=bench.group.group_id)
     bench.settle()
-    reported = StreamProgress(1, held.grant_id, 0, read_error="damaged")
-    bench.receive(UpdateProgress("a/2", bench.term, (reported,)), AGENT)
-    bench.settle()
-    lines = [(line.event, line.borrower_id) for line in bench.store.history(bench.group.group_id)]
-    assert [each for each in lines if each[0] in (UNREADABLE, "reclaim")] == [
-        (UNREADABLE, BORROWER),
-        ("reclaim", "a/2"),
-        (UNREADABLE, "a/2"),
-    ]
+    report(bench, StreamProgress(1, held.grant_id, 0, read_error="damaged"), "a/2")
+    lines = [(line.event, line.borrower_id) for line in written(bench, UNREADABLE, "reclaim")]
+    assert lines == [(UNREADABLE, BORROWER), ("reclaim", "a/2"), (UNREADABLE, "a/2")]
