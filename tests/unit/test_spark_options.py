@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
@@ -45,24 +47,8 @@ def test_everything_of_a_stream_in_any_case() -> None:
         "failOnDataLoss": "FALSE",
         "availableNowWait": "1m",
     }
-    assert stream_options(given) == StreamingQueryOptions(
-        "$queue/q/a",
-        "etl",
-        "postgresql://here/db",
-        None,
-        ("a:1", "b:2"),
-        "offset:3",
-        2.5,
-        10,
-        20,
-        4,
-        8,
-        True,
-        300.0,
-        "fail",
-        False,
-        60.0,
-    )
+    where = "$queue/q/a", "etl", "postgresql://here/db", None, ("a:1", "b:2"), "offset:3"
+    assert stream_options(given) == StreamingQueryOptions(*where, 2.5, 10, 20, 4, 8, True, 300.0, "fail", False, 60.0)
 
 
 def test_everything_of_a_batch_in_any_case() -> None:
@@ -105,14 +91,8 @@ def test_epochs_without_one_end_go_on() -> None:
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [
-        ("90", 90.0),
-        ("90 s", 90.0),
-        ("1.5 minutes", 90.0),
-        ("2m", 120.0),
-        ("1 hour", 3600.0),
-        ("250ms", 0.25),
-        ("7d", 604800.0),
-        ("0", 0),
+        *[("0", 0), ("90", 90), ("90 s", 90), ("1.5 minutes", 90), ("2m", 120)],
+        *[("1 hour", 3600), ("250ms", 0.25), ("7d", 604800)],
     ],
 )
 def test_times(text: str, seconds: float) -> None:
@@ -125,116 +105,103 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         stream_options({name: value for name, value in LEAST.items() if name != missing})
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"linger.ms": "5"}, "option 'linger.ms': readStream has none of that name. It has: subscription, "),
-        (
-            {"kafka.bootstrap.servers": "x"},
-            "option 'kafka.bootstrap.servers' is one of Spark's Kafka source: readStream",
-        ),
-        ({"startingOffsets": "earliest"}, "Kafka source: readStream has startingPosition."),
-        ({"subscribe": "orders"}, "Kafka source: readStream has subscription."),
-        ({"endingOffsets": "latest"}, "option 'endingOffsets': readStream has none of that name."),
-        ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it is a whole number from 1 to 46"),
-        ({"maxOffsetsPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
-        ({"maxOffsetsPerTrigger": "ten"}, "option maxOffsetsPerTrigger is 'ten'"),
-        ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
-        ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
-        ({"minPartitions": "²"}, "option minPartitions is '²'"),
-        ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
-        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
-        ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),
-        ({"inDoubtTimeout": "5 fortnights"}, "option inDoubtTimeout is '5 fortnights'"),
-        ({"inDoubtTimeout": "-5"}, "option inDoubtTimeout is '-5'"),
-        ({"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
-        ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it is true or false"),
-        ({"weight": "heavy"}, "option weight is 'heavy'"),
-        ({"weight": "0"}, "weight is 0.0: it must be from 0.001"),
-        ({"weight": "10000.1"}, "weight is 10000.1: it must be from 0.001 to 10000."),
-        ({"startingPosition": "first"}, "start"),
-        ({"nodes": "here"}, "node 'here': a leader node's address is HOST:PORT"),
-        ({"sessionName": ""}, "option sessionName is empty"),
-        ({"sessionName": "x" * 600}, "option sessionName: name is"),
-        ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
-    ],
-)
-def test_a_stream_refuses_by_name(given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidSetting) as refused:
-        stream_options({**LEAST, **given})
-    assert said in str(refused.value)
+STREAM: list[tuple[dict[str, str], str]] = [
+    ({"linger.ms": "5"}, "option 'linger.ms': readStream has none of that name. It has: subscription, "),
+    (
+        {"kafka.bootstrap.servers": "x"},
+        "option 'kafka.bootstrap.servers' is one of Spark's Kafka source: readStream",
+    ),
+    ({"startingOffsets": "earliest"}, "Kafka source: readStream has startingPosition."),
+    ({"subscribe": "orders"}, "Kafka source: readStream has subscription."),
+    ({"endingOffsets": "latest"}, "option 'endingOffsets': readStream has none of that name."),
+    ({"maxOffsetsPerTrigger": "0"}, "option maxOffsetsPerTrigger is '0': it is a whole number from 1 to 46"),
+    ({"maxOffsetsPerTrigger": "9" * 5000}, "9999': it is a whole number from 1 to 46"),
+    ({"maxOffsetsPerTrigger": "ten"}, "option maxOffsetsPerTrigger is 'ten'"),
+    ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
+    ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
+    ({"minPartitions": "²"}, "option minPartitions is '²'"),
+    ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
+    ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
+    ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),
+    ({"inDoubtTimeout": "5 fortnights"}, "option inDoubtTimeout is '5 fortnights'"),
+    ({"inDoubtTimeout": "-5"}, "option inDoubtTimeout is '-5'"),
+    ({"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
+    ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it is true or false"),
+    ({"weight": "heavy"}, "option weight is 'heavy'"),
+    ({"weight": "0"}, "weight is 0.0: it must be from 0.001"),
+    ({"weight": "10000.1"}, "weight is 10000.1: it must be from 0.001 to 10000."),
+    ({"startingPosition": "first"}, "start"),
+    ({"nodes": "here"}, "node 'here': a leader node's address is HOST:PORT"),
+    ({"sessionName": ""}, "option sessionName is empty"),
+    ({"sessionName": "x" * 600}, "option sessionName: name is"),
+    ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+]
+BATCH: list[tuple[dict[str, str], str]] = [
+    ({"path": "x"}, "option 'path': read has none of that name. It has: filter, url"),
+    (
+        {"subscription": "$share/g/#"},
+        "option subscription: it is readStream's. History is read without a group. Gi",
+    ),
+    ({"SessionName": "a"}, "option sessionName: it is readStream's. History is read without a group. Leave it out"),
+    ({"maxoffsetspertrigger": "5"}, "endingPosition says how far to read"),
+    ({"nodes": "here:1"}, "option nodes: it is readStream's"),
+    ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest, a time with its zone"),
+    ({"startingPosition": "2026-11-21"}, "option startingPosition is '2026-11-21'"),
+    ({"startingPosition": "offset:-1"}, "option startingPosition is 'offset:-1'"),
+    ({"endingPosition": "earliest"}, "option endingPosition is 'earliest': it is latest, a time with its zone"),
+    ({"startingPosition": "offset:5", "endingPosition": "offset:5"}, "nothing lies between them"),
+    ({"startingPosition": TIME, "endingPosition": "2026-11-21T10:30:00+01:00"}, "nothing lies between them"),
+    ({"endingEpoch": "3", "startingEpoch": "3"}, "options startingEpoch 3 and endingEpoch 3: nothing lies between"),
+    ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
+    ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
+    ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
+    ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
+    ({"subscribePattern": "o.*"}, "option 'subscribePattern' is one of Spark's Kafka source: read has filter."),
+    ({"endingTimestamp": "5"}, "Kafka source: read has endingPosition."),
+    ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
+    ({"space": ""}, "option space is empty"),
+    ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+]
+SINK: list[tuple[dict[str, str], str]] = [
+    (
+        {"path": "x"},
+        "option 'path': write has none of that name. It has: topic, url, dataDir, space, sinkName, bat",
+    ),
+    ({"checkpointLocation": "x"}, "option 'checkpointLocation': write has none of that name"),
+    ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
+    ({"batchId": "1"}, "option batchId without sinkName"),
+    ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 to 46"),
+    ({"sinkName": "a", "batchId": str(2**53 + 1)}, f"option batchId is {2**53 + 1}: it is at most {2**53}"),
+    ({"sinkName": "a" * 600, "batchId": "1"}, "option sinkName: name is"),
+    ({"sinkName": "", "batchId": "1"}, "option sinkName is empty"),
+    ({"topic": ""}, "option topic is empty"),
+    ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+]
+STREAMING_SINK: list[tuple[dict[str, str], str]] = [
+    ({"sinkName": "a"}, "option sinkName: a streaming query is known by its own id"),
+    ({"batchId": "1"}, "option batchId: a streaming query is known by its own id"),
+    ({"asyncProgressTrackingEnabled": "true"}, "option 'asyncProgressTrackingEnabled': writeStream has none of"),
+]
+
+
+def stream(given: dict[str, str]) -> StreamingQueryOptions:
+    return stream_options({**LEAST, **given})
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("take", "given", "said"),
     [
-        ({"path": "x"}, "option 'path': read has none of that name. It has: filter, url"),
-        (
-            {"subscription": "$share/g/#"},
-            "option subscription: it is readStream's. History is read without a group. Gi",
-        ),
-        ({"SessionName": "a"}, "option sessionName: it is readStream's. History is read without a group. Leave it out"),
-        ({"maxoffsetspertrigger": "5"}, "endingPosition says how far to read"),
-        ({"nodes": "here:1"}, "option nodes: it is readStream's"),
-        ({"startingPosition": "latest"}, "option startingPosition is 'latest': it is earliest, a time with its zone"),
-        ({"startingPosition": "2026-11-21"}, "option startingPosition is '2026-11-21'"),
-        ({"startingPosition": "offset:-1"}, "option startingPosition is 'offset:-1'"),
-        ({"endingPosition": "earliest"}, "option endingPosition is 'earliest': it is latest, a time with its zone"),
-        ({"startingPosition": "offset:5", "endingPosition": "offset:5"}, "nothing lies between them"),
-        ({"startingPosition": TIME, "endingPosition": "2026-11-21T10:30:00+01:00"}, "nothing lies between them"),
-        ({"endingEpoch": "3", "startingEpoch": "3"}, "options startingEpoch 3 and endingEpoch 3: nothing lies between"),
-        ({"startingEpoch": "1.5"}, "option startingEpoch is '1.5': it is an epoch of one number"),
-        ({"endingEpoch": str(2**64)}, f"option endingEpoch is '{2**64}'"),
-        ({"minPartitions": "0"}, "option minPartitions is '0': it is a whole number from 1 to 46"),
-        ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
-        ({"subscribePattern": "o.*"}, "option 'subscribePattern' is one of Spark's Kafka source: read has filter."),
-        ({"endingTimestamp": "5"}, "Kafka source: read has endingPosition."),
-        ({"pushDownPredicate": "all"}, "option pushDownPredicate is 'all': it is true or false"),
-        ({"space": ""}, "option space is empty"),
-        ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
+        *((stream, *row) for row in STREAM),
+        *((batch_options, *row) for row in BATCH),
+        *((write_options, *row) for row in SINK),
+        *((stream_write_options, *row) for row in STREAMING_SINK),
     ],
 )
-def test_a_batch_refuses_by_name(given: dict[str, str], said: str) -> None:
+def test_options_are_refused_by_name(
+    take: Callable[[dict[str, str]], object], given: dict[str, str], said: str
+) -> None:
     with pytest.raises(InvalidSetting) as refused:
-        batch_options(given)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"path": "x"},
-            "option 'path': write has none of that name. It has: topic, url, dataDir, space, sinkName, bat",
-        ),
-        ({"checkpointLocation": "x"}, "option 'checkpointLocation': write has none of that name"),
-        ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
-        ({"batchId": "1"}, "option batchId without sinkName"),
-        ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 to 46"),
-        ({"sinkName": "a", "batchId": str(2**53 + 1)}, f"option batchId is {2**53 + 1}: it is at most {2**53}"),
-        ({"sinkName": "a" * 600, "batchId": "1"}, "option sinkName: name is"),
-        ({"sinkName": "", "batchId": "1"}, "option sinkName is empty"),
-        ({"topic": ""}, "option topic is empty"),
-        ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
-    ],
-)
-def test_a_sink_refuses_by_name(given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidSetting) as refused:
-        write_options(given)
-    assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"sinkName": "a"}, "option sinkName: a streaming query is known by its own id"),
-        ({"batchId": "1"}, "option batchId: a streaming query is known by its own id"),
-        ({"asyncProgressTrackingEnabled": "true"}, "option 'asyncProgressTrackingEnabled': writeStream has none of"),
-    ],
-)
-def test_a_streaming_sink_refuses_by_name(given: dict[str, str], said: str) -> None:
-    with pytest.raises(InvalidSetting) as refused:
-        stream_write_options(given)
+        take(given)
     assert said in str(refused.value)
 
 
