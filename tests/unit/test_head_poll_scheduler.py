@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,11 @@ from sublet_borrower.new_data.head_poll_scheduler import (
     HeadSubscriptionId,
     StreamsCaughtUp,
 )
+from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
+from sublet_borrower.new_data.monitor import NewDataMonitor
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.tick import Tick
+from tests.kit import eventually
 
 S = HeadPollSchedulerSettings()
 FIRST, AGAIN = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
@@ -275,3 +280,124 @@ def test_streams_due_together_are_polled_together() -> None:
 
 def test_with_nothing_to_follow_it_is_not_woken() -> None:
     assert Play().do(Tick()).wake_at is None
+
+
+# --- who is notified of which stream by which node --------------------------------------------------------------------
+
+
+class Desk:
+    """Subscriptions of heads and what was asked of which node, in order."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+        self.room = HeadSubscriptions(
+            lambda node, stream_id: self.asked.append(("+", node, stream_id)),
+            lambda node, stream_id: self.asked.append(("-", node, stream_id)),
+        )
+
+    def take(self) -> list[tuple[str, str, int]]:
+        asked, self.asked = self.asked, []
+        return asked
+
+
+A, B = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
+
+
+def test_a_session_subscribes_at_its_leaders_node() -> None:
+    desk = Desk()
+    desk.room.add(1, A)
+    assert desk.take() == []
+    desk.room.set_leader_node(1, "n1:1")
+    assert desk.take() == [("+", "n1:1", 7)]
+    assert desk.room.route_head("n1:1", StreamHead(7, 12)) == [(1, HeadPushed(A, 12))]
+    assert desk.room.route_head("n2:1", StreamHead(7, 12)) == []
+    assert desk.room.route_head("n1:1", StreamHead(8, 12)) == []
+
+
+@pytest.mark.conforms("P6")
+def test_it_goes_on_with_the_next_node_alone() -> None:
+    desk = Desk()
+    desk.room.set_leader_node(1, "n1:1")
+    desk.room.add(1, A)
+    desk.take()
+    desk.room.set_leader_node(1, None)
+    desk.room.set_leader_node(1, "n2:1")
+    assert desk.take() == [("-", "n1:1", 7), ("+", "n2:1", 7)]
+    assert desk.room.route_head("n2:1", StreamHead(7, 12)) == [(1, HeadPushed(A, 12))]
+
+
+@pytest.mark.conforms("P5")
+def test_a_new_id_is_a_new_subscription() -> None:
+    desk = Desk()
+    desk.room.set_leader_node(1, "n1:1")
+    desk.room.add(1, A)
+    desk.room.remove(1, A)
+    desk.room.add(1, B)
+    assert desk.take() == [("+", "n1:1", 7), ("-", "n1:1", 7), ("+", "n1:1", 7)]
+    assert desk.room.route_head("n1:1", StreamHead(7, 12)) == [(1, HeadPushed(B, 12))]
+    desk.room.remove(1, A)
+    assert desk.take() == [], "the old one is over already"
+
+
+@pytest.mark.conforms("R1")
+def test_two_sessions_of_an_agent_share_one() -> None:
+    desk = Desk()
+    for handle in (1, 2):
+        desk.room.set_leader_node(handle, "n1:1")
+        desk.room.add(handle, HeadSubscriptionId(7, handle, handle))
+    assert desk.take() == [("+", "n1:1", 7)]
+    assert len(desk.room.route_head("n1:1", StreamHead(7, 12))) == 2
+    desk.room.remove_session(1)
+    assert desk.take() == []
+    desk.room.remove_session(2)
+    assert desk.take() == [("-", "n1:1", 7)]
+
+
+# --- the shell that asks the log where streams end, where it must -----------------------------------------------------
+
+
+class Streams:
+    """One stream, which is read up to `read`, and whose log ends at `head`."""
+
+    def __init__(self) -> None:
+        self.read, self.head, self.hinted, self.polls = 10, 10, 0, 0
+
+    def caught_up_streams(self) -> dict[int, tuple[int, int]]:
+        return {7: (50, self.read)}
+
+    def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
+        self.read = dict(heads)[7]
+
+    def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
+        self.hinted = dict(heads).get(7, self.hinted)
+
+    def read_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
+        self.polls += 1
+        return [(stream_id, self.head) for stream_id in stream_ids]
+
+
+@pytest.mark.conforms("P11")
+def test_what_is_pushed_is_read_without_a_poll() -> None:
+    streams, subscriptions = Streams(), list[HeadSubscriptionId]()
+    monitor = NewDataMonitor(streams, streams.read_heads, subscriptions.append, lambda _: None)
+    assert not monitor.poll()
+    for head in (11, 12, 20):
+        monitor.on_head_pushed(HeadPushed(subscriptions[-1], head))
+        assert streams.hinted == head
+        streams.read = head
+    assert (streams.polls, monitor.counters.pushed, monitor.counters.polled) == (0, 3, 0)
+
+
+def test_a_growing_stream_is_read_without_a_poll() -> None:
+    """Where it ends then counts as if it had been polled."""
+    streams = Streams()
+    monitor = NewDataMonitor(streams, streams.read_heads, lambda _: None, lambda _: None)
+    assert not monitor.poll()
+    streams.head = 12
+    eventually(monitor.poll)
+    for head in (13, 14):
+        eventually(monitor.poll)
+        assert (streams.hinted, streams.polls) == (head, 1)
+        streams.read = head
+        monitor.on_read(7, head)
+        assert monitor.counters.polled == head - 11

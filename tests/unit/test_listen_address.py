@@ -9,6 +9,7 @@ import pytest
 
 from sublet.cli.server.leader import AuthMode, is_auth_required
 from sublet_leader.listen_address import ListenAddress, is_wildcard
+from sublet_leader.server import compute_max_connections
 from sublet_protocol.domain.errors import InvalidSetting
 
 NAMES = {
@@ -140,3 +141,13 @@ def test_a_node_that_others_reach_asks_who_calls() -> None:
     for listen, http in ((there, None), (here, there)):
         with pytest.raises(InvalidSetting, match=r"--auth off at 0\.0\.0\.0:2"):
             is_auth_required(AuthMode.OFF, listen, http, insecure=False, has_tls=True)
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("X4")
+def test_connections_leave_files_for_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for most, expected in ((256, 128), (1024, 624), (-1, 1 << 20)):
+        monkeypatch.setattr("resource.getrlimit", lambda _, most=most: (most, most))
+        assert compute_max_connections() == expected

@@ -1,7 +1,8 @@
-"""Strategies by name, those of others among them, and what a plan must not say."""
+"""Strategies by name, those of others among them, what a plan must not say, and what `load` plans."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import tomllib
@@ -137,3 +138,122 @@ def test_what_a_strategy_learns_of_the_holders() -> None:
     assert [stream for stream in (1, 2, 3, 4) if stream in SITUATION.revocable_streams()] == [1, 2]
     assert 3 in AllocationInput({3: "a"}, (), {"a": 1.0}).revocable_streams()
     assert StreamLoad(1.0).lag < 0
+
+
+# --- load by example; its laws are in tests/property/test_load_laws.py ------------------------------------------------
+
+
+PAIR = {"a": 1.0, "b": 1.0}
+
+
+def plan(
+    held: dict[int, str],
+    free: list[int],
+    rates: dict[int, float],
+    weights: dict[str, float] | None = None,
+    last: dict[int, str] | None = None,
+) -> AllocationPlan:
+    """The plan where streams have these bytes per second, and are not behind."""
+    load = {stream: StreamLoad(rate, 0) for stream, rate in rates.items()}
+    return LoadStrategy().plan(AllocationInput(held, free, weights or PAIR, last_holders=last or {}, loads=load))
+
+
+def test_the_heaviest_streams_are_dealt_first() -> None:
+    rates = {1: 10.0, 2: 20.0, 3: 30.0, 4: 60.0}
+    assert plan({}, [1, 2, 3, 4], rates).grants == ((1, "b"), (2, "b"), (3, "b"), (4, "a"))
+
+
+def test_a_heavier_member_gets_more() -> None:
+    plans = plan({}, list(range(9)), dict.fromkeys(range(9), 100.0), {"a": 1.0, "b": 2.0})
+    assert [who for _, who in plans.grants].count("b") == 6
+
+
+@pytest.mark.conforms("E18")
+def test_the_full_give_until_all_are_about_even() -> None:
+    held = dict.fromkeys(range(4), "a") | {4: "b"}
+    rates = {0: 100.0, 1: 100.0, 2: 100.0, 3: 300.0, 4: 20.0}
+    assert plan(held, [], rates) == AllocationPlan(revokes=(3,))
+    assert plan({0: "a", 1: "a", 2: "b"}, [], {0: 100.0, 1: 100.0, 2: 1.0}).revokes == (1,)
+
+
+@pytest.mark.conforms("E18")
+def test_within_a_quarter_of_the_mean_nothing_moves() -> None:
+    held = dict.fromkeys(range(6), "a") | dict.fromkeys(range(6, 10), "b")
+    assert not plan(held, [], dict.fromkeys(range(10), 100.0))
+    assert plan(held | {6: "a"}, [], dict.fromkeys(range(10), 100.0)).revokes
+
+
+def test_one_heavy_stream_and_its_neighbour_stay() -> None:
+    held = {0: "a", 1: "a", 2: "b", 3: "b"}
+    assert not plan(held, [], {0: 1000.0, 1: 1.0, 2: 10.0, 3: 10.0})
+
+
+def test_a_stream_taken_is_not_given_back() -> None:
+    held = {0: "a", 1: "a", 2: "b"}
+    rates = {0: 100.0, 1: 100.0, 2: 110.0, 3: 100.0}
+    # It would fit either nearly as well: "b" has a tenth more than half of "a".
+    assert plan({0: "a", 2: "b"}, [3], rates, last={3: "a"}).grants == ((3, "b"),)
+    assert plan({0: "a", 2: "b"}, [3], rates).grants == ((3, "a"),)
+    assert plan(held, [3], rates, last={3: "a"}).grants == ((3, "b"),)
+
+
+def test_the_last_holder_gets_it_back_if_it_fits() -> None:
+    held = dict.fromkeys(range(6), "a") | dict.fromkeys(range(6, 12), "b") | {12: "c", 13: "d"}
+    rates, members = dict.fromkeys(range(16), 100.0), {**PAIR, "c": 1.0, "d": 1.0}
+    assert plan(held, [14], rates, members).grants == ((14, "c"),)
+    assert plan(held, [14], rates, members, last={14: "d"}).grants == ((14, "d"),)
+    assert plan(held, [14], rates, members, last={14: "a"}).grants == ((14, "c"),)
+    assert plan(held, [14, 15], rates, members, last={14: "d", 15: "gone"}).grants == ((14, "d"), (15, "c"))
+
+
+@pytest.mark.conforms("E20")
+def test_nobody_holds_nothing_while_another_holds_two() -> None:
+    assert plan({0: "a", 1: "a"}, [], {0: 1.0, 1: 1000.0}).revokes
+    assert plan({}, [0, 1], {0: 1.0, 1: 1.0}, {"a": 100.0, "b": 1.0}).grants == ((0, "a"), (1, "b"))
+    assert not plan({0: "a"}, [], {0: 1.0})
+
+
+@pytest.mark.conforms("E20")
+def test_nobody_gives_its_only_stream() -> None:
+    """Also where it is the one with the highest load."""
+    members, light = dict.fromkeys("abcd", 1.0), range(2, 30)
+    rates = {0: 1000.0, 1: 1.0, **dict.fromkeys(light, 1.0)}
+    for held in ({0: "a"}, {0: "a", 1: "a"}):
+        revokes = plan(held | dict.fromkeys(light, "b"), [], rates, members).revokes
+        assert len(revokes) >= 2
+        assert 0 not in revokes
+
+
+def test_a_light_member_keeps_its_last_stream() -> None:
+    held, weights = {0: "a", 1: "a"} | dict.fromkeys(range(2, 20), "b"), {"a": 0.1, "b": 10.0}
+    assert plan(held, [], dict.fromkeys(held, 100.0), weights).revokes == (1,)
+
+
+def test_no_more_is_given_than_is_too_much() -> None:
+    """Of 20 streams each of four members may hold 11."""
+    held = dict.fromkeys(range(12), "a") | dict(zip(range(12, 20), "bbbcccdd", strict=True))
+    rates = dict.fromkeys(range(12), 10.0) | dict.fromkeys(range(12, 20), 60.0)
+    assert plan(held, [], rates, dict.fromkeys("abcd", 1.0)).revokes == (11,)
+
+
+def test_one_that_is_behind_counts_for_more() -> None:
+    load = {0: StreamLoad(100.0, 1_000_000), 1: StreamLoad(100.0, 0), 2: StreamLoad(100.0, 0)}
+    grants = LoadStrategy().plan(AllocationInput({}, [0, 1, 2], PAIR, loads=load)).grants
+    assert grants == ((0, "a"), (1, "b"), (2, "b"))
+
+
+def test_what_is_not_known_counts_as_the_mean() -> None:
+    rates = {0: 100.0, 1: 300.0}
+    assert plan({0: "a", 1: "b"}, [2], rates).grants == ((2, "a"),)
+    assert plan({}, [0, 1, 2], rates).grants == ((0, "b"), (1, "a"), (2, "b"))
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0])
+def test_a_figure_that_cannot_be_counts_as_not_known(rate: float) -> None:
+    assert plan({}, [0, 1, 2], {0: 100.0, 1: 300.0, 2: rate}) == plan({}, [0, 1, 2], {0: 100.0, 1: 300.0})
+
+
+def test_extreme_weights_are_only_weights() -> None:
+    grants = plan({}, list(range(10)), {}, {"a": 5e-324, "b": 1.7e308, "c": 1.7e308}).grants
+    counts = {name: sum(who == name for _, who in grants) for name in "abc"}
+    assert counts == {"a": 1, "b": 5, "c": 4}

@@ -1,8 +1,19 @@
-"""A log that repeats the same message only now and then."""
+"""Small tools: a log that repeats a message only now and then, lines for machines, calls made again, threads."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import select
+
+import pytest
+
+from sublet.cli.base.json_logging import JsonFormatter
+from sublet_storage.util import retry
 from sublet_storage.util.log_throttle import CAUSES, MAX_CAUSES, MAX_ERROR_CHARS, LogThrottle, error_signature
+from sublet_storage.util.retry import Backoff, call_with_retry
+from sublet_storage.util.stoppable_thread import StoppableThread
 
 
 class Clock:
@@ -68,3 +79,52 @@ def test_a_cause_is_the_same_whatever_ids_it_names() -> None:
     assert one != error_signature(OSError("block_3: read-only file system at 12:03:07 (/mnt/9f3e-3)"))
     assert one != error_signature(ValueError("block_3: no space left at 12:03:07 (/mnt/9f3e-3)"))
     assert len(error_signature(OSError("x" * 10**6))) < MAX_ERROR_CHARS + 20
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_asked_to_end_calls_no_handler() -> None:
+    thread, called = StoppableThread("listener"), list[int]()
+    thread.call_handler(called.append, 1)
+    thread.stop()
+    thread.call_handler(called.append, 2)
+    assert called == [1]
+
+
+def test_a_fork_ends_no_thread_of_its_parent() -> None:
+    thread = StoppableThread("listener")
+    if (pid := os.fork()) == 0:
+        thread.stop()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert select.select([thread.wakeup_socket], [], [], 0)[0] == []
+    thread.stop()
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+def test_what_takes_long_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for minutes, as for a database that is read-only, sees why."""
+    failures = ["gone"] * 3
+
+    def attempt() -> str:
+        if failures:
+            raise OSError(failures.pop())
+        return "done"
+
+    monkeypatch.setattr(retry, "WARN_AFTER_S", 0.0)
+    with caplog.at_level(logging.WARNING):
+        assert call_with_retry("publish", attempt, lambda error: True, Backoff(first_s=0.0)) == "done"
+    assert [record.message for record in caplog.records] == ["not done yet, retrying: action=publish took_s=0: gone"]
+
+
+# ---  -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_for_machines_moves_no_cursor() -> None:
+    said = "group a\u202eb\u2028\x9b2J \u00e9"
+    line = JsonFormatter("n1").format(logging.makeLogRecord({"msg": "%s", "args": (said,)}))
+    assert line.isprintable()
+    assert json.loads(line)["message"] == said

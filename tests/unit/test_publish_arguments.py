@@ -1,7 +1,9 @@
-"""What a user gives to publish: taken, or refused by name with value, rule and a hint."""
+"""What a user gives to publish, and to make a publisher: taken, or refused by name with value, rule and a hint."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
@@ -9,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError
+from sublet_protocol.domain.errors import InvalidEpoch, InvalidSetting, InvalidTopic, UsageError
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer import Publisher
+from sublet_storage.producer.arguments import check_duration, check_int, check_producer_name
 from sublet_storage.producer.batches.input_conversion import (
     as_bytes,
     as_headers,
@@ -33,12 +37,6 @@ class Nowhere(tzinfo):
     def utcoffset(self, at: datetime | None) -> None:
         return None
 
-    def dst(self, at: datetime | None) -> None:
-        return None
-
-    def tzname(self, at: datetime | None) -> None:
-        return None
-
 
 def text_of(held: bytes) -> pa.Array:
     """A text column of one row with these bytes, true UTF-8 or not."""
@@ -55,28 +53,6 @@ def test_a_timestamp_is_a_number_or_aware_datetime(given: Any, micros: int) -> N
     assert (taken, type(taken)) == (micros, int)
 
 
-@pytest.mark.parametrize(
-    ("given", "reported"),
-    [
-        (True, "timestamp True of type bool: neither a datetime nor a whole number. Give"),
-        (np.True_, "neither a datetime nor a whole number"),
-        ("2020", "timestamp '2020' of type str"),
-        (1.5, "timestamp 1.5 of type float"),
-        (2**80, "outside of the years 1 to 9999"),
-        (np.int64(2**62), "outside of the years 1 to 9999"),
-        (datetime.max.replace(tzinfo=WEST), "outside of the years 1 to 9999"),
-        (datetime.min.replace(tzinfo=EAST), "outside of the years 1 to 9999"),
-        (NAIVE, "has no time zone. Give an aware datetime"),
-        (datetime(2020, 1, 1, tzinfo=Nowhere()), "has no time zone"),
-    ],
-    ids=same_name,
-)
-def test_what_is_no_timestamp_is_refused(given: Any, reported: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        as_timestamp_us(given)
-    assert reported in str(refusal.value)
-
-
 @pytest.mark.parametrize("given", [{"a": b"x"}, [("a", "x")], (("a", b"x"),), iter([["a", b"x"]])])
 def test_headers_are_a_mapping_or_pairs(given: Any) -> None:
     assert as_headers(given) == [("a", b"x")]
@@ -88,24 +64,34 @@ def test_no_headers_are_none(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "reported"),
+    ("take", "given", "reported"),
     [
-        (5, "headers 5: headers are names with bytes, text or None each. Give a mapping"),
-        (0, "headers 0:"),
-        ("ab", "headers 'ab':"),
-        ([("a",)], "header ('a',): headers are names with bytes"),
-        (["ab"], "header 'ab':"),
-        ([5], "header 5:"),
-        ({"a": 5}, "header 'a' of type int: give bytes or text"),
-        ({5: b"x"}, "header name 5: a name is text, not int. Give a str."),
-        ({"a\ud800": b"x"}, "header name 'a\\ud800' holds a lone surrogate"),
-        ({"a": "\ud800"}, "header 'a' '\\ud800' holds a lone surrogate"),
+        (as_timestamp_us, True, "timestamp True of type bool: neither a datetime nor a whole number. Give"),
+        (as_timestamp_us, np.True_, "neither a datetime nor a whole number"),
+        (as_timestamp_us, "2020", "timestamp '2020' of type str"),
+        (as_timestamp_us, 1.5, "timestamp 1.5 of type float"),
+        (as_timestamp_us, 2**80, "outside of the years 1 to 9999"),
+        (as_timestamp_us, np.int64(2**62), "outside of the years 1 to 9999"),
+        (as_timestamp_us, datetime.max.replace(tzinfo=WEST), "outside of the years 1 to 9999"),
+        (as_timestamp_us, datetime.min.replace(tzinfo=EAST), "outside of the years 1 to 9999"),
+        (as_timestamp_us, NAIVE, "has no time zone. Give an aware datetime"),
+        (as_timestamp_us, datetime(2020, 1, 1, tzinfo=Nowhere()), "has no time zone"),
+        (as_headers, 5, "headers 5: headers are names with bytes, text or None each. Give a mapping"),
+        (as_headers, 0, "headers 0:"),
+        (as_headers, "ab", "headers 'ab':"),
+        (as_headers, [("a",)], "header ('a',): headers are names with bytes"),
+        (as_headers, ["ab"], "header 'ab':"),
+        (as_headers, [5], "header 5:"),
+        (as_headers, {"a": 5}, "header 'a' of type int: give bytes or text"),
+        (as_headers, {5: b"x"}, "header name 5: a name is text, not int. Give a str."),
+        (as_headers, {"a\ud800": b"x"}, "header name 'a\\ud800' holds a lone surrogate"),
+        (as_headers, {"a": "\ud800"}, "header 'a' '\\ud800' holds a lone surrogate"),
     ],
     ids=same_name,
 )
-def test_what_are_no_headers_is_refused(given: Any, reported: str) -> None:
+def test_what_is_no_timestamp_or_header_is_refused(take: Callable[[Any], object], given: Any, reported: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        as_headers(given)
+        take(given)
     assert reported in str(refusal.value)
 
 
@@ -215,3 +201,66 @@ def test_headers_may_be_empty() -> None:
     given = [None, [], [{"key": "a", "value": None}, {"key": "", "value": b"x"}]]
     (batch,) = to_record_batches({"topic": "a", "value": [b"x"] * 3, "headers": pa.array(given, HEADERS)})
     assert batch.column("headers").to_pylist() == given
+
+
+# --- what a publisher is made with ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["block_messages", "block_bytes", "blocks_per_commit", "max_buffered_bytes", "max_message_bytes"]
+)
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (0, "must be at least 1"),
+        (-(10**30), "must be at least 1"),
+        (10**30, "must be at most"),
+        (None, "must be a whole number"),
+        (1.5, "must be a whole number"),
+        (math.inf, "must be a whole number"),
+        (True, "must be a whole number"),
+        ("10", "must be a whole number"),
+    ],
+    ids=repr,
+)
+def test_counts_and_sizes(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(InvalidSetting) as refusal:
+        Publisher("postgresql://nowhere", **{name: value})
+    shown = str(refusal.value)
+    assert shown.startswith(f"{name} {value!r}: {rule}")
+    assert shown.endswith("Leave it out for the default.")
+
+
+@pytest.mark.parametrize("name", ["linger_ms", "delivery_timeout_s"])
+@pytest.mark.parametrize("value", [-1, math.nan, -math.inf, None, "5", True, [5]], ids=repr)
+def test_durations(name: str, value: Any) -> None:
+    with pytest.raises(
+        InvalidSetting, match=rf"^{name} .*: must be a number from 0 to .* Leave it out for the default"
+    ):
+        Publisher("postgresql://nowhere", **{name: value})
+
+
+def test_only_retrying_may_last_for_ever() -> None:
+    with pytest.raises(InvalidSetting, match="linger_ms inf: must be a number from 0 to 86400000"):
+        Publisher("postgresql://nowhere", linger_ms=math.inf)
+    assert check_duration("delivery_timeout_s", math.inf, math.inf) == math.inf
+
+
+@pytest.mark.parametrize("value", ["", "a\0", "a\n", "\ud800", "x" * 256, "é" * 128, 5, b"a"], ids=ascii)
+def test_producers(value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=r"^producer .*: must be "):
+        Publisher("postgresql://nowhere", producer=value)
+
+
+@pytest.mark.parametrize("changes", [{"url": 5}, {"space": 5}, {"space": ["a"]}], ids=repr)
+def test_what_is_no_text(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(InvalidSetting, match=rf"^{name} of type \w+: must be text"):
+        Publisher(**{"url": "postgresql://nowhere", **changes})
+
+
+def test_what_is_fit_is_taken() -> None:
+    assert [check_int("block_messages", value, 5) for value in (1, 5, np.int64(5))] == [1, 5, 5]
+    assert check_duration("linger_ms", 0, 10.0) == 0
+    assert check_producer_name("Zähler 1") == "Zähler 1"
+    assert check_producer_name(None) is None
