@@ -12,7 +12,7 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     RenewLeaderships,
 )
-from sublet_leader.observe.health import STUCK_S, HealthCheck, HealthState, evaluate_health
+from sublet_leader.observe.health import STUCK_S, Health, HealthState, evaluate_health
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
@@ -24,178 +24,167 @@ SETTINGS = LeaderSettings()
 OURS, OTHERS = NodeIncarnation("n1", "our life", "a:1"), NodeIncarnation("n2", "another life", "a:2")
 
 
-class Time:
-    """A clock that stands still until it is moved."""
+class Signals(HealthSignals):
+    """Of a node that serves and is well, under a clock that stands still until it is moved."""
 
     def __init__(self) -> None:
         self.now = 100.0
+        super().__init__(lambda: self.now, OURS.incarnation)
+        self.beat()
+        self.renew({0: 1, 7: 1}, {0, 7})
 
-    def __call__(self) -> float:
-        return self.now
+    def wait(self, seconds: float = SETTINGS.claim_retry_interval_s) -> None:
+        self.now += seconds
+        self.beat()
+
+    def ask(
+        self,
+        request: DatabaseRequest,
+        answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
+        problem: Exception | None = None,
+    ) -> None:
+        self.on_request(request)
+        self.on_answer(request, answer, problem, 0.001)
+
+    def renew(self, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None) -> None:
+        request = RenewLeaderships(terms, 0.0)
+        answer = LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed))
+        self.ask(request, answer, problem)
+
+    def claim(self, group_id: int, found: NodeIncarnation | Exception) -> None:
+        """Claim it; the database names who has it, or fails."""
+        request = ClaimLeadership(group_id, 0.0)
+        problem = found if isinstance(found, Exception) else None
+        leader = None if isinstance(found, Exception) else Leadership(group_id, found, 2, 10.0)
+        self.ask(request, LeadershipClaimCompleted(request, leader), problem)
+
+    @property
+    def health(self) -> Health:
+        return evaluate_health(self, SETTINGS)
+
+    @property
+    def worst(self) -> tuple[HealthState, str]:
+        return self.health.worst_check.state, self.health.worst_check.detail
+
+    @property
+    def state(self) -> HealthState:
+        return self.worst[0]
 
 
 @pytest.fixture
-def time() -> Time:
-    return Time()
-
-
-@pytest.fixture
-def signals(time: Time) -> HealthSignals:
-    """Of a node that serves and is well."""
-    signals = HealthSignals(time, OURS.incarnation)
-    signals.beat()
-    renew(signals, {0: 1, 7: 1}, {0, 7})
-    return signals
-
-
-def renew(
-    signals: HealthSignals, terms: dict[int, int], renewed: set[int] | None, problem: Exception | None = None
-) -> None:
-    request = RenewLeaderships(terms, 0.0)
-    ask(signals, request, LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed)), problem)
-
-
-def claim(signals: HealthSignals, leadership_id: int, node: NodeIncarnation) -> None:
-    request = ClaimLeadership(leadership_id, 0.0)
-    ask(signals, request, LeadershipClaimCompleted(request, Leadership(leadership_id, node, 2, 10.0)))
-
-
-def ask(
-    signals: HealthSignals,
-    request: DatabaseRequest,
-    answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
-    problem: Exception | None = None,
-) -> None:
-    signals.on_request(request)
-    signals.on_answer(request, answer, problem, 0.001)
-
-
-def worst(signals: HealthSignals) -> HealthCheck:
-    return evaluate_health(signals, SETTINGS).worst_check
-
-
-def state(signals: HealthSignals) -> HealthState:
-    return worst(signals).state
+def signals() -> Signals:
+    return Signals()
 
 
 @pytest.mark.conforms("A8")
 @pytest.mark.parametrize(
     "problem", [DatabaseUnreachable("gone"), UnknownOutcome("cut"), psycopg.OperationalError("closed")]
 )
-def test_no_answer_is_an_outage(signals: HealthSignals, time: Time, problem: Exception) -> None:
+def test_no_answer_is_an_outage(signals: Signals, problem: Exception) -> None:
     """Until the connection that got none gets one: an answer to the directory ends nothing."""
-    assert state(signals) is HealthState.OK
-    time.now += 1
-    renew(signals, {0: 1}, None, problem)
-    assert (state(signals), worst(signals).detail) == (HealthState.UNREACHABLE, str(problem))
-    time.now += 1
-    signals.directory.on_request(time.now)
-    signals.directory.on_answer(time.now, None)
-    assert state(signals) is HealthState.UNREACHABLE, (
+    assert signals.state is HealthState.OK
+    signals.now += 1
+    signals.renew({0: 1}, None, problem)
+    assert signals.worst == (HealthState.UNREACHABLE, str(problem))
+    signals.now += 1
+    signals.directory.on_request(signals.now)
+    signals.directory.on_answer(signals.now, None)
+    assert signals.state is HealthState.UNREACHABLE, (
         "what is written into the directory says nothing of the worker's connection"
     )
-    renew(signals, {0: 1}, {0})
-    assert state(signals) is HealthState.OK
+    signals.renew({0: 1}, {0})
+    assert signals.state is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_a_request_out_for_too_long_is_an_outage(signals: HealthSignals, time: Time) -> None:
+def test_a_request_out_for_too_long_is_an_outage(signals: Signals) -> None:
     signals.on_request(RenewLeaderships({0: 1}, 0.0))
-    time.now += SETTINGS.statement_timeout_s
-    signals.beat()
-    assert state(signals) is HealthState.OK
-    time.now += SETTINGS.tcp_timeout_s + 0.1
-    signals.directory.on_request(time.now)
-    signals.directory.on_answer(time.now, None)
-    assert state(signals) is HealthState.UNREACHABLE
+    signals.wait(SETTINGS.statement_timeout_s)
+    assert signals.state is HealthState.OK
+    signals.now += SETTINGS.tcp_timeout_s + 0.1
+    signals.directory.on_request(signals.now)
+    signals.directory.on_answer(signals.now, None)
+    assert signals.state is HealthState.UNREACHABLE
 
 
 @pytest.mark.conforms("A8")
 @pytest.mark.parametrize(
     "problem", [TransactionRolledBack("locked"), psycopg.errors.ReadOnlySqlTransaction("read only")]
 )
-def test_a_refusal_that_lasts_is_a_denial(signals: HealthSignals, time: Time, problem: Exception) -> None:
+def test_a_refusal_that_lasts_is_a_denial(signals: Signals, problem: Exception) -> None:
     """It is no outage."""
-    renew(signals, {0: 1}, None, problem)
-    assert state(signals) is HealthState.OK, "once is nothing: it is tried again"
-    time.now += SETTINGS.claim_retry_interval_s
-    renew(signals, {0: 1}, None, problem)
-    assert (state(signals), worst(signals).detail) == (HealthState.DENIED, str(problem))
-    renew(signals, {0: 1}, {0})
-    assert state(signals) is HealthState.OK
+    signals.renew({0: 1}, None, problem)
+    assert signals.state is HealthState.OK, "once is nothing: it is tried again"
+    signals.now += SETTINGS.claim_retry_interval_s
+    signals.renew({0: 1}, None, problem)
+    assert signals.worst == (HealthState.DENIED, str(problem))
+    signals.renew({0: 1}, {0})
+    assert signals.state is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_one_groups_malformed_row_is_no_denial(signals: HealthSignals, time: Time) -> None:
+def test_one_groups_malformed_row_is_no_denial(signals: Signals) -> None:
     """The node leads the others. Any other claim that is refused, and any renewal, is one."""
-    request = ClaimLeadership(7, 0.0)
-    failed = LeadershipClaimCompleted(request, None)
+    out_of_range = psycopg.errors.NumericValueOutOfRange("bigint out of range")
     for _ in range(3):
-        ask(signals, request, failed, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
-        time.now += SETTINGS.claim_retry_interval_s
-        signals.beat()
-    assert state(signals) is HealthState.OK
-    renew(signals, {7: 1}, None, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
-    time.now += SETTINGS.claim_retry_interval_s
-    signals.beat()
-    assert state(signals) is HealthState.DENIED
-    renew(signals, {7: 1}, {7})
-    ask(signals, request, failed, psycopg.errors.InsufficientPrivilege("no"))
-    time.now += SETTINGS.claim_retry_interval_s
-    ask(signals, request, failed, psycopg.errors.NumericValueOutOfRange("bigint out of range"))
-    assert (state(signals), worst(signals).detail) == (HealthState.DENIED, "no"), "that of one row ends no denial"
+        signals.claim(7, out_of_range)
+        signals.wait()
+    assert signals.state is HealthState.OK
+    signals.renew({7: 1}, None, out_of_range)
+    signals.wait()
+    assert signals.state is HealthState.DENIED
+    signals.renew({7: 1}, {7})
+    signals.claim(7, psycopg.errors.InsufficientPrivilege("no"))
+    signals.now += SETTINGS.claim_retry_interval_s
+    signals.claim(7, out_of_range)
+    assert signals.worst == (HealthState.DENIED, "no"), "that of one row ends no denial"
 
 
 @pytest.mark.conforms("A8")
-def test_a_maintenance_that_cannot_be_claimed_is_shown(signals: HealthSignals, time: Time) -> None:
+def test_a_maintenance_that_cannot_be_claimed_is_shown(signals: Signals) -> None:
     """The node serves: a frozen process of Postgres of the node that runs the maintenance may hold the row."""
-    request = ClaimLeadership(MAINTENANCE, 0.0)
     for attempt in range(2):
-        ask(signals, request, LeadershipClaimCompleted(request, None), TransactionRolledBack("locked"))
+        signals.claim(MAINTENANCE, TransactionRolledBack("locked"))
         if not attempt:
-            assert state(signals) is HealthState.OK, "once is nothing: it is tried again"
-        time.now += SETTINGS.claim_retry_interval_s
-        signals.beat()
-    assert evaluate_health(signals, SETTINGS).is_ready
-    assert (state(signals), worst(signals).detail) == (HealthState.STALLED, "it cannot be claimed: locked")
-    claim(signals, MAINTENANCE, OTHERS)
-    assert state(signals) is HealthState.OK
+            assert signals.state is HealthState.OK, "once is nothing: it is tried again"
+        signals.wait()
+    assert signals.health.is_ready
+    assert signals.worst == (HealthState.STALLED, "it cannot be claimed: locked")
+    signals.claim(MAINTENANCE, OTHERS)
+    assert signals.state is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
-def test_a_lease_lost_to_another_node_is_a_denial(signals: HealthSignals, time: Time) -> None:
+def test_a_lease_lost_to_another_node_is_a_denial(signals: Signals) -> None:
     """For as long as a lease is."""
-    renew(signals, {0: 1, 7: 1}, {0})
-    assert state(signals) is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
-    claim(signals, 7, OTHERS)
-    assert (state(signals), worst(signals).detail) == (
-        HealthState.DENIED,
-        "node n2 has taken the leadership of group 7",
-    )
-    time.now += SETTINGS.lease_duration_s + 0.1
-    signals.beat()
-    assert state(signals) is HealthState.OK
+    signals.renew({0: 1, 7: 1}, {0})
+    assert signals.state is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
+    signals.claim(7, OTHERS)
+    assert signals.worst == (HealthState.DENIED, "node n2 has taken the leadership of group 7")
+    signals.wait(SETTINGS.lease_duration_s + 0.1)
+    assert signals.state is HealthState.OK
 
 
-def test_a_lease_that_is_back_is_no_denial(signals: HealthSignals) -> None:
+def test_a_lease_that_is_back_is_no_denial(signals: Signals) -> None:
     """Nor is one that others have anyway."""
-    renew(signals, {0: 1, 7: 1}, {0})
-    claim(signals, 7, OURS)
-    assert state(signals) is HealthState.OK
-    claim(signals, 8, OTHERS)
-    assert state(signals) is HealthState.OK
+    signals.renew({0: 1, 7: 1}, {0})
+    signals.claim(7, OURS)
+    assert signals.state is HealthState.OK
+    signals.claim(8, OTHERS)
+    assert signals.state is HealthState.OK
 
 
-def test_the_loop_is_looked_at_first(signals: HealthSignals, time: Time) -> None:
+def test_the_loop_is_looked_at_first(signals: Signals) -> None:
     signals.leaderless_group_count = 3
-    health = evaluate_health(signals, SETTINGS)
+    health = signals.health
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.NO_LEADER, True, True)
     signals.is_draining = True
-    assert (state(signals), evaluate_health(signals, SETTINGS).is_ready) == (HealthState.DRAINING, False)
+    assert (signals.state, signals.health.is_ready) == (HealthState.DRAINING, False)
     signals.is_draining = False
-    time.now += STUCK_S + 0.1
-    health = evaluate_health(signals, SETTINGS)
+    signals.now += STUCK_S + 0.1
+    health = signals.health
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.STUCK, False, False)
     signals.is_stopping = True
-    assert (state(signals), evaluate_health(signals, SETTINGS).is_alive) == (HealthState.STOPPING, True)
-    assert state(HealthSignals(time)) is HealthState.STARTING
+    assert (signals.state, signals.health.is_alive) == (HealthState.STOPPING, True)
+    starting = evaluate_health(HealthSignals(lambda: 100.0), SETTINGS)
+    assert starting.worst_check.state is HealthState.STARTING
