@@ -24,11 +24,12 @@ HOLD_S = 60.0
 class Desk:
     """A planning whose reports are written down as soon as `write` is called."""
 
-    def __init__(self, *, recalled: bool = True) -> None:
+    def __init__(self, done: Iterable[PlannedRange] | None = (), begun: Iterable[PlannedRange] = ()) -> None:
+        """What a former process had done and begun; None: that is not known yet."""
         self.said: list[ProgressReported] = []
         self.planning = MicroBatchPlanLedger(self.said.append, HOLD_S)
-        if recalled:
-            self.planning.restore((), ())
+        if done is not None:
+            self.planning.restore(done, begun)
 
     def grant(
         self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubtRange | None = None
@@ -43,8 +44,7 @@ class Desk:
         return [granted.grant.stream_id for granted in self.planning.plannable_streams(lambda granted: True)]
 
     def write(self) -> None:
-        for progress in tuple(self.said):
-            said = progress
+        for said in tuple(self.said):
             self.planning.apply_update(SavedProgress(said.stream_id, said.grant_id, said.position, said.in_doubt))
 
     def begun(self) -> list[PlannedRange]:
@@ -61,6 +61,10 @@ class Desk:
 
     def last(self) -> ProgressReported:
         return self.said[-1]
+
+    def ended(self) -> tuple[int, int, bool]:
+        """Of which stream progress was reported last, where, and whether it is final."""
+        return self.last().stream_id, self.last().position, self.last().is_final
 
 
 @pytest.fixture
@@ -131,13 +135,8 @@ def test_done_and_planned_next_are_one_report(desk: Desk) -> None:
 
 def test_another_acknowledgement_changes_nothing(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
-    for other in (
-        PlannedRange(2, 50, 10, 20),
-        PlannedRange(1, 49, 10, 20),
-        PlannedRange(1, 50, 9, 20),
-        PlannedRange(1, 50, 10, 21),
-    ):
-        desk.done([other])
+    for other in ((2, 50, 10, 20), (1, 49, 10, 20), (1, 50, 9, 20), (1, 50, 10, 21)):
+        desk.done([PlannedRange(*other)])
     assert desk.begun() == [first]
 
 
@@ -148,9 +147,9 @@ def test_a_revoke_waits_for_what_is_planned(desk: Desk) -> None:
     desk.planning.apply_update(RevokeStarted(1, 50))
     assert len(desk.said) == said
     desk.planning.apply_update(RevokeStarted(2, 50))
-    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True), "an idle one goes"
+    assert desk.ended() == (2, 10, True), "an idle one goes"
     desk.done([first])
-    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (1, 20, True)
+    assert desk.ended() == (1, 20, True)
     assert desk.idle() == []
 
 
@@ -160,9 +159,9 @@ def test_who_leaves_reports_its_position(desk: Desk) -> None:
     desk.plan(s1=20, s2=20)
     desk.planning.apply_update(RevokeStarted(1, 50))
     desk.planning.abandon()
-    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (1, 10, True)
+    assert desk.ended() == (1, 10, True)
     desk.planning.apply_update(RevokeStarted(2, 50))
-    assert (desk.last().stream_id, desk.last().position, desk.last().is_final) == (2, 10, True)
+    assert desk.ended() == (2, 10, True)
 
 
 def test_a_head_is_polled_once_then_followed(desk: Desk) -> None:
@@ -254,9 +253,7 @@ BEGUN = PlannedRange(1, 40, 10, 20)
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["the grant", "the checkpoint"])
 def test_what_was_begun_is_done_again_first(first: str) -> None:
-    desk = Desk(recalled=False)
-    if first == "the checkpoint":
-        desk.planning.restore((), [BEGUN])
+    desk = Desk(begun=[BEGUN]) if first == "the checkpoint" else Desk(None)
     desk.grant(left=LEFT)
     desk.heads(s1=30)
     if first == "the grant":
@@ -280,8 +277,7 @@ def test_what_was_begun_is_done_again_first(first: str) -> None:
     ids=["done", "never begun", "another range", "another stream"],
 )
 def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], position: int) -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore(done, ())
+    desk = Desk(done)
     desk.grant(left=LEFT)
     assert desk.last() == ProgressReported(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
     desk.heads(s1=30)
@@ -325,8 +321,7 @@ def test_done_is_stored_until_progress_passes_it(desk: Desk) -> None:
 
 def test_done_of_an_earlier_process_remains() -> None:
     """Until that is written down."""
-    desk = Desk(recalled=False)
-    desk.planning.restore([BEGUN], ())
+    desk = Desk([BEGUN])
     assert desk.planning.unsaved_ranges() == (BEGUN,)
     desk.grant(left=LEFT)
     assert desk.planning.unsaved_ranges() == (BEGUN,), "it is reported, and not written down yet"
@@ -350,39 +345,27 @@ def test_a_repeated_acknowledgement_is_nothing_new(desk: Desk) -> None:
 
 
 def test_only_the_range_that_is_dropped_is_forgotten() -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore([BEGUN], ())
+    desk = Desk([BEGUN], [BEGUN])
     desk.planning.drop_done(PlannedRange(1, 40, 10, 19))
     assert desk.planning.unsaved_ranges() == (BEGUN,)
     desk.planning.drop_done(BEGUN)
     assert desk.planning.unsaved_ranges() == ()
-
-
-def test_what_is_not_ours_any_more_is_forgotten() -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore((), [BEGUN])
     desk.planning.drop_started(BEGUN)
     desk.grant(left=LEFT)
     assert desk.begun() == []
 
 
 def test_a_part_committed_elsewhere_is_left_out() -> None:
-    desk = Desk(recalled=False)
-    desk.planning.restore((), [BEGUN])
+    desk = Desk(begun=[BEGUN])
     desk.grant(position=15, left=LEFT)
     again = desk.planning.restart(BEGUN)
     assert again is not None
     assert again.position == 15
 
 
-def test_only_the_range_in_doubt_is_begun_again(desk: Desk) -> None:
+def test_only_the_range_in_doubt_is_begun_or_put_off(desk: Desk) -> None:
     (planned,) = desk.plan(s1=20)
     assert desk.planning.restart(replace(planned, end=19)) is None
-    assert desk.planning.restart(planned) is not None
-
-
-def test_only_the_range_in_doubt_is_put_off(desk: Desk) -> None:
-    (planned,) = desk.plan(s1=20)
     problem = PoisonBlock(1, (15, 16), "is garbage.")
     desk.planning.put_off({replace(planned, end=19): problem})
     assert desk.planning.restart(planned) is not None

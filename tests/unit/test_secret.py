@@ -26,6 +26,7 @@ from sublet_protocol.domain.secret import (
 )
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("protocol", "storage", "leader", "borrower", "sublet", "examples", "tools", "bench", "migrations")
 VALUE = 'pl"nted\\ s3cret'
 REVEALED = {
     "protocol/sublet_protocol/domain/secret.py": 1,  # a file, when the setting is read: it is there
