@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from sublet_protocol.v1 import sublet_pb2
+from tests.unit.test_names import PRODUCT, ROOT, names_outside_of_texts
 
-ROOT = Path(__file__).parents[2]
-PRODUCT = ("protocol", "storage", "leader", "borrower", "sublet")
 OLD: dict[str, Any] = tomllib.loads((Path(__file__).parent / "old_names.toml").read_text())
 TEXTS = [
     *(file for folder in PRODUCT for file in (ROOT / folder).rglob("*.py")),
@@ -25,7 +24,6 @@ TEXTS = [
     *(file for file in (ROOT / "docs").glob("*.md") if file.name != "conformance.md"),
     ROOT / "README.md",
 ]
-PROSE = re.compile(r'""".*?"""|"[^"\n]*"|#[^\n]*', re.DOTALL)
 KEYS_ELSEWHERE = {
     "storage/sublet_storage/notify/drivers/zmq.py: curve"  # an ability of ZeroMQ
 }
@@ -101,8 +99,7 @@ def by_owner() -> dict[str, set[str]]:
 
 
 def may_define_old_names(source: str) -> bool:
-    """Whether old names occur outside of texts: parsing all files takes seconds."""
-    found = set(re.findall(r"\w+", PROSE.sub('""', source)))
+    found = names_outside_of_texts(source)
     return bool(found & anywhere()) or any(found & by_owner()[owner] for owner in found & by_owner().keys())
 
 

@@ -173,8 +173,8 @@ def test_sql_is_in_storage() -> None:
     executing = {
         name
         for name, path in modules().items()
-        if name.partition(".")[0] != "sublet_storage"
-        for node in ast.walk(ast.parse(path.read_text()))
+        if name.partition(".")[0] != "sublet_storage" and ".execute" in (source := path.read_text())
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Attribute) and node.attr in ("execute", "executemany")
     }
     assert not executing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,14 @@ def names(path: Path) -> Iterator[tuple[str, str]]:
                 yield "", (module or "").rpartition(".")[2]
 
 
+@cache
+def all_names() -> dict[str, set[tuple[str, str]]]:
+    return {module: set(names(path)) for module, path in modules().items()}
+
+
 def test_arrow_is_decoded_in_one_place() -> None:
     found: dict[str, set[str]] = {}
-    for module, path in modules().items():
-        used = set(names(path))
+    for module, used in all_names().items():
         if any("pyarrow" in (base, name) for base, name in used):
             ipc = {name for base, name in used if base.rpartition(".")[2] == "ipc" or name in FROM_BYTES}
             found |= {module: ipc} if ipc else {}
@@ -73,9 +78,9 @@ def test_arrow_is_decoded_in_one_place() -> None:
 
 def test_data_never_become_code() -> None:
     used = {
-        f"{name}: {base}.{each}"
-        for name, path in modules().items()
-        for base, each in names(path)
+        f"{module}: {base}.{each}"
+        for module, found in all_names().items()
+        for base, each in found
         if each in OF_CODE and base != "re"
     }
     assert used == set()
