@@ -30,35 +30,27 @@ class Ends:
         return None, {id: self.heads[id] for id in stream_ids if id in self.heads}
 
 
-def test_pushed_heads_make_it_look_and_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
-    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
+def story(**pace: float) -> Callable[[Callable[[Ends, FeedHeadPoller], Awaitable[None]]], Callable[..., None]]:
+    """Make a test of what happens with a poller; `pace`: constants of its module."""
 
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        follower = watch.add_waiter()
-        follower.set_streams([1])
-        assert await follower.wait_for_heads(10) == {1: HeadState(0, False, False)}
-        watch.poll_soon(2)
-        watch.poll_soon(1)
-        while len(ends.asked) < 2:
-            await asyncio.sleep(0)
-        ends.heads[1] = HeadState(7, False, False)
-        watch.poll_soon(1)
-        assert await follower.wait_for_heads(10) == {1: HeadState(7, False, False)}
+    def decorate(happens: Callable[[Ends, FeedHeadPoller], Awaitable[None]]) -> Callable[..., None]:
+        async def run() -> None:
+            ends = Ends()
+            watch = FeedHeadPoller(ends.look)
+            try:
+                await asyncio.wait_for(happens(ends, watch), 20)
+            finally:
+                await watch.close()
 
-    run(story)
+        def test(monkeypatch: pytest.MonkeyPatch) -> None:
+            for name, value in pace.items():
+                monkeypatch.setattr(watching, name, value)
+            asyncio.run(run())
 
+        test.__doc__ = happens.__doc__
+        return test
 
-def run(story: Callable[[Ends, FeedHeadPoller], Awaitable[None]]) -> None:
-    async def reported() -> None:
-        ends = Ends()
-        watch = FeedHeadPoller(ends.look)
-        try:
-            await asyncio.wait_for(story(ends, watch), 20)
-        finally:
-            await watch.close()
-
-    asyncio.run(reported())
+    return decorate
 
 
 async def waiter_of(watch: FeedHeadPoller, stream: int) -> HeadWaiter:
@@ -76,92 +68,85 @@ async def wait_for_head(follower: HeadWaiter, stream: int, head: int) -> HeadSta
             return found[stream]
 
 
-def test_one_look_notifies_all_of_their_own_streams() -> None:
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        both, second = watch.add_waiter(), watch.add_waiter()
-        both.set_streams([1, 2])
-        second.set_streams([2])
-        await wait_for_head(both, 1, 0)
-        await wait_for_head(second, 2, 0)
-        ends.heads[1] = HeadState(5, False, False)
-        assert (await wait_for_head(both, 1, 5)).head == 5
-        assert await second.wait_for_heads(0.05) == {}
-        assert all(len(asked) == len(set(asked)) for asked in ends.asked)
-        late = watch.add_waiter()
-        late.set_streams([1])
-        assert await late.wait_for_heads(5) == {1: HeadState(5, False, False)}
-
-    run(story)
+@story(BACKOFF_INITIAL_S=3600.0, BACKOFF_MAX_S=3600.0)
+async def test_pushed_heads_make_it_look_and_are_checked(ends: Ends, watch: FeedHeadPoller) -> None:
+    follower = watch.add_waiter()
+    follower.set_streams([1])
+    assert await follower.wait_for_heads(10) == {1: HeadState(0, False, False)}
+    watch.poll_soon(2)
+    watch.poll_soon(1)
+    while len(ends.asked) < 2:
+        await asyncio.sleep(0)
+    ends.heads[1] = HeadState(7, False, False)
+    watch.poll_soon(1)
+    assert await follower.wait_for_heads(10) == {1: HeadState(7, False, False)}
 
 
-def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 0.005)
+@story()
+async def test_one_look_notifies_all_of_their_own_streams(ends: Ends, watch: FeedHeadPoller) -> None:
+    both, second = watch.add_waiter(), watch.add_waiter()
+    both.set_streams([1, 2])
+    second.set_streams([2])
+    await wait_for_head(both, 1, 0)
+    await wait_for_head(second, 2, 0)
+    ends.heads[1] = HeadState(5, False, False)
+    assert (await wait_for_head(both, 1, 5)).head == 5
+    assert await second.wait_for_heads(0.05) == {}
+    assert all(len(asked) == len(set(asked)) for asked in ends.asked)
+    late = watch.add_waiter()
+    late.set_streams([1])
+    assert await late.wait_for_heads(5) == {1: HeadState(5, False, False)}
 
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        for _ in range(2):
-            follower = await waiter_of(watch, 1)
-            follower.set_streams([])
-            await asyncio.sleep(0.05)
-            before = watch.poll_count
-            await asyncio.sleep(0.05)
-            assert watch.poll_count == before
 
-    run(story)
+@story(BACKOFF_MAX_S=0.005)
+async def test_it_ends_when_nobody_follows_and_begins_again(ends: Ends, watch: FeedHeadPoller) -> None:
+    for _ in range(2):
+        follower = await waiter_of(watch, 1)
+        follower.set_streams([])
+        await asyncio.sleep(0.05)
+        before = watch.poll_count
+        await asyncio.sleep(0.05)
+        assert watch.poll_count == before
 
 
 @pytest.mark.conforms("P10")
-def test_a_late_waiter_gets_what_is_seen_then() -> None:
+@story()
+async def test_a_late_waiter_gets_what_is_seen_then(ends: Ends, watch: FeedHeadPoller) -> None:
     """After a failover the stream of that number may be another, and what was known of it is not so."""
-
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        first, late = watch.add_waiter(), watch.add_waiter()
-        ends.heads[1] = HeadState(60, True, False)
-        first.set_streams([1])
-        await wait_for_head(first, 1, 60)
-        ends.heads[1] = HeadState(60, False, False)
-        late.set_streams([1])
-        assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
-
-    run(story)
+    first, late = watch.add_waiter(), watch.add_waiter()
+    ends.heads[1] = HeadState(60, True, False)
+    first.set_streams([1])
+    await wait_for_head(first, 1, 60)
+    ends.heads[1] = HeadState(60, False, False)
+    late.set_streams([1])
+    assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
 
 
-def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
-
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        follower = await waiter_of(watch, 1)
-        watch.update_heads({1: 7, 2: 9})
-        assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
-        watch.update_heads({1: 6})
-        watch.update_heads({1: 7})
-        assert await follower.wait_for_heads(0.05) == {}
-
-    run(story)
+@story(BACKOFF_INITIAL_S=3600.0)
+async def test_what_is_noted_is_reported_at_once(ends: Ends, watch: FeedHeadPoller) -> None:
+    follower = await waiter_of(watch, 1)
+    watch.update_heads({1: 7, 2: 9})
+    assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
+    watch.update_heads({1: 6})
+    watch.update_heads({1: 7})
+    assert await follower.wait_for_heads(0.05) == {}
 
 
-def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "FAILURE_PAUSE_S", 0.01)
-
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        ends.trouble = DatabaseUnreachable("away")
-        follower = watch.add_waiter()
-        follower.set_streams([1])
-        while len(ends.asked) < 3:
-            await asyncio.sleep(0.001)
-        ends.trouble = None
-        await wait_for_head(follower, 1, 0)
-
-    run(story)
+@story(FAILURE_PAUSE_S=0.01)
+async def test_a_look_that_fails_is_tried_again(ends: Ends, watch: FeedHeadPoller) -> None:
+    ends.trouble = DatabaseUnreachable("away")
+    follower = watch.add_waiter()
+    follower.set_streams([1])
+    while len(ends.asked) < 3:
+        await asyncio.sleep(0.001)
+    ends.trouble = None
+    await wait_for_head(follower, 1, 0)
 
 
-def test_looks_grow_seldom_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
-
-    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        await waiter_of(watch, 1)
-        before, began = watch.poll_count, time.monotonic()
-        while watch.poll_count < before + 10:
-            await asyncio.sleep(0.001)
-        assert time.monotonic() - began > 0.5, "at an even pace of 5 ms it would be a tenth of that"
-
-    run(story)
+@story(BACKOFF_MAX_S=3600.0)
+async def test_looks_grow_seldom_while_nothing_comes(ends: Ends, watch: FeedHeadPoller) -> None:
+    await waiter_of(watch, 1)
+    before, began = watch.poll_count, time.monotonic()
+    while watch.poll_count < before + 10:
+        await asyncio.sleep(0.001)
+    assert time.monotonic() - began > 0.5, "at an even pace of 5 ms it would be a tenth of that"
