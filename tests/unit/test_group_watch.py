@@ -33,9 +33,7 @@ from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
 from tests.unit.leader_bench import Bench, granted
-from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play
-
-WANTED = Subscription.parse(SUBSCRIPTION)
+from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, WANTED, Play
 
 
 def events(play: Play) -> list[str]:
@@ -57,8 +55,7 @@ def under_way(play: Play) -> CommitWrites:
     play.want()
     play.settle()
     play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s + 0.001)
-    (request,) = play.waiting(CommitWrites)
-    return request
+    return play.take(CommitWrites)
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -125,26 +122,18 @@ def test_one_look_answers_all_who_ask_who_leads() -> None:
     assert answer.leadership is not None
     assert (answer.leadership.node, answer.subscription) == (play.ref, SUBSCRIPTION)
     assert [member.agent for member in answer.members or ()] == ["a"]
-
-
-def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
-    play = Play()
-    play.granted()
     play.now += SETTINGS.lease_duration_s
     play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
-    (request,) = play.waiting(LookUpLeader)
-    (answer,) = play.do(play.execute(request)).leader_locations
-    assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
+    (answer,) = play.do(play.execute(play.take(LookUpLeader))).leader_locations
+    assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None), "its lease is over"
 
 
 def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
-    request = play.requests.pop()
-    assert isinstance(request, LookUpLeader)
-    assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
-    play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
-    assert play.requests == [LookUpLeader(WANTED)]
+    for _ in range(2):
+        play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
+        request = play.take(LookUpLeader)
+        assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
 
 
 def test_not_more_is_looked_up_than_the_limit() -> None:
@@ -156,9 +145,8 @@ def test_not_more_is_looked_up_than_the_limit() -> None:
     play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse("$share/g0/#"), "user"))
     assert len(play.requests) == MAX_QUERIES_OF_CALLER, "that one is looked up already"
     play.answer()
-    request = play.requests.pop()
-    assert isinstance(request, LookUpLeader)
-    play.do(LeaderLookupCompleted(request, is_answered=False))
+    play.do(LeaderLookupCompleted(play.waiting(LookUpLeader)[-1], is_answered=False))
+    play.requests.pop()
     for number in range(MAX_QUERIES):
         play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse(f"$share/h{number}/#"), f"user {number % 40}"))
     play.do(WatcherLeaderQueryReceived("w.1", Subscription.parse("$share/last/#"), "user"))

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,22 +106,6 @@ def test_only_the_main_thread_heeds_signals() -> None:
 # --- names ----------------------------------------------------------------------------------------------------------
 
 
-class Context:
-    """What Spark passes to a task about itself."""
-
-    def __init__(self, partition: int, number: int, task_attempt: int) -> None:
-        self._partition, self._number, self._task_attempt = partition, number, task_attempt
-
-    def partitionId(self) -> int:  # noqa: N802 Spark's name
-        return self._partition
-
-    def attemptNumber(self) -> int:  # noqa: N802
-        return self._number
-
-    def taskAttemptId(self) -> int:  # noqa: N802
-        return self._task_attempt
-
-
 def some_work(name: str, url: str, on_attempt: Callable[[task.TaskAttempt], object] | None = None) -> task.TaskSpec:
     def nothing(batch: Batch) -> None:
         """Is not called."""
@@ -163,10 +149,12 @@ def test_each_attempt_is_another_session(monkeypatch: pytest.MonkeyPatch) -> Non
         begun.append(attempt)
         raise ValueError("seen")
 
-    contexts = [Context(0, 0, 10), Context(1, 0, 11), Context(0, 1, 12), Context(1, 0, 13), Context(0, 1, 14)]
+    attempts = [(0, 0), (1, 0), (0, 1), (1, 0), (0, 1)]
     for job in ("spark-1f", "spark-2a"):
-        for context in contexts:
-            monkeypatch.setattr(pyspark.TaskContext, "get", lambda context=context: context)
+        for id, (partition, number) in enumerate(attempts):
+            facts = {"partitionId": partition, "attemptNumber": number, "taskAttemptId": id}
+            context = partial(SimpleNamespace, **{name: partial(int, value) for name, value in facts.items()})
+            monkeypatch.setattr(pyspark.TaskContext, "get", context)
             task.run(some_work(job, "postgresql://127.0.0.1:1/none", end_at_once))
-    assert [(each.partition, each.number) for each in begun[:5]] == [(0, 0), (1, 0), (0, 1), (1, 0), (0, 1)]
+    assert [(each.partition, each.number) for each in begun] == attempts * 2
     assert len({each.session for each in begun}) == 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,13 +28,6 @@ from sublet_protocol.domain.subscriptions import Subscription
 IDLE = "spark.sql.execution.pyspark.udf"
 
 
-class Context:
-    """A cluster's."""
-
-    def __init__(self, cores: int) -> None:
-        self.defaultParallelism = cores
-
-
 class Spark:
     """A session as far as its settings go; without `cores` it is one of Spark Connect."""
 
@@ -42,10 +36,10 @@ class Spark:
         self._cores = cores
 
     @property
-    def sparkContext(self) -> Context:  # noqa: N802 Spark's name
+    def sparkContext(self) -> SimpleNamespace:  # noqa: N802 Spark's name
         if self._cores is None:
             raise RuntimeError("not on Spark Connect")
-        return Context(self._cores)
+        return SimpleNamespace(defaultParallelism=self._cores)
 
     def range(self) -> None:
         """What makes it a session."""
