@@ -66,11 +66,7 @@ class Calls:
 class Clock:
     """In the place of `time`: it goes on when somebody sleeps."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+    now = 1000.0
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -82,7 +78,7 @@ SHARE = Subscription.parse("$share/g/#")
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(time, "sleep", clock.sleep)
     return clock
 
@@ -102,8 +98,8 @@ def found(start: int, end: int) -> Any:
     return encode_fetch_reply(FetchedPage(start, end, 100, is_closed=False))
 
 
-def granted(position: int = 5) -> GrantedStream:
-    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position, grant_key=GRANT_KEY)
+def granted() -> GrantedStream:
+    return GrantedStream(7, 1, 3, TopicFilter("a/#"), 5, grant_key=GRANT_KEY)
 
 
 def always(_: GrantedStream) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -27,9 +28,7 @@ class Source:
         self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
         self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
-        granted = self.handler.next_readable(lambda _: True)
-        assert granted is not None
-        self.granted: GrantedStream = granted
+        self.granted = cast("GrantedStream", self.handler.next_readable(lambda _: True))
         self.sizes, self.key = list(sizes), key
         self.waits: list[float] = []
         self.trusted = True
@@ -86,16 +85,14 @@ def test_a_batch_counts_when_the_function_returns() -> None:
     seen: list[tuple[int, int]] = []
     run(source, lambda batch: seen.append((source.acknowledged, summary.messages)), summary=summary)
     assert seen == [(FIRST, 0), (FIRST + 3, 3)]
-    assert source.acknowledged == FIRST + 5
-    assert summary == RunSummary(batches=2, messages=5)
+    assert (source.acknowledged, summary) == (FIRST + 5, RunSummary(batches=2, messages=5))
 
 
 def test_a_failed_batch_is_tried_again_entirely() -> None:
     source, function = Source(4), Function(1, calls=2)
     summary = run(source, function, policy=AT_ONCE)
-    assert function.done == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
-    assert summary == RunSummary(batches=1, messages=4, failures=2)
-    assert len(source.waits) == 2
+    assert function.done == [*range(FIRST, FIRST + 4)]
+    assert (summary, len(source.waits)) == (RunSummary(batches=1, messages=4, failures=2), 2)
 
 
 @pytest.mark.parametrize(("bad", "calls"), [(2, 1), (2, 4), (3, 4)])
@@ -112,7 +109,7 @@ def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> No
             seen.append(record.first)
 
     summary = run(source, one_by_one, policy=AT_ONCE)
-    assert seen == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
+    assert seen == [*range(FIRST, FIRST + 4)]
     assert (summary.failures, source.acknowledged) == (calls, FIRST + 4)
 
 
@@ -137,16 +134,15 @@ def test_bad_only_in_company_is_nobodys_fault() -> None:
             raise MemoryError
 
     summary = run(source, only_small, policy=AT_ONCE)
-    assert source.acknowledged == FIRST + 8
-    assert (summary.batches, summary.messages) == (1, 8)
+    assert (source.acknowledged, summary.batches, summary.messages) == (FIRST + 8, 1, 8)
 
 
 def test_a_single_record_has_all_its_tries() -> None:
-    with_its_batch = AT_ONCE.max_attempts
+    """Beside those of its batch."""
     with pytest.raises(UserFunctionFailed):
-        run(Source(2), Function(1, calls=with_its_batch + AT_ONCE.max_attempts), policy=AT_ONCE)
+        run(Source(2), Function(1, calls=2 * AT_ONCE.max_attempts), policy=AT_ONCE)
     source = Source(2)
-    run(source, Function(1, calls=with_its_batch + AT_ONCE.max_attempts - 1), policy=AT_ONCE)
+    run(source, Function(1, calls=2 * AT_ONCE.max_attempts - 1), policy=AT_ONCE)
     assert source.acknowledged == FIRST + 2
 
 
@@ -166,10 +162,8 @@ def test_with_the_database_away_it_tries_the_same() -> None:
 def test_a_stream_lost_between_tries_is_dropped() -> None:
     source, function = Source(2), Function(0)
     source.on_wait = source.take_away
-    summary = run(source, function, policy=AT_ONCE)
-    assert summary == RunSummary(failures=1, lost_batches=1)
-    assert function.called == 1, "no call begins on what somebody else has"
-    assert source.acknowledged == FIRST
+    assert run(source, function, policy=AT_ONCE) == RunSummary(failures=1, lost_batches=1)
+    assert (function.called, source.acknowledged) == (1, FIRST), "no call begins on what somebody else has"
 
 
 @pytest.mark.conforms("E29")
@@ -190,8 +184,8 @@ def test_no_call_begins_without_trust() -> None:
     with pytest.raises(UserFunctionFailed, match=f"offset {FIRST + 2}"):
         run(source, lose_trust, policy=AT_ONCE)
     assert source.acknowledged == FIRST + 2
+    assert begun == [True] * len(begun)
     assert len(begun) > AT_ONCE.max_attempts
-    assert all(begun)
 
 
 @pytest.mark.timeout(60)
@@ -208,8 +202,7 @@ def test_a_session_that_ends_ends_the_run() -> None:
 
 @pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])
 def test_an_exit_passes_and_does_not_count(leaving: BaseException) -> None:
-    source = Source(1, 1)
-    called = []
+    source, called = Source(1, 1), []
 
     def leave(batch: Batch) -> None:
         called.append(batch)
@@ -217,8 +210,7 @@ def test_an_exit_passes_and_does_not_count(leaving: BaseException) -> None:
 
     with pytest.raises(type(leaving)):
         run(source, leave, policy=AT_ONCE)
-    assert len(called) == 1
-    assert source.acknowledged == FIRST
+    assert (len(called), source.acknowledged) == (1, FIRST)
 
 
 @pytest.mark.parametrize(
