@@ -212,14 +212,9 @@ def test_headers_may_be_empty() -> None:
 @pytest.mark.parametrize(
     ("value", "rule"),
     [
-        (0, "must be at least 1"),
-        (-(10**30), "must be at least 1"),
+        *((value, "must be at least 1") for value in (0, -(10**30))),
         (10**30, "must be at most"),
-        (None, "must be a whole number"),
-        (1.5, "must be a whole number"),
-        (math.inf, "must be a whole number"),
-        (True, "must be a whole number"),
-        ("10", "must be a whole number"),
+        *((value, "must be a whole number") for value in (None, 1.5, math.inf, True, "10")),
     ],
     ids=repr,
 )

@@ -87,17 +87,7 @@ def test_secrets_are_equal_by_their_values() -> None:
 def test_each_use_of_a_value_is_listed() -> None:
     found = Counter(
         str(file.relative_to(ROOT))
-        for folder in [
-            "protocol",
-            "storage",
-            "leader",
-            "borrower",
-            "sublet",
-            "examples",
-            "tools",
-            "bench",
-            "migrations",
-        ]
+        for folder in FOLDERS
         for file in (ROOT / folder).rglob("*.py")
         if "reveal" in (source := file.read_text())
         for node in ast.walk(ast.parse(source))

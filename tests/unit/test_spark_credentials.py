@@ -67,19 +67,11 @@ FROM_OPTION = "postgresql://etl@db.example/app"
 @pytest.mark.parametrize(
     "part",
     [
-        "hostaddr=127.0.0.1",
-        "service=x",
-        "sslmode=disable",
-        "sslmode=",
-        "sslrootcert=/x",
-        "sslkey=/x",
-        "ssl_min_protocol_version=TLSv1",
-        "require_auth=password",
-        "channel_binding=disable",
-        "gssencmode=disable",
+        "hostaddr=127.0.0.1", "service=x", "sslmode=disable", "sslmode=", "sslrootcert=/x", "sslkey=/x",
+        "ssl_min_protocol_version=TLSv1", "require_auth=password", "channel_binding=disable", "gssencmode=disable",
         "passfile=/x",
     ],
-)
+)  # fmt: skip
 def test_a_url_changes_nothing_of_a_login(source: Any, part: str) -> None:
     credentials = source(LOGIN)
     url = task_url(task_address(f"{FROM_OPTION}?{part}"), credentials)

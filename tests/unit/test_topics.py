@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 
@@ -35,11 +36,7 @@ def test_legal_topics_come_back_unchanged(topic: str) -> None:
 def test_a_topic_is_refused_with_the_rule(topic: str, rule: str) -> None:
     with pytest.raises(InvalidTopic, match=rule) as refusal:
         check_topic(topic)
-    text = str(refusal.value)
-    assert text.startswith("topic ")
-    assert text.endswith(".")
-    assert len(text) < 300
-    text.encode()  # can be printed and sent
+    assert re.fullmatch(r"topic .{,290}\.", str(refusal.value).encode().decode(), re.DOTALL), "it is sent, too"
 
 
 @pytest.mark.parametrize("text", ["#", "+", "a/#", "+/+", "/+", "a//#", "a b/+"])
@@ -73,18 +70,9 @@ def test_matching_follows_mqtt(filter_text: str, yes: list[str], no: list[str]) 
 
 
 def test_the_more_specific_filter_sorts_first() -> None:
-    texts = ["#", "+/#", "orders/#", "orders/+", "orders/+/x", "+/eu", "orders/eu", "orders"]
-    ordered = sorted((TopicFilter(text) for text in texts), key=lambda one: one.specificity)
-    assert [str(one) for one in ordered] == [
-        "orders",
-        "orders/eu",
-        "orders/+",
-        "orders/+/x",
-        "orders/#",
-        "+/eu",
-        "+/#",
-        "#",
-    ]
+    texts = ["orders", "orders/eu", "orders/+", "orders/+/x", "orders/#", "+/eu", "+/#", "#"]
+    ordered = sorted(map(TopicFilter, reversed(texts)), key=lambda one: one.specificity)
+    assert [str(one) for one in ordered] == texts
 
 
 def test_a_subscription_is_read_into_its_parts() -> None:
@@ -119,19 +107,13 @@ def test_canonical_text_keeps_every_subscription_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("orders/#", "a shared subscription is"),
-        ("$share", "a shared subscription is"),
-        ("$share/g", "a shared subscription is"),
-        ("$SHARE/g/a", "a shared subscription is"),
+        *((text, "a shared subscription is") for text in ("orders/#", "$share", "$share/g", "$SHARE/g/a")),
         ("$share//a", "not empty"),
-        ("$share/a+b/c", "no /, \\+ or #"),
-        ("$share/a#/c", "no /, \\+ or #"),
+        *((f"$share/{group}/c", "no /, \\+ or #") for group in ("a+b", "a#")),
         ("$share/" + "g" * 256 + "/a", "at most 255"),
         ("$queue/g\0/a", "NUL"),
         ("$queue/\ud800/a", "surrogate"),
-        ("$share/evil\x1b]0;P\a/a", "no control characters"),
-        ("$share/a\nb/a", "no control characters"),
-        ("$share/a\x9bb/a", "no control characters"),
+        *((f"$share/{group}/a", "no control characters") for group in ("evil\x1b]0;P\a", "a\nb", "a\x9bb")),
     ],
 )
 def test_a_malformed_subscription_is_refused(text: str, rule: str) -> None:
@@ -176,17 +158,9 @@ def test_a_start_is_read_and_spelled_in_one_way(text: str, start: StartingPositi
 @pytest.mark.parametrize(
     ("text", "reported"),
     [
-        ("yesterday", "Write one of them"),
-        ("", "Write one of them"),
-        ("LATEST", "Write one of them"),
-        ("offset:", "a whole number from 0 to 9223372036854775807"),
-        ("offset:-1", "a whole number from 0 to 9223372036854775807"),
-        ("offset:²", "a whole number from 0 to 9223372036854775807"),
-        ("offset:" + "9" * 19, "a whole number from 0 to 9223372036854775807"),
-        ("offset:" + "9" * 5000, "a whole number from 0 to 9223372036854775807"),
-        ("2026-11-21", "Add the time zone"),
-        ("2026-11-21T10:00:00", "Add the time zone"),
-        ("2026-13-21T10:00:00Z", "Write one of them"),
+        *((text, "Write one of them") for text in ("yesterday", "", "LATEST", "2026-13-21T10:00:00Z")),
+        *((f"offset:{n}", f"from 0 to {2**63 - 1}") for n in ("", "-1", "²", "9" * 19, "9" * 5000)),
+        *((text, "Add the time zone") for text in ("2026-11-21", "2026-11-21T10:00:00")),
         ("0001-01-01T00:00:00+05:00", "in the years 1 to 9999"),
     ],
 )
