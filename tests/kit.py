@@ -60,6 +60,13 @@ def eventually(
         time.sleep(every_s)
 
 
+def private_file(path: Path, content: str | bytes) -> Path:
+    """Write a file that its user alone can read, and return its path."""
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(0o600)
+    return path
+
+
 def for_root(test: Callable[P, None]) -> Callable[P, None]:
     """Collect a test only if it runs as root, for a server that root starts and that runs as another user."""
     return test if os.geteuid() == 0 else cast("Callable[P, None]", None)

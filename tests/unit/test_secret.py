@@ -24,6 +24,7 @@ from sublet_protocol.domain.secret import (
     hide_secrets_in_records,
     read_secret_setting,
 )
+from tests.kit import private_file
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocol", "storage", "leader", "borrower", "sublet", "examples", "tools", "bench", "migrations")
@@ -172,15 +173,8 @@ def test_records_are_without_secrets_for_all_handlers(capsys: pytest.CaptureFixt
     assert unfit.args == ("does not fit",)
 
 
-def private(file: Path, text: str | bytes) -> Path:
-    """Write it for its user alone."""
-    file.write_bytes(text.encode() if isinstance(text, str) else text)
-    file.chmod(0o600)
-    return file
-
-
 def test_a_setting_is_a_variable_or_a_file(tmp_path: Path) -> None:
-    file = private(tmp_path / "token", f"{VALUE}\n")
+    file = private_file(tmp_path / "token", f"{VALUE}\n")
     assert read_secret_setting("TOKEN", environ={}) is None
     assert read_secret_setting("TOKEN", environ={"TOKEN": "", "TOKEN_FILE": ""}) is None
     for environ in ({"TOKEN": VALUE}, {"TOKEN_FILE": str(file)}):
@@ -197,19 +191,19 @@ def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCapture
         if len(text) < 5:
             raise InvalidSetting("too short")
 
-    file = private(tmp_path / "token", "first")
+    file = private_file(tmp_path / "token", "first")
     found = read_secret_setting("TOKEN", check=check, environ={"TOKEN_FILE": str(file)})
     assert found is not None
-    private(file, "second")
+    private_file(file, "second")
     assert found.reveal() == "second"
     assert hide_secrets("the second") == "the ***"
     for broken in ("", "3rd"):
-        private(file, broken)
+        private_file(file, broken)
         assert found.reveal() == "second"
     file.unlink()
     assert found.reveal() == "second"
     assert [each.partition(": ")[0] for each in caplog.messages] == ["secret invalid, previous value used"] * 3
-    private(file, "third")
+    private_file(file, "third")
     assert found.reveal() == "third"
 
 
@@ -225,7 +219,7 @@ def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCapture
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: bytes, mode: int, problem: str) -> None:
-    file = private(tmp_path / "token", content)
+    file = private_file(tmp_path / "token", content)
     file.chmod(mode)
     with pytest.raises(InvalidSetting, match=f"TOKEN_FILE names {file}: {problem}"):
         read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
@@ -238,7 +232,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = private(tmp_path / "token", VALUE)
+    file = private_file(tmp_path / "token", VALUE)
     file.chmod(0o644)
     for _ in range(2):
         read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})

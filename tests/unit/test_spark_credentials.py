@@ -17,6 +17,7 @@ from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret
 from sublet_storage.db.database_url import parse_url
+from tests.kit import private_file
 
 pytestmark = pytest.mark.conforms("X3")
 
@@ -40,7 +41,6 @@ def from_variable() -> str:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `class:` may name."""
     names = (*(f"{__name__}.{name}" for name in ("from_vault", "nothing", "no_name", "from_variable")), "nowhere.name")
     monkeypatch.setenv("SUBLET_CREDENTIALS_CLASSES", ", ".join(names))
 
@@ -51,9 +51,7 @@ def source(request: pytest.FixtureRequest, called: None, tmp_path: Path, monkeyp
 
     def put(url: str) -> str:
         if request.param == "file":
-            (tmp_path / "url").write_text(url)
-            (tmp_path / "url").chmod(0o600)
-            return f"file:{tmp_path / 'url'}"
+            return f"file:{private_file(tmp_path / 'url', url)}"
         monkeypatch.setenv("SUBLET_DATABASE_URL" if request.param == "env" else "TEST_LOGIN", url)
         return "env" if request.param == "env" else f"class:{__name__}.from_variable"
 
@@ -171,19 +169,15 @@ def test_env_adds_what_belongs_to_the_address(monkeypatch: pytest.MonkeyPatch, t
     for other in ("user=ann dbname=other host=host", "user=bob dbname=db host=host", "host=h dbname=db user=ann"):
         assert parse_url(task_url(other, "env")) == parse_url(other)
     monkeypatch.delenv("SUBLET_DATABASE_URL")
-    file = tmp_path / "url"
+    file = private_file(tmp_path / "url", "postgresql://ann:first@host/db?sslmode=require")
     monkeypatch.setenv("SUBLET_DATABASE_URL_FILE", str(file))
-    file.write_text("postgresql://ann:first@host/db?sslmode=require")
-    file.chmod(0o600)
     url = task_url(ADDRESS, "env")
     file.write_text("postgresql://ann:second@host/db?sslmode=require")
     assert parse_url(url)["password"] == "second"
 
 
 def test_credentials_are_of_a_file_or_a_call(tmp_path: Path, called: None) -> None:
-    file = tmp_path / "url"
-    file.write_text("postgresql://bob:in-file@host:5432/db?sslmode=require")
-    file.chmod(0o600)
+    file = private_file(tmp_path / "url", "postgresql://bob:in-file@host:5432/db?sslmode=require")
     assert parse_url(task_url(ADDRESS, f"file:{file}")) == parse_url(ADDRESS) | {"user": "bob", "password": "in-file"}
     vault = f"class:{__name__}.from_vault"
     assert parse_url(task_url(ADDRESS, vault)) == parse_url(ADDRESS) | {"password": "from-vault"}
@@ -199,9 +193,7 @@ def test_credentials_are_of_a_file_or_a_call(tmp_path: Path, called: None) -> No
 
 
 def test_a_driver_has_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "url"
-    file.write_text("postgresql://ann:in-file@host/db")
-    file.chmod(0o600)
+    file = private_file(tmp_path / "url", "postgresql://ann:in-file@host/db")
     assert driver_url(None, None, "env") is None
     assert driver_url(None, "/data", f"file:{file}") is None
     found = driver_url(None, None, f"file:{file}")

@@ -66,9 +66,8 @@ def test_fullest_by_bytes_is_not_by_number() -> None:
 @pytest.mark.conforms("R10")
 def test_overflows_of_several_channels_are_one_gap() -> None:
     box = mailbox(messages=10)
-    for channel in ("logs", "chat"):
-        for _ in range(11):
-            box.put(log(channel, "x"))
+    for channel in ["logs"] * 11 + ["chat"] * 11:
+        box.put(log(channel, "x"))
     box.put(log("logs", "last"))
     assert emptied(box) == [MailboxOverflow(22, ("logs", "chat")), "last"]
 
