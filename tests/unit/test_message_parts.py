@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -46,7 +46,9 @@ from tests.unit.test_borrower_machine import GRANT, ME, SETTINGS, WANTS, Play, c
 
 pytestmark = pytest.mark.conforms("X4")
 
-MANY = 12_000
+M = TypeVar("M", Disconnect, LeaderWanted)
+MANY = 9_000
+"""Streams: three parts."""
 PART = LeaderWanted("a/1", "$share/g/#", more=True, reclaim=(HeldGrant(1, 1, 1),))
 
 
@@ -81,17 +83,24 @@ def holding(count: int) -> Play:
     return connected(*(dataclasses.replace(GRANT, stream_id=number, grant_id=number) for number in range(1, count + 1)))
 
 
+def with_streams(streams: tuple[Any, ...], *, more: bool = False) -> Disconnect | LeaderWanted:
+    is_held = isinstance(streams[0], HeldGrant)
+    return replace(PART, reclaim=streams, more=more) if is_held else Disconnect("a/1", 1, streams, more=more)
+
+
 def fits(message: Disconnect | LeaderWanted) -> bool:
     encoded = encode_to_leader(message)
     assert decode_to_leader(encoded) == message
     return encoded.ByteSize() <= MAX_COMMAND_BYTES and count_items(encoded) <= MAX_ITEMS
 
 
-def merged(messages: list[Disconnect] | list[LeaderWanted]) -> object:
+def merged(messages: list[M]) -> M:
+    """Return what several messages, none of which is too large, are together."""
     node = Node()
+    assert [fits(message) for message in messages] == [True] * 3
     found = [node.take(message) for message in messages]
-    assert found[:-1] == [None] * (len(messages) - 1)
-    assert node.parts.size == 0
+    assert (found[:-1], node.parts.size) == ([None] * 2, 0)
+    assert isinstance(found[-1], type(messages[0]))
     return found[-1]
 
 
@@ -100,12 +109,8 @@ def test_a_large_reclaim_arrives_complete() -> None:
     play = Play(Borrower(ME, WANTS, SETTINGS, holding(MANY).machine.successor_state()))
     play.begin()
     wanted = play.said(LeaderWanted)
-    assert len(wanted) > 1
-    assert all(fits(message) for message in wanted)
-    assert [message.more for message in wanted] == [True] * (len(wanted) - 1) + [False]
-    entire = merged(wanted)
-    assert isinstance(entire, LeaderWanted)
-    assert entire == replace(wanted[-1], reclaim=play.machine.streams.held())
+    assert [message.more for message in wanted] == [True, True, False]
+    assert merged(wanted) == replace(wanted[-1], reclaim=play.machine.streams.held())
 
 
 def test_a_large_disconnect_arrives_complete() -> None:
@@ -113,12 +118,7 @@ def test_a_large_disconnect_arrives_complete() -> None:
     play.do(LeaveRequested(), at=play.now)
     for number in range(1, MANY + 1):
         play.do(ProgressReported(number, number, 10, True), at=play.now)
-    said = play.said(Disconnect)
-    assert len(said) > 1
-    assert all(fits(message) for message in said)
-    entire = merged(said)
-    assert isinstance(entire, Disconnect)
-    assert [one.stream_id for one in entire.streams] == list(range(1, MANY + 1))
+    assert [one.stream_id for one in merged(play.said(Disconnect)).streams] == list(range(1, MANY + 1))
 
 
 def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
@@ -129,11 +129,8 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
     for streams in cases:
         parts = list(split_into_parts(streams))
         assert [stream for part in parts for stream in part] == streams
-        for part in parts:
-            is_held = isinstance(part[0], HeldGrant)
-            message = LeaderWanted("a/1", "$share/g/#", reclaim=part) if is_held else Disconnect("a/1", 1, part)
-            assert fits(message)
-            assert len(part) <= MAX_STREAMS
+        assert max(map(len, parts)) <= MAX_STREAMS
+        assert all(fits(with_streams(part)) for part in parts)
     assert [len(part) for part in split_into_parts(epochs)] == [MAX_ITEMS // 1_000] * 4 + [9], "as few as they fit into"
     assert list(split_into_parts(())) == []
 
@@ -168,8 +165,7 @@ WIDE = ConsumedFrontier(1, LowerFrontier(tuple((number,) * MAX_DIMENSIONS for nu
 def test_a_part_counts_by_its_size(stream: HeldGrant | StreamProgress, least_bytes: int) -> None:
     """With its epochs and texts, as it takes memory: with 8 numbers an epoch took 300 bytes of it."""
     node = Node()
-    is_held = isinstance(stream, HeldGrant)
-    node.take(replace(PART, reclaim=(stream,)) if is_held else Disconnect("a/1", 1, (stream,), more=True))  # type: ignore[arg-type]
+    node.take(with_streams((stream,), more=True))
     assert least_bytes < node.parts.size - MESSAGE_BYTES < 2 * least_bytes
 
 
@@ -188,8 +184,8 @@ def test_a_principal_leaves_room_for_parts_of_others() -> None:
     assert MAX_PARTIAL_BYTES_OF_NODE * 0.4 < first <= MAX_PARTIAL_BYTES_OF_NODE / 2
     second = sum(node.fill(f"b{number}", "user:b") for number in range(6))
     assert MAX_PARTIAL_BYTES_OF_NODE * 0.2 < second <= (MAX_PARTIAL_BYTES_OF_NODE - first) / 2
-    part = replace(PART, borrower_id="c/1", reclaim=streams(MANY // 2))
-    last = replace(part, reclaim=streams(MANY // 2, first=MANY), more=False)
+    part = replace(PART, borrower_id="c/1", reclaim=streams(6_000))
+    last = replace(part, reclaim=streams(6_000, first=12_000), more=False)
     assert node.take(part, principal="user:c") is None
     assert node.take(last, principal="user:c") == replace(last, reclaim=(*part.reclaim, *last.reclaim))
 
@@ -204,20 +200,17 @@ def test_who_finds_no_room_for_parts_repeats_them() -> None:
     assert [node.take(part, principal="user:a") for part in parts] == [None] * 4
     node.parts.remove_agents({f"a{number}" for number in range(6)})
     assert node.parts.size == 0
-    taken = [node.take(part, principal="user:a") for part in parts]
-    assert taken[:3] == [None] * 3
-    assert isinstance(taken[3], LeaderWanted)
-    assert len(taken[3].reclaim) == 3 * MAX_STREAMS + 1
+    *waiting, entire = [node.take(part, principal="user:a") for part in parts]
+    assert waiting == [None] * 3
+    assert isinstance(entire, LeaderWanted)
+    assert len(entire.reclaim) == 3 * MAX_STREAMS + 1
 
 
 def test_a_message_with_too_many_streams_is_denied() -> None:
     """It is larger than an agent may have alone: to repeat it cannot help."""
     node = Node()
-    answers = []
-    for number in range(12):
-        answers.append(node.take(replace(PART, reclaim=streams(MAX_STREAMS, 1 + number * MAX_STREAMS))))
-    answers.append(node.take(replace(PART, more=False)))
-    (denied,) = [answer for answer in answers if answer is not None]
+    parts = [replace(PART, reclaim=streams(MAX_STREAMS, 1 + number * MAX_STREAMS)) for number in range(12)]
+    (denied,) = [found for part in (*parts, replace(PART, more=False)) if (found := node.take(part)) is not None]
     assert isinstance(denied, Invalidate)
     assert denied.reason is BorrowerEndReason.DENIED
     assert f"the limit is {MAX_PARTIAL_BYTES_OF_AGENT}. Hold fewer streams" in denied.detail
