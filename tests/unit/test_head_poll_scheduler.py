@@ -1,4 +1,4 @@
-"""When a session looks at the log: by push at once, without it after a silence that adapts."""
+"""When a session looks at the log: by push at once, without it after a silence that adapts; and what pushes heads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ class Play:
         self.last = HeadPollSchedulerOutcome()
 
     def do(self, event: HeadPollSchedulerEvent, at: float | None = None) -> HeadPollSchedulerOutcome:
-        """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
         return self.last
@@ -264,18 +263,14 @@ def test_a_growing_stream_that_is_not_read_is_polled() -> None:
     assert play.wait_for_look().poll == (7,)
 
 
-def test_growing_streams_due_together_are_polled() -> None:
-    play = Play()
-    play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 0)}))
-    play.do(HeadsRead({7: 12, 8: 1}))
-    play.do(StreamsCaughtUp({7: (50, 12), 8: (60, 1)}))
-    assert (set(play.wait().poll), play.last.read) == ({7, 8}, {})
-
-
 def test_streams_due_together_are_polled_together() -> None:
+    """Though they grow."""
     play = followed()
     play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 0)}), 0.4 * S.poll_initial_s)
     assert set(play.wait().poll) == {7, 8}
+    play.do(HeadsRead({7: 12, 8: 1}))
+    play.do(StreamsCaughtUp({7: (50, 12), 8: (60, 1)}))
+    assert (set(play.wait().poll), play.last.read) == ({7, 8}, {})
 
 
 def test_with_nothing_to_follow_it_is_not_woken() -> None:
@@ -299,43 +294,36 @@ class Desk:
         asked, self.asked = self.asked, []
         return asked
 
-
-A, B = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
-
-
-def test_a_session_subscribes_at_its_leaders_node() -> None:
-    desk = Desk()
-    desk.room.add(1, A)
-    assert desk.take() == []
-    desk.room.set_leader_node(1, "n1:1")
-    assert desk.take() == [("+", "n1:1", 7)]
-    assert desk.room.route_head("n1:1", StreamHead(7, 12)) == [(1, HeadPushed(A, 12))]
-    assert desk.room.route_head("n2:1", StreamHead(7, 12)) == []
-    assert desk.room.route_head("n1:1", StreamHead(8, 12)) == []
+    def pushed(self, node: str, stream_id: int = 7) -> list[tuple[int, HeadPushed]]:
+        return self.room.route_head(node, StreamHead(stream_id, 12))
 
 
 @pytest.mark.conforms("P6")
-def test_it_goes_on_with_the_next_node_alone() -> None:
+def test_a_session_subscribes_at_its_leaders_node() -> None:
+    """And goes on with the next one alone."""
     desk = Desk()
+    desk.room.add(1, FIRST)
+    assert desk.take() == []
     desk.room.set_leader_node(1, "n1:1")
-    desk.room.add(1, A)
-    desk.take()
+    assert desk.take() == [("+", "n1:1", 7)]
+    assert desk.pushed("n1:1") == [(1, HeadPushed(FIRST, 12))]
+    assert desk.pushed("n2:1") == desk.pushed("n1:1", 8) == []
     desk.room.set_leader_node(1, None)
     desk.room.set_leader_node(1, "n2:1")
     assert desk.take() == [("-", "n1:1", 7), ("+", "n2:1", 7)]
-    assert desk.room.route_head("n2:1", StreamHead(7, 12)) == [(1, HeadPushed(A, 12))]
+    assert desk.pushed("n2:1") == [(1, HeadPushed(FIRST, 12))]
 
 
 @pytest.mark.conforms("P5")
 def test_a_new_id_is_a_new_subscription() -> None:
     desk = Desk()
     desk.room.set_leader_node(1, "n1:1")
-    desk.room.add(1, A)
-    desk.room.remove(1, A)
-    desk.room.add(1, B)
+    desk.room.add(1, FIRST)
+    desk.room.remove(1, FIRST)
+    desk.room.add(1, AGAIN)
     assert desk.take() == [("+", "n1:1", 7), ("-", "n1:1", 7), ("+", "n1:1", 7)]
-    assert desk.room.route_head("n1:1", StreamHead(7, 12)) == [(1, HeadPushed(B, 12))]
-    desk.room.remove(1, A)
+    assert desk.pushed("n1:1") == [(1, HeadPushed(AGAIN, 12))]
+    desk.room.remove(1, FIRST)
     assert desk.take() == [], "the old one is over already"
 
 
@@ -346,7 +334,7 @@ def test_two_sessions_of_an_agent_share_one() -> None:
         desk.room.set_leader_node(handle, "n1:1")
         desk.room.add(handle, HeadSubscriptionId(7, handle, handle))
     assert desk.take() == [("+", "n1:1", 7)]
-    assert len(desk.room.route_head("n1:1", StreamHead(7, 12))) == 2
+    assert len(desk.pushed("n1:1")) == 2
     desk.room.remove_session(1)
     assert desk.take() == []
     desk.room.remove_session(2)
