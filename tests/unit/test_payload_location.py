@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -48,16 +49,13 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 
 
 def test_a_place_has_a_greatest_length() -> None:
+    """A refusal repeats only a part."""
     place = "file:///".ljust(MAX_LOCATION_CHARS, "x")
     assert str(parse_location(place)) == place
-    with pytest.raises(InvalidSetting, match=f"at most {MAX_LOCATION_CHARS} printable"):
-        parse_location(place + "x")
-
-
-def test_a_refusal_repeats_only_a_part() -> None:
-    with pytest.raises(InvalidSetting) as refused:
-        parse_location("file:///mnt/" + "x" * 1_000_000)
-    assert len(str(refused.value)) < 1000
+    for more in (1, 1_000_000):
+        with pytest.raises(InvalidSetting, match=f"at most {MAX_LOCATION_CHARS} printable") as refused:
+            parse_location(place + "x" * more)
+        assert len(str(refused.value)) < 1000
 
 
 @pytest.mark.conforms("X3")
@@ -74,8 +72,7 @@ def test_a_refusal_repeats_only_a_part() -> None:
 def test_credentials_are_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(InvalidSetting) as refused:
         parse_location(text)
-    assert "AKIA" not in str(refused.value)
-    assert "hunter2" not in str(refused.value)
+    assert not re.search("AKIA|hunter2", str(refused.value))
 
 
 ENDPOINTS = {"SUBLET_S3_ENDPOINTS": "https://store:9000, HTTP://plain/"}
@@ -189,9 +186,8 @@ def test_a_name_has_its_block_and_is_new_each_time() -> None:
     found = locate_object(f"s3://bucket/a/{one.text}", ["file:///mnt", "s3://bucket/a?region=x", "s3://bucket"])
     assert found == (place, one)
     assert (one.generation_id, one.stream_id, one.end_offset) == (3, 7, 100)
-    assert locate_object(f"s3://bucket/a/b/{one.text}", ["s3://bucket/a"]) is None
-    assert locate_object(f"s3://bucket/ab/{one.text}", ["s3://bucket/a"]) is None
-    assert locate_object(f"s3://bucket/ab{one.text}", ["s3://bucket/a"]) is None
+    for elsewhere in ("a/b/", "ab/", "ab"):
+        assert locate_object(f"s3://bucket/{elsewhere}{one.text}", ["s3://bucket/a"]) is None
     assert locate_object(f"s3://bucket/a/{one.text}", []) is None
 
 

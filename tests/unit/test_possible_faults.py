@@ -24,16 +24,26 @@ def in_sql(text: str) -> list[tuple[str, str]]:
     return [(kind, planted.partition("$$")[2].removesuffix("$$;").strip()) for kind, planted in found]
 
 
+GUARDS = "\n  if not found then\n    a := 'b';\n    return;\n  end if;\n  if c then\n    d := 1;\n  end if;\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "without"),
+    ("text", "kind", "faults"),
     [
-        ("select 1 from a for update;", "select 1 from a;"),
-        ("select 1 from a for no key update of a skip locked;", "select 1 from a;"),
-        ("select 1 into b from a\n for share;", "select 1 into b from a;"),
+        ("select 1 from a for update;", "lock", ["select 1 from a;"]),
+        ("select 1 from a for no key update of a skip locked;", "lock", ["select 1 from a;"]),
+        ("select 1 into b from a\n for share;", "lock", ["select 1 into b from a;"]),
+        (
+            "a < b; c ->> d >= '<'; e <> f; g => h",
+            "comparison",
+            ["a <= b; c ->> d >= '<'; e <> f; g => h", "a < b; c ->> d > '<'; e <> f; g => h"],
+        ),
+        (GUARDS, "guard", ["if c then\n    d := 1;\n  end if;"]),
     ],
 )
-def test_row_locks_are_dropped(text: str, without: str) -> None:
-    assert in_sql(text) == [("lock", without)]
+def test_faults_of_sql(text: str, kind: str, faults: list[str]) -> None:
+    """Row locks and guards are dropped, boundaries are moved."""
+    assert in_sql(text) == [(kind, planted) for planted in faults]
 
 
 @pytest.mark.parametrize(
@@ -55,21 +65,9 @@ def test_parts_of_conditions_are_dropped_in_sql(text: str, without: set[str]) ->
     assert found == without
 
 
-def test_boundaries_are_moved_in_sql() -> None:
-    assert in_sql("a < b; c ->> d >= '<'; e <> f; g => h") == [
-        ("comparison", "a <= b; c ->> d >= '<'; e <> f; g => h"),
-        ("comparison", "a < b; c ->> d > '<'; e <> f; g => h"),
-    ]
-
-
 def test_no_clock_is_exactly_at_a_boundary() -> None:
     found = [planted for kind, planted in in_sql("where a < clock_timestamp() - b and c > 1;") if kind == "comparison"]
     assert found == ["where a < clock_timestamp() - b and c >= 1;"]
-
-
-def test_guards_are_deleted_in_sql() -> None:
-    text = "\n  if not found then\n    a := 'b';\n    return;\n  end if;\n  if c then\n    d := 1;\n  end if;\n"
-    assert in_sql(text) == [("guard", "if c then\n    d := 1;\n  end if;")]
 
 
 def test_tables_and_indexes_are_left_alone() -> None:

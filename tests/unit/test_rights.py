@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -13,6 +14,7 @@ from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right,
 from sublet_protocol.domain.access.token import NewToken, check_token, hash_token, parse_token_id
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 from sublet_protocol.domain.topics import TopicFilter
+from tests.kit import same_name
 
 
 def rule(principal: str, right: Right, filter: str, group: str = "*") -> AccessRule:
@@ -112,25 +114,20 @@ def test_without_rules_nothing_is_allowed() -> None:
         assert not AccessRules().has_right("user:a", right)
 
 
-@pytest.mark.parametrize("text", ["", "etl", "user:", "user:a b", "user:*", "user:" + "x" * 255, "user:\n"])
-def test_what_is_no_principal_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="principal"):
-        check_principal(text)
-    with pytest.raises(UsageError, match="principal"):
-        check_principal("*")
-
-
-@pytest.mark.parametrize("group", ["", "a*b", "**", "a/b", "+"])
-def test_what_is_no_group_pattern_is_refused(group: str) -> None:
-    with pytest.raises(UsageError, match="group"):
-        rule("user:a", Right.JOIN, "a", group)
-
-
-def test_rights_on_topics_have_no_group() -> None:
-    with pytest.raises(UsageError, match="Leave --group out"):
-        rule("user:a", Right.PUBLISH, "a", "billing")
-    with pytest.raises(UsageError, match="publish, read, join, watch, operate"):
-        parse_right("write")
+@pytest.mark.parametrize(
+    ("take", "text", "rule"),
+    [
+        *((check_principal, text, "principal") for text in ("", "etl", "user:", "user:a b", "user:*", "user:\n", "*")),
+        (check_principal, "user:" + "x" * 255, "principal"),
+        *((partial(rule, "user:a", Right.JOIN, "a"), text, "group") for text in ("", "a*b", "**", "a/b", "+")),
+        (partial(rule, "user:a", Right.PUBLISH, "a"), "billing", "Leave --group out"),
+        (parse_right, "write", "publish, read, join, watch, operate"),
+    ],
+    ids=same_name,
+)
+def test_what_is_part_of_no_rule_is_refused(take: Callable[[str], object], text: str, rule: str) -> None:
+    with pytest.raises(UsageError, match=rule):
+        take(text)
 
 
 def test_a_token_is_drawn_and_found_by_its_id() -> None:

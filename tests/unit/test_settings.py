@@ -118,36 +118,26 @@ def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "many", "1000000000", "9" * 5000])
 def test_what_is_no_integer_is_refused(text: str) -> None:
+    """Also where it is given in Python; it may have a bound of its own."""
     rule = r"^SUBLET_HTTP_MAX_GROUP_SERIES is .*: it must be a whole number from 0 .*Leave it out for 2000\.$"
     with pytest.raises(InvalidSetting, match=rule):
         MetricsSettings.from_env({"SUBLET_HTTP_MAX_GROUP_SERIES": text})
+    with pytest.raises(InvalidSetting, match=r"^max_group_series is -1: it must be a whole number from 0"):
+        MetricsSettings(max_group_series=-1).check()
+    assert parse_number("PLACES", "1000", 8, 1000) == 1000
+    with pytest.raises(InvalidSetting, match=r"^PLACES is 1001: it must be a whole number from 0 to 1000\. Leave it"):
+        parse_number("PLACES", "1001", 8, 1000)
 
 
 @pytest.mark.parametrize(
     ("settings", "variable", "text", "reported"),
     [
-        (LeaderSettings, "SUBLET_LEASE_DURATION_S", "ten", "SUBLET_LEASE_DURATION_S is 'ten': it must be a positive"),
-        (NotifySettings, "SUBLET_NOTIFY_POLL_INTERVAL_S", "-1", "SUBLET_NOTIFY_POLL_INTERVAL_S is -1.0: it must be a"),
-        (
-            LeaderSettings,
-            "SUBLET_LEASE_RENEW_INTERVAL_S",
-            "9",
-            "and lease_renew_interval_s is 9.0: lease_margin_s must",
-        ),
+        (LeaderSettings, "LEASE_DURATION_S", "ten", "SUBLET_LEASE_DURATION_S is 'ten': it must be a positive"),
+        (NotifySettings, "NOTIFY_POLL_INTERVAL_S", "-1", "SUBLET_NOTIFY_POLL_INTERVAL_S is -1.0: it must be a"),
+        (LeaderSettings, "LEASE_RENEW_INTERVAL_S", "9", "and lease_renew_interval_s is 9.0: lease_margin_s must"),
     ],
 )
 def test_the_environment_is_checked(settings: type[SettingsBase], variable: str, text: str, reported: str) -> None:
     with pytest.raises(InvalidSetting) as refused:
-        settings.from_env({variable: text})
+        settings.from_env({f"SUBLET_{variable}": text})
     assert reported in str(refused.value)
-
-
-def test_an_integer_given_in_python_is_checked() -> None:
-    with pytest.raises(InvalidSetting, match=r"^max_group_series is -1: it must be a whole number from 0"):
-        MetricsSettings(max_group_series=-1).check()
-
-
-def test_an_integer_may_have_a_bound_of_its_own() -> None:
-    assert parse_number("PLACES", "1000", 8, 1000) == 1000
-    with pytest.raises(InvalidSetting, match=r"^PLACES is 1001: it must be a whole number from 0 to 1000\. Leave it"):
-        parse_number("PLACES", "1001", 8, 1000)

@@ -19,7 +19,7 @@ def test_what_ends_in_time_is_waited_for() -> None:
 
 def test_what_takes_longer_is_left_and_named(caplog: pytest.LogCaptureFixture) -> None:
     never = threading.Event()
-    assert not asyncio.run(run_with_timeout("closing the door", lambda: _wait(never), 0.01))
+    assert not asyncio.run(run_with_timeout("closing the door", never.wait, 0.01))
     (left,) = [thread for thread in threading.enumerate() if "closing the door" in thread.name]
     never.set()
     left.join()
@@ -35,7 +35,3 @@ def test_what_fails_is_over_and_reported(caplog: pytest.LogCaptureFixture) -> No
         assert asyncio.run(run_with_timeout("closing the door", fails))
     assert "shutdown step failed: step='closing the door'" in caplog.text
     assert "ajar" in caplog.text
-
-
-def _wait(event: threading.Event) -> None:
-    event.wait()
