@@ -99,6 +99,15 @@ def names_of_tests(file: Path) -> set[str]:
     return found
 
 
+def lines_with(files: Iterable[Path], wanted: re.Pattern[str]) -> set[str]:
+    return {
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if wanted.search(line)
+    }
+
+
 def names(tree: ast.AST) -> set[str]:
     found = set[str]()
     for node in ast.walk(tree):
@@ -177,24 +186,14 @@ def test_no_page_makes_code_a_person() -> None:
         file for file in (ROOT / "deploy").rglob("*") if file.is_file() and file.suffix not in {".py", ".pyc"}
     ]
     assert len(beside_code) > 40
-    found = {
-        f"{file.name}: {line.strip()}"
-        for file in (*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *beside_code)
-        if file.name not in PAGES_AS_GIVEN | LISTS_OF_OLD_NAMES
-        for line in file.read_text().splitlines()
-        if PERSONAL.search(line)
-    }
-    assert found == set()
+    pages = *(ROOT / "docs").glob("*.md"), ROOT / "README.md", *beside_code
+    read = [file for file in pages if file.name not in PAGES_AS_GIVEN | LISTS_OF_OLD_NAMES]
+    assert lines_with(read, PERSONAL) == set()
 
 
 def test_no_text_of_sql_has_an_old_word() -> None:
-    found = {
-        f"{file.name}: {line.strip()}"
-        for file in (ROOT / "migrations/sql").glob("*.sql")
-        for line in file.read_text().splitlines()
-        if PERSONAL.search(line) or OLD_IN_SQL.search(line)
-    }
-    assert found == set()
+    scripts = [*(ROOT / "migrations/sql").glob("*.sql")]
+    assert lines_with(scripts, PERSONAL) | lines_with(scripts, OLD_IN_SQL) == set()
 
 
 def log_texts(source: str) -> Iterator[str]:
