@@ -57,18 +57,22 @@ def head(stream_id: int, head: int) -> ObjectChange:
     return stream_change(stream_id, head, False)
 
 
+def sent(channel: str, sequence: int, *changes: ObjectChange) -> ChangeNotification:
+    return ChangeNotification("p", "i", channel, sequence, sequence - 1, changes)
+
+
+def hello(leaving: bool = False, **known: int) -> NotificationHeartbeat:
+    return NotificationHeartbeat("p", "i", known, leaving)
+
+
 @pytest.mark.conforms("D3")
 def test_a_hello_and_numbers_for_each_channel() -> None:
-    harness = Harness()
-    assert harness.do(NotificationSendersOpened(None), 0.0) == [NotificationHeartbeat("p", "i", {})]
-    assert harness.notify(1.0, head(1, 1)) == [ChangeNotification("p", "i", "stream", 1, 0, (head(1, 1),))]
-    assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == [
-        ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
-        ChangeNotification("p", "i", "space", 1, 0, (space_change("eu", 4),)),
-    ]
-    assert harness.notify(3.0, group_change("$share/g/#", 7, deleted=True)) == [
-        ChangeNotification("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
-    ]
+    harness, group = Harness(), group_change("$share/g/#", 7, deleted=True)
+    assert harness.do(NotificationSendersOpened(None), 0.0) == [hello()]
+    assert harness.notify(1.0, head(1, 1)) == [sent("stream", 1, head(1, 1))]
+    both = [sent("stream", 2, head(1, 2)), sent("space", 1, space_change("eu", 4))]
+    assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == both
+    assert harness.notify(3.0, group) == [sent("group", 1, group)]
 
 
 @pytest.mark.conforms("D3", "D5")
@@ -77,12 +81,10 @@ def test_a_hello_after_every_max_idle() -> None:
     harness.notify(1.0, head(1, 1))
     assert harness.wake_at == 1.0 + SETTINGS.hello_interval_s
     assert harness.do(Tick(), 5.9) == []
-    assert harness.do(Tick(), 6.0) == [NotificationHeartbeat("p", "i", {"stream": 1})]
+    assert harness.do(Tick(), 6.0) == [hello(stream=1)]
     assert harness.wake_at == 11.0
-    assert harness.do(Tick(), 11.0) == [NotificationHeartbeat("p", "i", {"stream": 1})]
-    assert harness.do(NotificationSendersOpened(None), 11.5) == [NotificationHeartbeat("p", "i", {"stream": 1})], (
-        "to others, too"
-    )
+    assert harness.do(Tick(), 11.0) == [hello(stream=1)]
+    assert harness.do(NotificationSendersOpened(None), 11.5) == [hello(stream=1)], "to others, too"
 
 
 def test_a_head_is_announced_before_it_is_known() -> None:
@@ -93,16 +95,16 @@ def test_a_head_is_announced_before_it_is_known() -> None:
     harness.do(NotificationSendersOpened(None), 0.0)
     message = announce(1.0)
     assert message is not None
-    sent = message.decode().replace(VERSION_MARK, "20").replace(HEAD_MARK, "10").encode()
-    assert decode(sent) == ChangeNotification("p", "i", "stream", 1, 0, (head(7, 10),))
+    marked = message.decode().replace(VERSION_MARK, "20").replace(HEAD_MARK, "10").encode()
+    assert decode(marked) == sent("stream", 1, head(7, 10))
     assert announce(1.004) is None, "too early"
     assert announce(1.005) is not None
     assert harness.notify(1.006, head(8, 1)) == []
     assert announce(2.0) is None, "another change waits"
-    assert harness.do(Tick(), 2.0) == [ChangeNotification("p", "i", "stream", 3, 2, (head(8, 1),))]
+    assert harness.do(Tick(), 2.0) == [sent("stream", 3, head(8, 1))]
     assert announce(6.0) is not None
     assert harness.do(Tick(), 10.9) == []
-    assert harness.do(Tick(), 11.0) == [NotificationHeartbeat("p", "i", {"stream": 4})]
+    assert harness.do(Tick(), 11.0) == [hello(stream=4)]
     harness.do(PublisherCloseRequested(), 12.0)
     assert announce(13.0) is None
 
@@ -113,10 +115,7 @@ def test_changes_wait_for_the_first_endpoint() -> None:
     assert harness.wake_at is None
     assert harness.machine.has_pending
     harness.notify(0.1, head(1, 2))
-    assert harness.do(NotificationSendersOpened(None), 0.2) == [
-        NotificationHeartbeat("p", "i", {}),
-        ChangeNotification("p", "i", "stream", 1, 0, (head(1, 2),)),
-    ]
+    assert harness.do(NotificationSendersOpened(None), 0.2) == [hello(), sent("stream", 1, head(1, 2))]
 
 
 def test_the_first_after_a_silence_goes_at_once() -> None:
@@ -126,7 +125,7 @@ def test_the_first_after_a_silence_goes_at_once() -> None:
     assert harness.notify(1.001, head(1, 2)) == []
     assert harness.notify(1.002, head(1, 3), head(2, 9)) == []
     assert harness.wake_at == pytest.approx(1.005)
-    assert harness.do(Tick(), 1.005) == [ChangeNotification("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
+    assert harness.do(Tick(), 1.005) == [sent("stream", 2, head(1, 3), head(2, 9))]
 
 
 def test_pauses_grow_under_load_only() -> None:
@@ -162,16 +161,15 @@ def test_what_is_sent_at_intervals_is_first_at_once(jitter_s: float) -> None:
 def test_an_older_change_replaces_no_newer_one() -> None:
     harness = Harness()
     harness.notify(0.0, space_change("eu", 4, deleted=True), space_change("eu", 4), space_change("eu", 3))
-    (_, envelope) = harness.do(NotificationSendersOpened(None), 0.1)
-    assert isinstance(envelope, ChangeNotification)
-    assert envelope.changes == (space_change("eu", 4, deleted=True),)
+    newest = space_change("eu", 4, deleted=True)
+    assert harness.do(NotificationSendersOpened(None), 0.1) == [hello(), sent("space", 1, newest)]
 
 
 def test_too_long_goes_without_data_or_as_a_hole() -> None:
     harness = Harness()
     harness.do(NotificationSendersOpened(300), 0.0)
     (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
-    assert space == ChangeNotification("p", "i", "space", 2, 1, (space_change("eu", 1),))
+    assert space == sent("space", 2, space_change("eu", 1))
     assert harness.machine.dropped_change_count == 1
 
 
@@ -191,9 +189,8 @@ def test_of_too_many_the_oldest_is_left_out() -> None:
     """The numbers show it."""
     harness = Harness(most_waiting=2)
     harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
-    hello, envelope = harness.do(NotificationSendersOpened(None), 0.0)
-    assert hello == NotificationHeartbeat("p", "i", {"stream": 1})
-    assert envelope == ChangeNotification("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
+    newest = sent("stream", 2, head(2, 1), head(3, 1))
+    assert harness.do(NotificationSendersOpened(None), 0.0) == [hello(stream=1), newest]
     assert harness.machine.dropped_change_count == 1
 
 
@@ -201,10 +198,8 @@ def test_leaving_sends_what_waits_and_a_goodbye() -> None:
     harness = opened()
     harness.notify(1.0, head(1, 1))
     harness.notify(1.001, head(1, 2))
-    assert harness.do(PublisherCloseRequested(), 1.002) == [
-        ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
-        NotificationHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
-    ]
+    goodbye = hello(leaving=True, stream=2)
+    assert harness.do(PublisherCloseRequested(), 1.002) == [sent("stream", 2, head(1, 2)), goodbye]
     assert harness.machine.status is NotificationPublisherStatus.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []
     assert harness.do(NotificationSendersOpened(None), 3.0) == []
