@@ -1,4 +1,4 @@
-"""Which space, which stream."""
+"""Which space, which stream, and what is lost with a space."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from sublet_protocol.domain.errors import InvalidSetting, MalformedRow, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, find_stream_ids
+from sublet_storage.spaces.drop_check import MAX_LOSSES, DropAffectedGroup, SpaceDropImpact
 from sublet_storage.spaces.routing import (
     RING,
     GenerationTopicFilters,
@@ -105,3 +106,19 @@ def test_a_malformed_space_affects_no_other(ranges: list[tuple[int, int]]) -> No
             table.find_stream("b/1", b"key")
         assert table.find_stream("a/1", b"key") == 1
         assert table.without_space_limit().find_stream("a/2", None) == 1
+
+
+# --- what operators are shown of who uses a space ---------------------------------------------------------------------
+
+
+def test_of_many_losses_the_first_are_named() -> None:
+    """The others are counted."""
+    groups = [
+        DropAffectedGroup("$share/done/#", 1, 0, 0),
+        *(DropAffectedGroup(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),
+    ]
+    lines = SpaceDropImpact(100, tuple(groups), ()).describe_losses()
+    assert lines[0] == "$share/g1/# loses 1 unread messages, in 2 streams"
+    assert len(lines) == MAX_LOSSES + 1
+    assert lines[-1] == "and 5 more groups lose some"
+    assert SpaceDropImpact(100, tuple(groups[: MAX_LOSSES + 1]), ()).describe_losses() == lines[:-1]
