@@ -380,13 +380,7 @@ def test_an_undeclared_queue_is_refused() -> None:
 
 @pytest.mark.conforms("E24", "R11")
 @pytest.mark.parametrize(
-    "wanted",
-    [
-        *({"subscription": text} for text in ("", "x", "$share/g", "$share//#", "$share/g+/#", "$share/g/a#")),
-        {"subscription": "$share/g/\0"},
-        {"starting_position": "yesterday"},
-    ],
-    ids=str,
+    "wanted", [{"subscription": "x"}, {"subscription": "$share/g/a#"}, {"starting_position": "yesterday"}], ids=str
 )
 def test_a_malformed_request_is_denied(wanted: dict[str, object]) -> None:
     play = Play()
