@@ -58,17 +58,14 @@ class Watched:
         leader = None if isinstance(found, Exception) else Leadership(group_id, found, 2, 10.0)
         self.ask(request, LeadershipClaimCompleted(request, leader), problem)
 
-    @property
     def health(self) -> Health:
         return evaluate_health(self.signals, SETTINGS)
 
-    @property
     def worst(self) -> tuple[HealthState, str]:
-        return self.health.worst_check.state, self.health.worst_check.detail
+        return self.health().worst_check.state, self.health().worst_check.detail
 
-    @property
     def state(self) -> HealthState:
-        return self.worst[0]
+        return self.worst()[0]
 
 
 @pytest.fixture
@@ -82,29 +79,29 @@ def node() -> Watched:
 )
 def test_no_answer_is_an_outage(node: Watched, problem: Exception) -> None:
     """Until the connection that got none gets one: an answer to the directory ends nothing."""
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
     node.now += 1
     node.renew({0: 1}, None, problem)
-    assert node.worst == (HealthState.UNREACHABLE, str(problem))
+    assert node.worst() == (HealthState.UNREACHABLE, str(problem))
     node.now += 1
     node.signals.directory.on_request(node.now)
     node.signals.directory.on_answer(node.now, None)
-    assert node.state is HealthState.UNREACHABLE, (
+    assert node.state() is HealthState.UNREACHABLE, (
         "what is written into the directory says nothing of the worker's connection"
     )
     node.renew({0: 1}, {0})
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
 def test_a_request_out_for_too_long_is_an_outage(node: Watched) -> None:
     node.signals.on_request(RenewLeaderships({0: 1}, 0.0))
     node.wait(SETTINGS.statement_timeout_s)
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
     node.now += SETTINGS.tcp_timeout_s + 0.1
     node.signals.directory.on_request(node.now)
     node.signals.directory.on_answer(node.now, None)
-    assert node.state is HealthState.UNREACHABLE
+    assert node.state() is HealthState.UNREACHABLE
 
 
 @pytest.mark.conforms("A8")
@@ -114,12 +111,12 @@ def test_a_request_out_for_too_long_is_an_outage(node: Watched) -> None:
 def test_a_refusal_that_lasts_is_a_denial(node: Watched, problem: Exception) -> None:
     """It is no outage."""
     node.renew({0: 1}, None, problem)
-    assert node.state is HealthState.OK, "once is nothing: it is tried again"
+    assert node.state() is HealthState.OK, "once is nothing: it is tried again"
     node.now += SETTINGS.claim_retry_interval_s
     node.renew({0: 1}, None, problem)
-    assert node.worst == (HealthState.DENIED, str(problem))
+    assert node.worst() == (HealthState.DENIED, str(problem))
     node.renew({0: 1}, {0})
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
@@ -129,15 +126,15 @@ def test_one_groups_malformed_row_is_no_denial(node: Watched) -> None:
     for _ in range(3):
         node.claim(7, out_of_range)
         node.wait()
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
     node.renew({7: 1}, None, out_of_range)
     node.wait()
-    assert node.state is HealthState.DENIED
+    assert node.state() is HealthState.DENIED
     node.renew({7: 1}, {7})
     node.claim(7, psycopg.errors.InsufficientPrivilege("no"))
     node.now += SETTINGS.claim_retry_interval_s
     node.claim(7, out_of_range)
-    assert node.worst == (HealthState.DENIED, "no"), "that of one row ends no denial"
+    assert node.worst() == (HealthState.DENIED, "no"), "that of one row ends no denial"
 
 
 @pytest.mark.conforms("A8")
@@ -146,45 +143,45 @@ def test_a_maintenance_that_cannot_be_claimed_is_shown(node: Watched) -> None:
     for attempt in range(2):
         node.claim(MAINTENANCE, TransactionRolledBack("locked"))
         if not attempt:
-            assert node.state is HealthState.OK, "once is nothing: it is tried again"
+            assert node.state() is HealthState.OK, "once is nothing: it is tried again"
         node.wait()
-    assert node.health.is_ready
-    assert node.worst == (HealthState.STALLED, "it cannot be claimed: locked")
+    assert node.health().is_ready
+    assert node.worst() == (HealthState.STALLED, "it cannot be claimed: locked")
     node.claim(MAINTENANCE, OTHERS)
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
 
 
 @pytest.mark.conforms("A8")
 def test_a_lease_lost_to_another_node_is_a_denial(node: Watched) -> None:
     """For as long as a lease is."""
     node.renew({0: 1, 7: 1}, {0})
-    assert node.state is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
+    assert node.state() is HealthState.OK, "nobody has it, perhaps: a reset ends leases, too"
     node.claim(7, OTHERS)
-    assert node.worst == (HealthState.DENIED, "node n2 has taken the leadership of group 7")
+    assert node.worst() == (HealthState.DENIED, "node n2 has taken the leadership of group 7")
     node.wait(SETTINGS.lease_duration_s + 0.1)
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
 
 
 def test_a_lease_that_is_back_is_no_denial(node: Watched) -> None:
     """Nor is one that others have anyway."""
     node.renew({0: 1, 7: 1}, {0})
     node.claim(7, OURS)
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
     node.claim(8, OTHERS)
-    assert node.state is HealthState.OK
+    assert node.state() is HealthState.OK
 
 
 def test_the_loop_is_looked_at_first(node: Watched) -> None:
     node.signals.leaderless_group_count = 3
-    health = node.health
+    health = node.health()
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.NO_LEADER, True, True)
     node.signals.is_draining = True
-    assert (node.state, node.health.is_ready) == (HealthState.DRAINING, False)
+    assert (node.state(), node.health().is_ready) == (HealthState.DRAINING, False)
     node.signals.is_draining = False
     node.now += STUCK_S + 0.1
-    health = node.health
+    health = node.health()
     assert (health.worst_check.state, health.is_ready, health.is_alive) == (HealthState.STUCK, False, False)
     node.signals.is_stopping = True
-    assert (node.state, node.health.is_alive) == (HealthState.STOPPING, True)
+    assert (node.state(), node.health().is_alive) == (HealthState.STOPPING, True)
     starting = evaluate_health(HealthSignals(lambda: 100.0), SETTINGS)
     assert starting.worst_check.state is HealthState.STARTING

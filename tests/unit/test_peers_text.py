@@ -86,12 +86,12 @@ NO_STREAMS = ["x", "-1", "1" * 20, "007", "00", "\N{ARABIC-INDIC DIGIT ONE}", " 
     ],
 )
 def test_a_key_that_is_none_is_malformed(channel: str, good: list[str], bad: list[str], rule: str) -> None:
-    number = pb.Channel.Value(f"CHANNEL_{channel.upper()}")
+    name = f"CHANNEL_{channel.upper()}"
     for key in good:
-        command = pb.Command(subscribe=pb.Subject(channel=number, key=key))
+        command = pb.Command(subscribe=pb.Subject(channel=name, key=key))
         assert wire.decode_command(command) == Subscribe(channel, key)
     for key in bad:
-        subject = pb.Subject(channel=number, key=key)
+        subject = pb.Subject(channel=name, key=key)
         for command in (pb.Command(subscribe=subject), pb.Command(unsubscribe=subject)):
             refused = wire.decode_command(command)
             assert isinstance(refused, UndecodableCommand), key

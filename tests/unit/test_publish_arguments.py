@@ -37,6 +37,8 @@ class Nowhere(tzinfo):
     def utcoffset(self, at: datetime | None) -> None:
         return None
 
+    dst = tzname = utcoffset
+
 
 def text_of(held: bytes) -> pa.Array:
     """A text column of one row with these bytes, true UTF-8 or not."""

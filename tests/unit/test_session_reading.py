@@ -124,7 +124,7 @@ def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> It
 
 @pytest.fixture
 def skim(session: Session, reader: Reader) -> Skim:
-    """Return a function that reads pages without messages until it drains the session, or is woken up, before the last."""
+    """Return a function that reads pages without messages; before the last it drains the session, or wakes it up."""
 
     def run(last: int, before: Mapping[int, Callable[[], object]], *, wake: bool = False) -> None:
         def before_page(number: int) -> None:
