@@ -52,8 +52,7 @@ def members(bench: Bench) -> list[tuple[str, str | None]]:
 
 def under_way(play: Play) -> CommitWrites:
     """A first subscriber is there, and two grants for it are being written."""
-    play.want()
-    play.settle()
+    play.join()
     play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s + 0.001)
     return play.take(CommitWrites)
 
@@ -100,8 +99,7 @@ def test_each_leader_reports_when_it_begins_and_ends() -> None:
     assert (ended.event, ended.reason) == ("step_down", "the node is shutting down")
     second = Play("n2", first.store)
     second.now = first.now
-    second.want("b/1")
-    second.settle()
+    second.join("b/1")
     takeover = second.reported[0].record
     assert (takeover.event, takeover.reason) == ("takeover", "node n2 leads")
     assert takeover.term == second.machine.leaders[1].term > ended.term

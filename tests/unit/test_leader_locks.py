@@ -172,8 +172,7 @@ def sent_to_other() -> Play:
     """A node that has sent a first subscriber to another, which leads and has a lock."""
     node = Play()
     node.store.claim(node.store.open_group(WANTED, StartingPosition.EARLIEST).group_id, OTHER, 10.0, RIVAL.key)
-    node.want()
-    node.settle()
+    node.join()
     assert node.received(LeaderConnectResponse) == [LeaderConnectResponse("a/1", 0, 1, OTHER.address)]
     assert node.machine.leaders == {}
     return node

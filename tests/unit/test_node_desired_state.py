@@ -48,8 +48,7 @@ def test_a_draining_node_names_the_leader() -> None:
     order(first, draining=True)
     first.settle()
     second = Play("n2", first.store)
-    second.want("a/2")
-    second.settle()
+    second.join("a/2")
     first.sent.clear()
     first.want("a/3")
     first.want("b/3")
@@ -63,12 +62,10 @@ def test_a_draining_node_opens_no_group() -> None:
     """Until it may lead again."""
     play = Play()
     order(play, draining=True)
-    play.want()
-    play.settle()
+    play.join()
     assert (play.store.rows(1), play.sent) == ({}, [])
     order(play)
-    play.want("a/2")
-    play.settle()
+    play.join("a/2")
     assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}
     assert play.admitted()[-1:] == ["a/2"]
 
@@ -79,13 +76,11 @@ def test_stepping_down_leaves_a_group_for_a_lease() -> None:
     order(play, step_down={1: play.machine.leaders[1].term})
     play.settle()
     assert set(play.machine.election.leaderships()) == {MAINTENANCE}
-    play.want("a/2")
-    play.settle()
+    play.join("a/2")
     play.pass_time(SETTINGS.lease_duration_s - 0.1)
     assert set(play.machine.election.leaderships()) == {MAINTENANCE}
     play.pass_time(0.2)
-    play.want("a/2")
-    play.settle()
+    play.join("a/2")
     assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}, "nobody else has taken it"
 
 
@@ -104,9 +99,7 @@ def test_orders_that_are_said_again_change_nothing() -> None:
         play.settle()
     assert len(play.received(Invalidate)) == 1
     order(play, step_down={1: term})
-    play.want("a/2")
-    play.settle()
+    play.join("a/2")
     play.pass_time(SETTINGS.lease_duration_s)
-    play.want("a/2")
-    play.settle()
+    play.join("a/2")
     assert set(play.machine.election.leaderships()) == {MAINTENANCE, 1}, "under a later term"

@@ -128,6 +128,11 @@ class Play:
         while self.requests:
             self.answer()
 
+    def join(self, borrower_id: str = "a/1", **wanted: object) -> None:
+        """Ask for the leader, and let the database answer all."""
+        self.want(borrower_id, **wanted)
+        self.settle()
+
     def shut_down(self) -> None:
         self.do(ShutdownRequested(self.now + 5.0))
 
@@ -141,8 +146,7 @@ class Play:
 
     def granted(self) -> None:
         """A first subscriber has its streams."""
-        self.want()
-        self.settle()
+        self.join()
         self.pass_time(0.3)
         for stream_id, row in self.store.rows(1).items():
             self.progress(stream_id, 0, row.grant_id)
@@ -235,8 +239,7 @@ def test_groups_opened_at_a_time_are_bounded() -> None:
     assert len(play.machine.registry) == MAX_QUERIES_OF_CALLER + 1
     play.settle()
     assert len(play.received(LeaderConnectResponse)) == MAX_QUERIES_OF_CALLER + 1
-    play.want("x/54", subscription="$share/own/x/54")
-    play.settle()
+    play.join("x/54", subscription="$share/own/x/54")
     assert play.admitted() == ["x/54"]
 
 
@@ -281,8 +284,7 @@ def test_parts_end_without_anybody_elses_help(how: str) -> None:
     else:
         play.do(Tick(), PARTIAL_TIMEOUT_S)
     assert play.last.wake_at == float("inf")
-    play.want("b/1", reclaim=(HeldGrant(99, 1, 1),))
-    play.settle()
+    play.join("b/1", reclaim=(HeldGrant(99, 1, 1),))
     assert [message.stream_id for message in play.received(Revoked)] == [99]
 
 
@@ -299,8 +301,7 @@ def test_who_fell_silent_by_then_is_not_admitted() -> None:
     play = Play()
     play.want("a/1")
     play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
-    play.want("b/1")
-    play.settle()
+    play.join("b/1")
     assert play.admitted() == ["b/1"]
 
 
@@ -309,15 +310,13 @@ def test_who_asked_before_the_claim_and_died_is_found() -> None:
     """Its lock was never seen held by this node, which makes it a member though it is gone."""
     before = Play()
     before.store.locks.add(compute_lock_key("a"))
-    before.want(lock_valid_s=0.7)
-    before.settle()
+    before.join(lock_valid_s=0.7)
     before.pass_time(0.3)
     held = tuple(HeldGrant(stream_id, row.grant_id, 0) for stream_id, row in before.store.rows(1).items())
     before.store.locks.clear()
     play = Play("n2", before.store)
     play.now = before.now = before.now + SETTINGS.lease_duration_s
-    play.want("a/2", predecessor="a/1", reclaim=held, borrower_number=2, lock_valid_s=0.7)
-    play.settle()
+    play.join("a/2", predecessor="a/1", reclaim=held, borrower_number=2, lock_valid_s=0.7)
     assert {row.borrower_id for row in play.store.rows(1).values()} == {"a/2"}
     play.want("b/1")
     for seconds in (0.1, 0.1 + SETTINGS.reconnect_grace_s):
@@ -367,14 +366,12 @@ def test_who_asks_again_is_served() -> None:
 @pytest.mark.conforms("E2")
 def test_an_undeclared_queue_is_refused() -> None:
     play = Play()
-    play.want(subscription="$queue/g/#")
-    play.settle()
+    play.join(subscription="$queue/g/#")
     [reported] = play.received(Invalidate)
     assert reported.reason is BorrowerEndReason.DENIED
     assert "declared before it is used" in reported.detail
     play.store.declare_group(Subscription.parse("$queue/g/#"))
-    play.want("b/1", subscription="$queue/g/#")
-    play.settle()
+    play.join("b/1", subscription="$queue/g/#")
     assert play.admitted() == ["b/1"]
 
 
@@ -430,8 +427,7 @@ def test_a_deleted_group_is_not_made_again() -> None:
     play.settle()
     assert play.answers() == [("a/1", BorrowerEndReason.DELETED)]
     assert play.store.find_group(1) is None
-    play.want("b/1")
-    play.settle()
+    play.join("b/1")
     assert play.answers() == [("b/1", 1)]
 
 
@@ -487,8 +483,7 @@ def test_one_group_too_many_comes_later(monkeypatch: pytest.MonkeyPatch) -> None
 def test_another_groups_id_leads_nowhere() -> None:
     play = Play()
     play.store.open_group(Subscription.parse("$share/secret/#"))
-    play.want(group_id=1)
-    play.settle()
+    play.join(group_id=1)
     assert play.answers() == [("a/1", BorrowerEndReason.DELETED)]
     assert play.machine.leaders == {}
 
@@ -518,8 +513,7 @@ def test_a_lost_group_is_over_though_its_id_is_higher() -> None:
     """Higher than that of the group that has its name now."""
     play = Play()
     play.store.open_group(Subscription.parse("$share/other/#"))
-    play.want()
-    play.settle()
+    play.join()
     assert play.answers() == [("a/1", 2)]
     fail_over(play, SUBSCRIPTION)
     play.want("b/1")
@@ -538,8 +532,7 @@ def test_a_leader_admits_nobody_of_a_lost_group() -> None:
     play = Play()
     group = play.store.open_group(WANTED, StartingPosition.EARLIEST)
     play.store.claim(group.group_id, OTHER, 60.0)
-    play.want()
-    play.settle()
+    play.join()
     fail_over(play, "$share/secret/#")
     play.want("b/1", subscription="$share/secret/#")
     play.pass_time(1.0)
@@ -597,8 +590,7 @@ def test_after_an_unknown_outcome_it_steps_down() -> None:
     assert play.answers() == [("a/1", BorrowerEndReason.RETRY)]
     assert len(play.waiting(ReleaseLeaderships)) == 1
     play.settle()
-    play.want("a/2", group_id=1, predecessor="a/1")
-    play.settle()
+    play.join("a/2", group_id=1, predecessor="a/1")
     assert 1 in play.machine.leaders, "under a new term, from the rows as they are"
 
 
@@ -608,8 +600,7 @@ def test_an_answer_to_a_former_leader_is_dropped() -> None:
     answer = play.execute(commit)
     play.do(Tick(), SETTINGS.lease_duration_s + 1)
     play.settle()
-    play.want("b/1")
-    play.settle()
+    play.join("b/1")
     leader = play.machine.leaders[1]
     play.do(answer)
     assert play.machine.leaders[1] is leader
@@ -652,8 +643,7 @@ def test_no_answer_is_lost_when_the_trust_is_over() -> None:
 
 def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     play = leading()
-    play.want("b/1", subscription="$share/other/#")
-    play.settle()
+    play.join("b/1", subscription="$share/other/#")
 
     def broken(*_: object) -> None:
         raise AssertionError("the story")
@@ -754,13 +744,11 @@ def test_an_idle_leader_frees_its_claim() -> None:
 
 def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     first = Play()
-    first.want("a/1")
-    first.settle()
+    first.join("a/1")
     second = Play("n2", first.store)
     for number in range(50):
         second.want(f"b/{number}", subscription=f"$share/g{number}/#", group_id=1000)
-    second.want("b/1")
-    second.settle()
+    second.join("b/1")
     first.now = second.now
     second.do(Tick(), SETTINGS.leader_idle_timeout_s + 1)
     second.settle()
