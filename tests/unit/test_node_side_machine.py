@@ -35,9 +35,13 @@ CHANNELS = {"logs": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKi
 INCARNATION = "node-1"
 
 
-def publisher(**limits: int) -> NodeSideMachine:
+def publisher(*names: str, **limits: int) -> NodeSideMachine:
+    """Return a node of which these have subscribed to all logs."""
     settings = SubscriberLimits(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
-    return NodeSideMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+    node = NodeSideMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
+    for name in names:
+        subscribed(node, name, ("logs", None))
+    return node
 
 
 def subscribed(node: NodeSideMachine, name: str, *subjects: tuple[str, str | None]) -> None:
@@ -86,8 +90,7 @@ def test_each_message_comes_once_and_in_order() -> None:
 
 @pytest.mark.conforms("R5")
 def test_messages_are_given_until_acknowledged() -> None:
-    node = publisher()
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a")
     node.publish("logs", "k", "one")
     first = taken(node, "a")
     node.publish("logs", "k", "two")
@@ -127,9 +130,7 @@ def test_a_subscription_gets_the_newest_state() -> None:
 
 @pytest.mark.conforms("R10")
 def test_overflow_turns_into_one_gap_at_its_place() -> None:
-    node = publisher(messages=10)
-    subscribed(node, "slow", ("logs", None))
-    subscribed(node, "fast", ("logs", None))
+    node = publisher("slow", "fast", messages=10)
     node.publish("logs", "k", "first")
     handed_out = taken(node, "slow")
     seen: list[object] = bodies(taken(node, "fast"))
@@ -150,8 +151,7 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
 
 def test_a_gap_that_is_sent_again_counts_once() -> None:
     """Also where nothing comes behind it."""
-    node = publisher(bytes=100)
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a", bytes=100)
     node.publish("logs", "k", "x" * 200)
     first = taken(node, "a")
     assert [type(one.body) for one in first] == [MailboxOverflow]
@@ -161,8 +161,7 @@ def test_a_gap_that_is_sent_again_counts_once() -> None:
 
 @pytest.mark.conforms("R10", "X4")
 def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
-    node = publisher(reply_messages=3, reply_bytes=100)
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a", reply_messages=3, reply_bytes=100)
     for number in range(5):
         node.publish("logs", "k", number)
     node.publish("logs", "k", "x" * 500)
@@ -434,15 +433,13 @@ def test_poll_before_command_and_command_before_poll() -> None:
 
 @pytest.mark.conforms("R6")
 def test_another_incarnation_is_unknown_at_once() -> None:
-    node = publisher()
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a")
     assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), UnknownSubscriber)
 
 
 @pytest.mark.conforms("R7", "R8")
 def test_the_forgotten_are_notified_and_never_revived() -> None:
-    node = publisher()
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a")
     node.poll("a", 0, INCARNATION, now=1, hold_s=5)
     assert node.wake_at == 16
     assert node.expire(now=15.9) == ()
@@ -472,8 +469,7 @@ def test_the_silent_go_and_the_quiet_stay() -> None:
 
 
 def test_acknowledging_the_unsent_ends_the_life() -> None:
-    node = publisher()
-    subscribed(node, "a", ("logs", None))
+    node = publisher("a")
     assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)
     assert node.subscriber_ids == ()
 

@@ -53,9 +53,9 @@ class Harness:
         return self.do(ChangesQueued(changes), now)
 
 
-def opened() -> Harness:
+def opened(limit: int | None = None) -> Harness:
     harness = Harness()
-    harness.do(NotificationSendersOpened(None), 0.0)
+    harness.do(NotificationSendersOpened(limit), 0.0)
     return harness
 
 
@@ -172,16 +172,14 @@ def test_an_older_change_replaces_no_newer_one() -> None:
 
 
 def test_too_long_goes_without_data_or_as_a_hole() -> None:
-    harness = Harness()
-    harness.do(NotificationSendersOpened(300), 0.0)
+    harness = opened(300)
     (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
     assert space == sent("space", 2, space_change("eu", 1))
     assert harness.machine.dropped_change_count == 1
 
 
 def test_many_changes_are_split_at_the_limit() -> None:
-    harness = Harness()
-    harness.do(NotificationSendersOpened(500), 0.0)
+    harness = opened(500)
     outcome = harness.machine.decide(ChangesQueued(tuple(head(number, number) for number in range(100))), 1.0)
     assert all(len(message) <= 500 for message in outcome.sends)
     assert len(outcome.sends) == 10

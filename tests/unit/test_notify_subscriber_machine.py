@@ -87,15 +87,15 @@ def hello(last: int | None = None, publisher: str = "p", incarnation: str = "i",
     return NotificationReceived(NotificationHeartbeat(publisher, incarnation, known, leaving))
 
 
-def steady() -> Harness:
-    """One publisher, known since its beginning, whose last message was number 1; at 10 s."""
+def steady(*events: Event) -> Harness:
+    """One publisher, known since its beginning, whose last message was number 1, and then these events; at 10 s."""
     harness = Harness()
     harness.do(SubscriberStarted(), ListeningStarted(), hello())
     harness.until(9.0)
     harness.reads.clear()
     harness.do(hello())
     harness.until(10.0)
-    harness.do(envelope(1))
+    harness.do(envelope(1), *events)
     return harness
 
 
@@ -177,8 +177,7 @@ def test_what_comes_after_a_message(
     events: list[Event], received: list[int], read: tuple[float, CatchUpCause] | None
 ) -> None:
     """It is handed on at once, and read if something is missing when the window has passed."""
-    harness = steady()
-    harness.do(*events)
+    harness = steady(*events)
     assert harness.received == [1, *received]
     assert harness.until(14.0) == ([] if read is None else [(read[0], frozenset({read[1]}))])
     counters = harness.machine.counters
@@ -189,8 +188,7 @@ def test_what_comes_after_a_message(
 
 @pytest.mark.conforms("D7")
 def test_twice_or_too_late_is_not_handed_on() -> None:
-    harness = steady()
-    harness.do(envelope(1), envelope(3))
+    harness = steady(envelope(1), envelope(3))
     harness.until(11.0)
     harness.do(envelope(2))
     assert harness.received == [1, 3]
@@ -304,16 +302,14 @@ def test_a_thousand_spread_their_reads(loses: str) -> None:
 
 
 def test_doubts_and_wishes_are_read_for() -> None:
-    harness = steady()
-    harness.do(CatchUpRequested("stream"), CatchUpRequested("unknown"))
+    harness = steady(CatchUpRequested("stream"), CatchUpRequested("unknown"))
     assert harness.reads == [(10.0, frozenset({CatchUpCause.REQUESTED}))]
     harness.do(ChangeOrderUnknown("stream"))
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]
 
 
 def test_a_later_gap_needs_a_later_read() -> None:
-    harness = steady()
-    harness.do(envelope(1, publisher="q"))
+    harness = steady(envelope(1, publisher="q"))
     harness.until(10.1)
     harness.do(envelope(1, publisher="r"))
     at = [at for at, _ in harness.until(14.0)]
@@ -322,8 +318,7 @@ def test_a_later_gap_needs_a_later_read() -> None:
 
 def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener_module, "MAX_PUBLISHERS", 10)
-    harness = steady()
-    harness.do(*(hello(publisher=str(number)) for number in range(30)))
+    harness = steady(*(hello(publisher=str(number)) for number in range(30)))
     assert harness.machine.publishers == 10
     harness.do(*(envelope(sequence, publisher="29") for sequence in range(3, 1000, 2)))
     assert (harness.machine.counters.gaps, harness.machine.counters.expired_gaps) == (499, 499 - MAX_GAPS)

@@ -14,11 +14,13 @@ ALL, KEY = ("logs", None), ("logs", "k")
 class Calls:
     """Callbacks that note their names."""
 
-    def __init__(self) -> None:
+    def __init__(self, **subjects: tuple[str, str | None]) -> None:
         self.calls: list[str] = []
         self.callbacks = CallbackRegistry(
             lambda delivery: self.calls.append("own"), lambda lost: self.calls.append("own")
         )
+        for name, subject in subjects.items():
+            self.put(subject, name)
 
     def put(self, subject: tuple[str, str | None], name: str) -> None:
         self.callbacks.register(subject, lambda delivery: self.calls.append(name), lambda lost: self.calls.append(name))
@@ -55,10 +57,7 @@ def test_the_nearest_callback_is_called() -> None:
 
 @pytest.mark.conforms("R10")
 def test_a_gap_is_one_call_of_each_callback() -> None:
-    calls = Calls()
-    calls.put(ALL, "all")
-    calls.put(KEY, "key")
-    calls.put(("price", None), "price")
+    calls = Calls(all=ALL, key=KEY, price=("price", None))
 
     def shared(delivery: SequencedMessage) -> None:
         calls.calls.append("shared")
@@ -71,9 +70,7 @@ def test_a_gap_is_one_call_of_each_callback() -> None:
 
 @pytest.mark.conforms("R9")
 def test_a_loss_is_one_call_of_each_it_names() -> None:
-    calls = Calls()
-    calls.put(ALL, "all")
-    calls.put(KEY, "key")
+    calls = Calls(all=ALL, key=KEY)
     calls.put(("logs", "not in it"), "none")
     calls.callbacks.notify_lost(lost(KEY, ALL, ("logs", "without a callback")))
     assert calls.said() == ["own", "key", "all"]
@@ -83,9 +80,7 @@ def test_a_loss_is_one_call_of_each_it_names() -> None:
 
 @pytest.mark.conforms("R9")
 def test_a_final_loss_forgets_the_subscription() -> None:
-    calls = Calls()
-    calls.put(KEY, "key")
-    calls.put(ALL, "all")
+    calls = Calls(key=KEY, all=ALL)
     calls.callbacks.notify_rejected(KEY, "no")
     assert calls.said() == ["key"]
     assert calls.callbacks.subjects() == (ALL,)
