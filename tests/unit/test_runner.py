@@ -159,9 +159,19 @@ def test_with_the_database_away_it_tries_the_same() -> None:
     assert summary == RunSummary(batches=1, messages=4)
 
 
-def test_a_stream_lost_between_tries_is_dropped() -> None:
-    source, function = Source(2), Function(0)
-    source.on_wait = source.take_away
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_stream_lost_between_tries_is_dropped(ends: bool) -> None:
+    """And a session that ends by then ends the run. What was not done does not count."""
+    source, function = Source(2, 2) if ends else Source(2), Function(0)
+
+    def lose() -> None:
+        if ends:
+            source.trusted, source.is_closed = False, True
+        else:
+            source.take_away()
+
+    source.on_wait = lose
     assert run(source, function, policy=AT_ONCE) == RunSummary(failures=1, lost_batches=1)
     assert (function.called, source.acknowledged) == (1, FIRST), "no call begins on what somebody else has"
 
@@ -186,18 +196,6 @@ def test_no_call_begins_without_trust() -> None:
     assert source.acknowledged == FIRST + 2
     assert begun == [True] * len(begun)
     assert len(begun) > AT_ONCE.max_attempts
-
-
-@pytest.mark.timeout(60)
-def test_a_session_that_ends_ends_the_run() -> None:
-    source, function = Source(2, 2), Function(0)
-
-    def end() -> None:
-        source.trusted, source.is_closed = False, True
-
-    source.on_wait = end
-    assert run(source, function, policy=AT_ONCE) == RunSummary(failures=1, lost_batches=1)
-    assert source.acknowledged == FIRST, "what was not done does not count"
 
 
 @pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])
