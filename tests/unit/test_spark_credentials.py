@@ -126,8 +126,11 @@ def test_an_option_names_no_code(called: None, monkeypatch: pytest.MonkeyPatch) 
             task_url(FROM_OPTION, f"class:{name}")
 
 
-def test_an_address_has_no_secret() -> None:
+def test_what_travels_has_no_secret(called: None) -> None:
     assert parse_url(task_address(SECRET)) == parse_url(ADDRESS)
+    url = task_url(ADDRESS, f"class:{__name__}.from_vault")
+    assert parse_url(url)["password"] == "from-vault"
+    assert b"from-vault" not in pickle.dumps(url)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +205,3 @@ def test_a_driver_has_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("SUBLET_DATABASE_URL", SECRET)
     assert driver_url(None, None, "env") == Secret(SECRET)
     assert parse_url(driver_url("postgresql://ann@host/db", None, "env") or "")["password"] == "s3cret"
-
-
-def test_a_url_does_not_travel(called: None) -> None:
-    assert b"s3cret" not in pickle.dumps(task_url(ADDRESS, f"class:{__name__}.from_vault"))
