@@ -107,10 +107,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
 
 STREAM: list[tuple[dict[str, str], str]] = [
     ({"linger.ms": "5"}, "option 'linger.ms': readStream has none of that name. It has: subscription, "),
-    (
-        {"kafka.bootstrap.servers": "x"},
-        "option 'kafka.bootstrap.servers' is one of Spark's Kafka source: readStream",
-    ),
+    ({"kafka.bootstrap.servers": "x"}, "option 'kafka.bootstrap.servers' is one of Spark's Kafka source: readStream"),
     ({"startingOffsets": "earliest"}, "Kafka source: readStream has startingPosition."),
     ({"subscribe": "orders"}, "Kafka source: readStream has subscription."),
     ({"endingOffsets": "latest"}, "option 'endingOffsets': readStream has none of that name."),
@@ -138,10 +135,7 @@ STREAM: list[tuple[dict[str, str], str]] = [
 ]
 BATCH: list[tuple[dict[str, str], str]] = [
     ({"path": "x"}, "option 'path': read has none of that name. It has: filter, url"),
-    (
-        {"subscription": "$share/g/#"},
-        "option subscription: it is readStream's. History is read without a group. Gi",
-    ),
+    ({"subscription": "$share/g/#"}, "option subscription: it is readStream's. History is read without a group. Gi"),
     ({"SessionName": "a"}, "option sessionName: it is readStream's. History is read without a group. Leave it out"),
     ({"maxoffsetspertrigger": "5"}, "endingPosition says how far to read"),
     ({"nodes": "here:1"}, "option nodes: it is readStream's"),
@@ -163,10 +157,7 @@ BATCH: list[tuple[dict[str, str], str]] = [
     ({"url": "postgresql://x/y", "dataDir": "/z"}, "options url and dataDir: they are two databases"),
 ]
 SINK: list[tuple[dict[str, str], str]] = [
-    (
-        {"path": "x"},
-        "option 'path': write has none of that name. It has: topic, url, dataDir, space, sinkName, bat",
-    ),
+    ({"path": "x"}, "option 'path': write has none of that name. It has: topic, url, dataDir, space, sinkName, bat"),
     ({"checkpointLocation": "x"}, "option 'checkpointLocation': write has none of that name"),
     ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
     ({"batchId": "1"}, "option batchId without sinkName"),
