@@ -419,16 +419,19 @@ def test_agents_do_not_meet_over_borrower_ids() -> None:
 # --- deleted groups ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.conforms("E23")
+@pytest.mark.conforms("E23", "X4")
 def test_a_deleted_group_is_not_made_again() -> None:
+    """Another group's id leads nowhere, too."""
     play = Play()
-    play.want(group_id=9)
-    assert play.requests == [FindOrCreateGroup(WANTED, StartingPosition.EARLIEST, 9)]
-    play.settle()
-    assert play.answers() == [("a/1", BorrowerEndReason.DELETED)]
-    assert play.store.find_group(1) is None
+    secret = play.store.open_group(Subscription.parse("$share/secret/#"))
+    for group_id in (9, secret.group_id):
+        play.want(group_id=group_id)
+        assert play.requests == [FindOrCreateGroup(WANTED, StartingPosition.EARLIEST, group_id)]
+        play.settle()
+        assert play.answers() == [("a/1", BorrowerEndReason.DELETED)]
+        assert (play.store.find_live_group(WANTED), play.machine.leaders) == (None, {})
     play.join("b/1")
-    assert play.answers() == [("b/1", 1)]
+    assert play.answers() == [("b/1", 2)]
 
 
 @pytest.mark.conforms("E23")
@@ -477,15 +480,6 @@ def test_one_group_too_many_comes_later(monkeypatch: pytest.MonkeyPatch) -> None
     play.do(wanted)
     play.settle()
     assert play.answers() == [("a/1", 1)]
-
-
-@pytest.mark.conforms("X4")
-def test_another_groups_id_leads_nowhere() -> None:
-    play = Play()
-    play.store.open_group(Subscription.parse("$share/secret/#"))
-    play.join(group_id=1)
-    assert play.answers() == [("a/1", BorrowerEndReason.DELETED)]
-    assert play.machine.leaders == {}
 
 
 def fail_over(play: Play, first: str) -> None:

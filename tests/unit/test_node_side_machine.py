@@ -432,7 +432,7 @@ def test_poll_before_command_and_command_before_poll() -> None:
 def test_another_incarnation_is_unknown_at_once() -> None:
     node = publisher("a")
     assert isinstance(node.poll("a", 0, "node-0", now=0, hold_s=5), UnknownSubscriber)
-    assert node.subscriber_ids == ("a",)
+    assert list(node.subscriber_ids) == ["a"]
     assert isinstance(node.poll("a", 5, INCARNATION, now=0, hold_s=5), UnknownSubscriber)
     assert node.subscriber_ids == (), "it acknowledges what was never sent"
 
