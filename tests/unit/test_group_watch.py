@@ -242,13 +242,10 @@ def test_who_leads_reports_who_is_connected() -> None:
     )
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])
-def test_what_is_no_question_is_refused(payload: bytes) -> None:
-    with pytest.raises(UsageError):
-        parse_leader_query(GroupEventPayload(payload))
-
-
 def test_a_question_names_a_subscription() -> None:
+    for payload in (b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'):
+        with pytest.raises(UsageError):
+            parse_leader_query(GroupEventPayload(payload))
     assert parse_leader_query(GroupEventPayload(b'{"watch": "$shared/g/#"}')) == WANTED
     assert parse_leader_query(GroupEventPayload(b'{"watch": "$share/a\\u001b/#"}')).group == "a\x1b", (
         "a group of old may be named so"
