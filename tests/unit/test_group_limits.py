@@ -43,10 +43,9 @@ def shared() -> Bench:
 def reports(bench: Bench, stream_id: int, beyond: int) -> list[ToLeader]:
     doubt = InDoubtRange(bench.grant_id(stream_id), 0, beyond, 60.0)
     progress, final = bench.said(beyond, stream_id, final=False), bench.said(beyond, stream_id)
-    reported = (progress, final, replace(progress, position=1, in_doubt=doubt))
-    reported += (replace(final, position=1, delivered_end=beyond),)
+    odd = replace(progress, position=1, in_doubt=doubt), replace(final, position=1, delivered_end=beyond)
     return [
-        *(UpdateProgress(BORROWER, bench.term, (each,)) for each in reported),
+        *(UpdateProgress(BORROWER, bench.term, (each,)) for each in (progress, final, *odd)),
         *(Disconnect(BORROWER, bench.term, (each,)) for each in (final, progress)),
     ]
 
