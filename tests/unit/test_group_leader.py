@@ -368,19 +368,6 @@ def test_a_holder_that_starts_again_is_revoked_too() -> None:
     assert bench.forced()
 
 
-@pytest.mark.conforms("E11", "E18", "E28")
-def test_a_balance_revoke_waits_for_the_batch() -> None:
-    """Of half of the streams, and of those only that have been held long enough."""
-    bench = granted(4)
-    bench.join(OTHER)
-    before = bench.holders()
-    bench.pass_time(1.0, BORROWER, OTHER)
-    assert bench.received(Revoke) == []
-    bench.pass_time(300.0, BORROWER, OTHER)
-    assert len({r.stream_id for r in bench.received(Revoke)}) == 2
-    assert bench.holders() == before
-
-
 def test_an_evicted_borrowers_final_progress_counts() -> None:
     bench = granted()
     bench.revoke()
@@ -667,21 +654,6 @@ def test_messages_of_another_grant_write_nothing() -> None:
     assert bench.entries == []
     bench.leave(StreamProgress(1, bench.grant_id() - 1, 50, True))
     assert bench.entries == [ReleaseStream(1, bench.grant_id(), 0, "its borrower does not have it")]
-
-
-@pytest.mark.conforms("E17")
-def test_a_late_confirmation_ends_no_later_grant() -> None:
-    bench = granted()
-    first = bench.grant_id()
-    bench.revoke()
-    bench.settle()
-    bench.save(5, final=True)
-    bench.share(BORROWER)
-    assert bench.grant_id() > first
-    bench.finished(grant_id=first)
-    bench.sent.clear()
-    bench.save(7)
-    assert [saved.position for saved in bench.received(ProgressSaved)] == [7]
 
 
 @pytest.mark.conforms("E11")
