@@ -1,4 +1,4 @@
-"""One node's claims: claim, renew, lose, release, wait, by example, and its table, of which each pair leads where it says
+"""One node's claims: claim, renew, lose, release, wait, and the table, of which each pair leads where it says,
 and what it leaves out is never asked. Lease 10 s, renewal 3 s, margin 1 s, retry 1 s.
 """
 
