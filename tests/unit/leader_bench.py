@@ -18,6 +18,7 @@ from sublet_leader.group.events import (
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -51,6 +52,8 @@ EPOCH_US = 1_700_000_000_000_000
 SUBSCRIPTION = Subscription.parse("$share/bench/#")
 AGENT, BORROWER = "a", "a/1"
 HEAD = 100
+HOLD_S = 60.0
+"""For how long what a session has planned is reserved for it."""
 
 M = TypeVar("M")
 
@@ -188,6 +191,12 @@ class Bench:
     ) -> None:
         """Progress under the grant in force."""
         self.report(self.said(position, stream_id, final=final, **more), borrower_id=borrower_id)
+
+    def plan(self, borrower_id: str = BORROWER) -> InDoubtRange:
+        """Its session plans a part of its stream, which is in doubt from then on."""
+        doubt = InDoubtRange(self.grant_id(), 2, 5, HOLD_S)
+        self.progress(2, borrower_id=borrower_id, in_doubt=doubt)
+        return doubt
 
     def save(self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER) -> None:
         """Progress that is written."""

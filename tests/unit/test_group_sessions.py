@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,49 +16,85 @@ from sublet_protocol.messages.borrower_leader import (
     Revoke,
     StreamProgress,
 )
-from sublet_storage.groups.model.records import GroupOptions, StartingPosition
-from tests.unit.leader_bench import Bench, granted
+from sublet_storage.groups.model.records import GroupOptions, LendingStatus, StartingPosition
+from tests.unit.leader_bench import HOLD_S, Bench, granted
 
-EXPIRY_S = 60.0
-STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=EXPIRY_S)
+STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=HOLD_S)
 
 
-def test_one_that_returns_in_time_gets_its_own_back() -> None:
-    bench = Bench(4, options=STABLE)
-    bench.named("a/1", "one")
-    bench.named("b/1", "two", 2)
-    bench.pass_time(bench.settings.min_grant_duration_s + 1, "a/1", "b/1")
-    own = bench.streams_of("a/1")
+def left() -> Bench:
+    """A session has left, in a group that reserves its stream for its return."""
+    bench = Bench(options=STABLE)
+    bench.named("a/1", "etl")
     bench.hand_over("a/1")
-    bench.pass_time(EXPIRY_S / 2, "b/1")
-    assert own.isdisjoint(bench.holders()), "kept, although another member could take them"
-    bench.named("c/1", "one", 3)
-    assert bench.streams_of("c/1") == own
+    return bench
 
 
+def lost() -> Bench:
+    """A session has planned and was lost, which reserves its stream in any group."""
+    bench = Bench()
+    bench.named("a/1", "etl")
+    bench.plan()
+    bench.settle()
+    bench.pass_time(bench.settings.eviction_timeout_s + 1)
+    assert bench.row().status is LendingStatus.RESERVED
+    return bench
+
+
+RESERVED = pytest.mark.parametrize("reserve", [left, lost])
+
+
+@pytest.mark.conforms("E26", "E27")
+@RESERVED
 @pytest.mark.parametrize("is_led_anew", [False, True])
-def test_what_is_reserved_is_given_away_in_time(is_led_anew: bool) -> None:
-    """A successor of the leader keeps it as well."""
-    bench = Bench(2, options=STABLE)
-    bench.named("a/1", "one")
-    bench.hand_over("a/1")
+@pytest.mark.parametrize("after_s", [0.0, HOLD_S / 2])
+def test_one_that_returns_in_time_gets_its_own_back(
+    reserve: Callable[[], Bench], is_led_anew: bool, after_s: float
+) -> None:
+    """With what it had planned; at once also of a new leader, as who has left begins no more calls."""
+    bench = reserve()
+    before = bench.row()
     if is_led_anew:
         bench.lead()
-    bench.named("b/1", "two", 2)
-    bench.pass_time(EXPIRY_S - 2, "b/1")
+    bench.named("b/1", "other")
+    bench.pass_time(after_s, "b/1")
+    assert bench.holders() == {}, "kept, although another member could take it"
+    bench.sent.clear()
+    bench.named("c/1", "etl", 2)
+    (grant,) = bench.received(Grant)
+    assert (grant.borrower_id, grant.position, grant.in_doubt) == ("c/1", before.position, before.in_doubt)
+    assert grant.grant_id > before.grant_id
+
+
+@pytest.mark.conforms("E26")
+@RESERVED
+@pytest.mark.parametrize("is_led_anew", [False, True])
+def test_what_is_reserved_is_given_away_in_time(reserve: Callable[[], Bench], is_led_anew: bool) -> None:
+    """A successor of the leader keeps it as long."""
+    bench = reserve()
+    before = bench.row()
+    if is_led_anew:
+        bench.lead()
+    bench.named("b/1", "other")
+    bench.pass_time(HOLD_S - 2, "b/1")
     assert bench.holders() == {}
     bench.pass_time(3, "b/1")
-    assert bench.holders() == {1: "b/1", 2: "b/1"}
+    assert bench.holders() == {1: "b/1"}
+    assert {(grant.position, grant.in_doubt) for grant in bench.received(Grant, "b")} == {(before.position, None)}
 
 
-def test_a_new_leader_gives_back_at_once() -> None:
-    """Who has left begins no more calls."""
-    bench = Bench(2, options=STABLE)
-    bench.named("a/1", "one")
-    bench.hand_over("a/1")
-    bench.lead()
-    bench.named("b/1", "one", 2)
-    assert bench.holders() == {1: "b/1", 2: "b/1"}
+@RESERVED
+def test_what_was_being_granted_stays_reserved(reserve: Callable[[], Bench]) -> None:
+    """Its session was lost meanwhile: it waits for the session's next return."""
+    bench = reserve()
+    before = bench.row()
+    bench.join("a/2", session="etl", session_epoch=2)
+    bench.debounce()
+    assert [type(entry).__name__ for entry in bench.entries] == ["GrantStream"]
+    bench.evict()
+    bench.settle()
+    bench.named("b/1", "other", 3)
+    assert (bench.holders(), bench.row().status, bench.row().in_doubt) == ({}, before.status, before.in_doubt)
 
 
 def test_what_is_taken_from_one_that_stays_is_free() -> None:
@@ -70,20 +107,6 @@ def test_what_is_taken_from_one_that_stays_is_free() -> None:
     bench.save(3, revoke.stream_id, final=True, borrower_id="a/1")
     bench.share("a/1", "b/1")
     assert set(bench.holders().values()) == {"a/1", "b/1"}, "else it would go back for ever"
-
-
-def test_what_was_being_granted_stays_reserved() -> None:
-    bench = Bench(1, options=STABLE)
-    bench.named("a/1", "one")
-    bench.hand_over("a/1")
-    bench.join("a/2", session="one", session_epoch=2)
-    bench.debounce()
-    assert [type(entry).__name__ for entry in bench.entries] == ["GrantStream"]
-    bench.evict()
-    bench.settle()
-    assert bench.holders() == {}
-    bench.named("b/1", "two", 3)
-    assert bench.holders() == {}, "it waits for the session's next return"
 
 
 def test_history_records_why_a_grant_ended() -> None:
