@@ -30,6 +30,7 @@ from sublet_protocol.messages.feed_messages import (
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from tests.unit.test_arrow_batch_decoder import message
 
 
 def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:
@@ -42,15 +43,6 @@ def stored(count: int = 3, **fields: Any) -> bytes:
     return payload
 
 
-def compressed(batch: pa.RecordBatch) -> bytes:
-    """The batch's message out of a compressed stream, behind the schema's."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(batch)
-    entire: bytes = sink.getvalue().to_pybytes()
-    return entire[batch.schema.serialize().size :]
-
-
 def test_a_plain_batch_is_read() -> None:
     """Whatever its topics are: those are for the routes to refuse."""
     assert decode_batch(stored(topic="a/+")) == record_batch(topic="a/+")
@@ -58,7 +50,7 @@ def test_a_plain_batch_is_read() -> None:
 
 @pytest.mark.conforms("X4")
 def test_a_batch_that_grows_by_being_read_is_refused() -> None:
-    bomb = compressed(record_batch(2, value=b"\0" * 500_000))
+    bomb = message(record_batch(2, value=b"\0" * 500_000), "zstd")
     assert len(bomb) < 3000
     with pytest.raises(MalformedMessage, match="compressed"):
         decode_batch(bomb)

@@ -624,18 +624,6 @@ def test_what_a_successor_does_not_name_goes_back() -> None:
     assert (bench.holders(), bench.row(2).position, bench.forced()) == ({1: "a/2"}, 6, [])
 
 
-@pytest.mark.conforms("E31")
-def test_one_born_leaving_is_given_nothing() -> None:
-    bench = granted(2)
-    bench.lead()
-    bench.join("a/2", predecessor=BORROWER, leaving=True, reclaim=(bench.held(1, 5), bench.held(2, 6)))
-    bench.leave(bench.said(7, 1), bench.said(8, 2), borrower_id="a/2")
-    bench.settle()
-    bench.pass_time(1.0, "a/2")
-    assert (bench.holders(), [bench.row(s).position for s in (1, 2)]) == ({}, [7, 8])
-    assert bench.ends() == [BorrowerEndReason.DONE]
-
-
 # --- the past, and strangers ------------------------------------------------------------------------------------------
 
 
