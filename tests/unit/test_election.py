@@ -79,15 +79,13 @@ def test_a_claim_that_is_ours_leads() -> None:
 
 @pytest.mark.conforms("E14")
 def test_trust_counts_from_the_start_of_the_attempt() -> None:
-    """Of the claim, and of each renewal: not from when its answer comes."""
-    machine = election()
-    play(machine, (0.0, StartCampaign(5)), (8.0, won(5, 0.0)))
-    assert machine.trusted_term(5, 8.9) == 100
-    assert machine.trusted_term(5, 9.0) is None
-    machine = leading(5)
-    play(machine, (3.0, Tick()), (8.0, RenewCompleted(3.0, frozenset({5}))))
-    assert machine.trusted_term(5, 11.9) == 100
-    assert machine.trusted_term(5, 12.0) is None
+    """Of the claim, and of each renewal that succeeds: not from when its answer comes."""
+    claimed, renewed, failed = election(), leading(5), leading(5)
+    play(claimed, (0.0, StartCampaign(5)), (8.0, won(5, 0.0)))
+    play(renewed, (3.0, Tick()), (8.0, RenewCompleted(3.0, frozenset({5}))))
+    play(failed, (3.0, Tick()), (8.0, RenewCompleted(3.0, None)))
+    for machine, until in ((claimed, 9.0), (renewed, 12.0), (failed, 9.0)):
+        assert [machine.trusted_term(5, at) for at in (until - 0.1, until)] == [100, None]
 
 
 @pytest.mark.conforms("E14")
@@ -115,14 +113,6 @@ def test_all_leaderships_renew_in_one_batch() -> None:
     assert machine.decide(Tick(), 3.0).renew == {5: 100, 6: 100}
     assert machine.decide(Tick(), 7.0).renew == {}
     assert machine.decide(RenewCompleted(3.0, frozenset({5, 6})), 7.1).renew == {5: 100, 6: 100}
-
-
-def test_a_failed_renewal_is_tried_again() -> None:
-    machine = leading(5)
-    outcome = play(machine, (3.0, Tick()), (3.5, RenewCompleted(3.0, None)))
-    assert outcome == ElectionOutcome(wake_at=4.5)
-    assert machine.decide(Tick(), 4.5).renew == {5: 100}
-    assert machine.trusted_term(5, 8.9) == 100
 
 
 @pytest.mark.conforms("E13")
@@ -180,17 +170,33 @@ def test_wanted_again_the_claim_comes_sooner() -> None:
     assert machine.decide(StartCampaign(5), 5.0).claims == (5,)
 
 
+CLAIMED, LED = (0.0, StartCampaign(5)), (0.1, won(5, 0.0))
+
+
 @pytest.mark.parametrize(
-    ("answer", "wake_at"),
-    [(beaten(5, 0.0, remaining_s=-3.0), 1.0), (ClaimCompleted(5, 0.0, None, jitter_s=0.1), 1.2)],
-    ids=["just run out", "failed"],
+    ("steps", "wake_at", "again"),
+    [
+        ((CLAIMED, (0.1, beaten(5, 0.0, remaining_s=-3.0))), 1.0, ElectionOutcome(claims=(5,))),
+        ((CLAIMED, (0.1, ClaimCompleted(5, 0.0, None, jitter_s=0.1))), 1.2, ElectionOutcome(claims=(5,))),
+        ((CLAIMED, LED, (3.0, Tick()), (3.5, RenewCompleted(3.0, None))), 4.5, ElectionOutcome(renew={5: 100})),
+        (
+            (CLAIMED, LED, (1.0, Resign(5)), (1.5, ReleaseCompleted({5: 100}, is_done=False))),
+            2.5,
+            ElectionOutcome(release={5: 100}),
+        ),
+    ],
+    ids=["claim just run out", "claim", "renewal", "release"],
 )
-def test_a_claim_is_tried_again_and_does_not_spin(answer: ClaimCompleted, wake_at: float) -> None:
+def test_what_failed_is_tried_again(
+    steps: tuple[tuple[float, Event], ...], wake_at: float, again: ElectionOutcome
+) -> None:
+    """After a while: it does not spin."""
     machine = election()
-    outcome = play(machine, (0.0, StartCampaign(5)), (0.1, answer))
-    assert outcome.claims == ()
+    outcome = play(machine, *steps)
+    assert (outcome.claims, outcome.renew, outcome.release) == ((), {}, {})
     assert outcome.wake_at == pytest.approx(wake_at)
-    assert machine.decide(Tick(), wake_at + 0.001).claims == (5,)
+    found = machine.decide(Tick(), wake_at + 0.001)
+    assert (found.claims, found.renew, found.release) == (again.claims, again.renew, again.release)
 
 
 @pytest.mark.conforms("E22")
@@ -205,13 +211,6 @@ def test_giving_up_releases_and_forgets(is_wanted_again: bool) -> None:
     assert machine.decide(RELEASED, 1.1).claims == (5,) * is_wanted_again
     assert machine.is_busy() == is_wanted_again
     assert machine.decide(Tick(), 3.0) == ElectionOutcome(), "nothing is renewed any more"
-
-
-def test_a_failed_release_is_tried_again() -> None:
-    machine = leading(5)
-    outcome = play(machine, (1.0, Resign(5)), (1.5, ReleaseCompleted({5: 100}, is_done=False)))
-    assert outcome.wake_at == 2.5
-    assert machine.decide(Tick(), 2.5).release == {5: 100}
 
 
 @pytest.mark.conforms("E15")
