@@ -313,14 +313,6 @@ def test_a_refused_subscription_is_not_declared_again() -> None:
     assert harness.last(SendCommands).commands == (Subscribe("logs", "k"),)
 
 
-def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
-    harness = connected()
-    harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
-    assert harness.last(ReportConnectionLost).is_final
-    assert harness.do(Subscribe("logs", "x"), MessageToNode("y"), Tick()) == []
-    assert harness.wake_at is None
-
-
 @pytest.mark.conforms("X4")
 def test_the_queue_is_bounded() -> None:
     harness = connected()
@@ -360,16 +352,17 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_a_final_loss_is_reported_after_a_loss() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_peer_that_refuses_us_is_not_asked_again(is_lost: bool) -> None:
+    """That final loss is reported also after a loss."""
     harness = connected(("logs", "k"))
-    harness.lose()
-    harness.wait()
+    if is_lost:
+        harness.lose()
+        harness.wait()
     harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
-    assert [(one.reason, one.is_final) for one in harness.all(ReportConnectionLost)] == [
-        (ConnectionLostReason.UNREACHABLE, False),
-        (ConnectionLostReason.REJECTED, True),
-    ]
-    assert harness.machine.find_leaks() == ()
+    assert harness.losses() == [ConnectionLostReason.UNREACHABLE] * is_lost + [ConnectionLostReason.REJECTED]
+    assert [one.is_final for one in harness.all(ReportConnectionLost)] == [False] * is_lost + [True]
+    assert (harness.machine.find_leaks(), harness.do(MessageToNode("y"), Tick()), harness.wake_at) == ((), [], None)
     lost = ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("logs", "x"),))
     assert harness.do(Subscribe("logs", "x")) == [ReportConnectionStillLost(lost)]
 

@@ -66,6 +66,7 @@ GRANT = Grant(ME, TERM, 5, 50, 10, 1, 0, 99, "#", grant_key=GRANT_KEY)
 CONNECTED = LeaderConnectResponse(ME, TERM, GROUP)
 REVOKE = Revoke(ME, TERM, 5, 50)
 FINISHED = RevokeFinished(ME, TERM, 5, 50)
+SAVED = GrantEndOutcome.SAVED
 
 M = TypeVar("M")
 
@@ -396,19 +397,21 @@ def test_a_revoked_stream_is_removed_and_confirmed(reason: GrantEndOutcome) -> N
         assert play.said(RevokeFinished) == [FINISHED]
 
 
-@pytest.mark.conforms("E7")
-def test_a_revoke_overtakes_its_grant() -> None:
-    """What it does not hold is answered revoke_finished, and a grant that comes later is over."""
-    play = connected()
-    for message in (REVOKE, GRANT):
-        assert play.receive(message).updates == ()
-        assert play.said(RevokeFinished) == [FINISHED]
-
-
-@pytest.mark.conforms("E10")
-def test_a_grant_that_is_over_does_not_come_back() -> None:
-    play = connected(GRANT)
-    play.receive(Revoked(ME, TERM, 5, 50, GrantEndOutcome.SAVED))
+@pytest.mark.conforms("E7", "E10")
+@pytest.mark.parametrize(
+    ("begin", "end", "updates"),
+    [
+        (connected, REVOKE, ()),
+        (lambda: connected(GRANT), Revoked(ME, TERM, 5, 50, SAVED), (StreamRemoved(5, 50, SAVED),)),
+    ],
+    ids=["a revoke overtakes it", "revoked"],
+)
+def test_a_grant_that_is_over_does_not_come_back(
+    begin: Callable[[], Play], end: ToBorrower, updates: tuple[StreamRemoved, ...]
+) -> None:
+    """Its end is confirmed each time."""
+    play = begin()
+    assert (play.receive(end).updates, play.said(RevokeFinished)) == (updates, [FINISHED])
     for grant_id in (50, 49):
         assert play.receive(dataclasses.replace(GRANT, grant_id=grant_id)).updates == ()
         assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, grant_id)]
@@ -449,14 +452,16 @@ def test_messages_for_another_identity_have_no_effect(kind: str, change: dict[st
     assert found == (BorrowedStreamStatus.GRANTED, -1, GOOD_S)
 
 
-@pytest.mark.conforms("E10", "E17")
-def test_progress_under_an_old_grant_is_not_reported() -> None:
-    play = connected(dataclasses.replace(GRANT, grant_id=60))
-    assert play.do(ProgressReported(5, 50, 99, is_final=True), 0.5).sends == ()
-    assert (play.stream.position, play.stream.is_final) == (10, False)
-
-
 # --- progress (REPORT_PROGRESS, MARK_SAVED) ---------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("E10", "E17")
+@pytest.mark.parametrize("late", [ProgressReported(5, 50, 15), ProgressReported(5, 49, 99, is_final=True)])
+def test_progress_never_goes_back_nor_to_an_old_grant(late: ProgressReported) -> None:
+    play = connected(GRANT)
+    play.do(ProgressReported(5, 50, 20), 0.5)
+    assert play.do(late, 0.6).sends == ()
+    assert (play.stream.position, play.stream.is_final) == (20, False)
 
 
 def test_progress_is_reported_no_oftener_than_is_set() -> None:
@@ -524,14 +529,6 @@ def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     assert (stream.in_doubt, stream.is_settled) == (doubt, False)
     play.do(ProgressReported(5, 50, 20), 2.5)
     assert play.reported() == [StreamProgress(5, 50, 20, in_doubt=doubt)]
-
-
-@pytest.mark.conforms("E17")
-def test_progress_never_goes_back() -> None:
-    play = connected(GRANT)
-    play.do(ProgressReported(5, 50, 20), 0.5)
-    assert play.do(ProgressReported(5, 50, 15), 0.6).sends == ()
-    assert play.stream.position == 20
 
 
 # --- leaving (LEAVE, COLLECT_FINAL, SEND_DISCONNECT) ------------------------------------------------------------------

@@ -156,35 +156,26 @@ def test_the_newer_process_of_a_name_fences_the_older() -> None:
 
 
 @pytest.mark.conforms("E30")
-def test_the_older_process_of_a_name_never_comes_back() -> None:
+@pytest.mark.parametrize("has_left", [False, True])
+def test_the_older_process_of_a_name_never_comes_back(has_left: bool) -> None:
+    """Nor when the newer has left and others have its streams; the newer itself may."""
     bench = Bench(2)
     bench.named("a/1", "worker", 1)
     bench.named("b/1", "worker", 2)
+    if has_left:
+        bench.hand_over("b/1")
+        bench.named("c/1", "another", 3)
+        assert bench.holders() == {1: "c/1", 2: "c/1"}
     for borrower_id in ("a/2", "a/3"):
         bench.sent.clear()
         bench.join(borrower_id, session="worker", session_epoch=1)
         assert bench.ends() == [BorrowerEndReason.FENCED]
-    bench.lead()
-    bench.join("a/4", session="worker", session_epoch=1, reclaim=())
-    assert bench.ends() == [BorrowerEndReason.FENCED], "the next leader reads it in the rows"
+    if not has_left:
+        bench.lead()
+        bench.join("a/4", session="worker", session_epoch=1, reclaim=())
+        assert bench.ends() == [BorrowerEndReason.FENCED], "the next leader reads it in the rows"
     bench.named("b/2", "worker", 2)
     assert bench.leader.members.get("b/2") is not None
-
-
-@pytest.mark.conforms("E30")
-def test_the_older_stays_out_when_the_newer_has_left() -> None:
-    """Even when others have its streams."""
-    bench = Bench(2)
-    bench.named("a/1", "worker", 1)
-    bench.named("b/1", "worker", 2)
-    bench.hand_over("b/1")
-    bench.named("c/1", "another", 3)
-    assert bench.holders() == {1: "c/1", 2: "c/1"}
-    bench.sent.clear()
-    bench.join("a/2", session="worker", session_epoch=1)
-    assert bench.ends() == [BorrowerEndReason.FENCED]
-    bench.named("b/2", "worker", 2)
-    assert bench.leader.members.get("b/2") is not None, "the newer itself may"
 
 
 @pytest.mark.conforms("X4")
@@ -320,35 +311,26 @@ def test_a_meter_goes_on_under_the_next_grant() -> None:
 
 
 @pytest.mark.conforms("E30")
-def test_a_locked_grant_is_not_for_the_fenced() -> None:
-    bench = Bench()
-    bench.store.locked.add((1, 1))
-    bench.join("a/1", session="worker", session_epoch=1)
-    bench.debounce()
-    bench.commit()
-    bench.join("b/1", session="worker", session_epoch=2)
-    bench.pass_time(1.0, "b/1")
-    bench.store.locked.clear()
-    bench.pass_time(2.0, "b/1")
-    assert bench.holders() == {1: "b/1"}
-    assert [line.borrower_id for line in bench.history("grant")] == ["b/1"]
-
-
-@pytest.mark.conforms("E30")
 @pytest.mark.parametrize("is_replaced", [False, True])
-@pytest.mark.parametrize("fails_first", [False, True])
-def test_an_unwritten_grant_is_not_for_the_fenced(fails_first: bool, is_replaced: bool) -> None:
+@pytest.mark.parametrize("trouble", ["locked", "failed", "fails later"])
+def test_an_unwritten_grant_is_not_for_the_fenced(trouble: str, is_replaced: bool) -> None:
     bench = Bench(2)
+    if trouble == "locked":
+        bench.store.locked |= {(1, 1), (1, 2)}
     bench.join("a/1", session="worker", session_epoch=1)
     bench.debounce()
     assert len(bench.entries) == 2
-    if fails_first:
+    if trouble == "locked":
+        bench.commit()
+    elif trouble == "failed":
         bench.fail()
     if is_replaced:
         bench.join("a/2", session="worker", session_epoch=1, predecessor="a/1", borrower_number=2)
     bench.join("b/1", session="worker", session_epoch=2)
-    if not fails_first:
+    if trouble == "fails later":
         bench.fail()
     bench.pass_time(bench.settings.resend_interval_s + 1.0, "b/1")
+    bench.store.locked.clear()
+    bench.pass_time(2.0, "b/1")
     assert bench.holders() == {1: "b/1", 2: "b/1"}
     assert {line.borrower_id for line in bench.history("grant")} == {"b/1"}
