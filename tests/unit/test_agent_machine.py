@@ -51,13 +51,11 @@ class Play:
             self.do(NodesDiscovered(nodes))
 
     def do(self, event: AgentEvent, at: float | None = None) -> AgentOutcome:
-        """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
         return self.last
 
     def receive(self, message: ToBorrower, at: float | None = None, node: str = "n1:1") -> AgentOutcome:
-        """A message from a node."""
         return self.do(NodeMessageReceived(node, message), at)
 
     def wanted(self) -> list[tuple[str, LeaderWanted]]:

@@ -85,13 +85,11 @@ class Play:
         return self.last
 
     def do(self, event: Event, at: float | None = None) -> BorrowerOutcome:
-        """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
         return self.last
 
     def receive(self, message: ToBorrower, at: float | None = None, node: str = NODE) -> BorrowerOutcome:
-        """A message from a node."""
         return self.do(LeaderMessageReceived(node, message), at)
 
     def said(self, kind: type[M]) -> list[M]:
