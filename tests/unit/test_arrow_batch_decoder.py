@@ -284,15 +284,6 @@ def test_a_page_is_bounded_all_together(monkeypatch: pytest.MonkeyPatch) -> None
         decode_stream(page(one), BLOCK_SCHEMA)
 
 
-def test_encoded_blocks_of_all_shapes_are_read() -> None:
-    for count in (1, 3, 100):
-        for columns in ({}, {"key": b"k"}, {"epoch": [7, 8]}, {"headers": [{"key": "h", "value": None}]}):
-            given = batch(count, **{name: [each] * count for name, each in columns.items()})
-            for compression in ("none", "lz4", "zstd"):
-                codec, payload = encode(given, compression)
-                assert decode_block(codec, payload, 1, count, count).equals(given)
-
-
 def test_many_runs_are_read() -> None:
     """They are as large as their messages, whatever the product of runs and messages is."""
     count, of_each = MAX_BLOCK_MESSAGES, 50
