@@ -13,7 +13,6 @@ from sublet_leader.group.grant_transitions import TRANSITIONS, GrantAction, Gran
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (
     Grant,
-    GrantEndOutcome,
     LeaderConnectResponse,
     ProgressSaved,
     Revoke,
@@ -249,14 +248,3 @@ def test_what_cannot_happen_is_explained(status: GrantStatus, kind: GrantTransit
     with pytest.raises(AssertionError, match=rf"the table says that this cannot happen.*stream_id=1.*{kind.value}"):
         assignments.apply_event(assignment, kind, 1.0)
     assert assignment.status is status
-
-
-@pytest.mark.conforms("E8", "E11")
-@pytest.mark.parametrize(("last", "reason"), [(True, GrantEndOutcome.SAVED), (False, GrantEndOutcome.LOST)])
-def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantEndOutcome) -> None:
-    bench = granted()
-    bench.leave(bench.said(5, final=last))
-    bench.settle()
-    assert [m.reason for m in bench.received(Revoked)] == [reason]
-    assert bench.row().position == 5
-    assert len(bench.forced()) == (not last)
