@@ -23,6 +23,7 @@ from sublet_storage.log.arrow_batch_decoder import (
 )
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
+from tests.unit.test_block import offsets_elsewhere
 
 pytestmark = pytest.mark.conforms("X7")
 
@@ -248,10 +249,7 @@ def test_a_page_is_read() -> None:
     assert decode_messages(page(one, two)) == pa.Table.from_batches([one, two])
 
 
-def _elsewhere(count: int = 300) -> bytes:
-    good = delivered(count, value=b"x" * 10)
-    offsets = good.column("value").buffers()[1].to_pybytes()
-    return page(good).replace(offsets, offsets[:4] + struct.pack("<i", 1 << 30) + offsets[8:])
+LONG = delivered(300, value=b"x" * 10)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +257,7 @@ def _elsewhere(count: int = 300) -> bytes:
     [
         (b"", "page whose Arrow cannot be read"),
         (b"no arrow", "page whose Arrow cannot be read"),
-        (_elsewhere(), "page whose Arrow cannot be read"),
+        (offsets_elsewhere(page(LONG), LONG), "page whose Arrow cannot be read"),
         (page(delivered())[: len(page(delivered())) // 2], "page whose Arrow cannot be read"),
         (message(delivered()), "first message is not"),
         (page(delivered())[:-8] + page(delivered())[:-8], "'schema', and not a record batch"),

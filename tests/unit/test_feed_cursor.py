@@ -8,7 +8,8 @@ from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptan
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed_messages import FeedPage
 
-ADVANCED, STALE, GAP, HEARTBEAT = (FeedPageAcceptance[name] for name in ("ADVANCED", "STALE", "GAP", "HEARTBEAT"))
+ADVANCED, STALE = FeedPageAcceptance.ADVANCED, FeedPageAcceptance.STALE
+GAP, HEARTBEAT = FeedPageAcceptance.GAP, FeedPageAcceptance.HEARTBEAT
 
 
 @pytest.fixture
