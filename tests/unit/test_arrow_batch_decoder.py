@@ -11,7 +11,7 @@ import pytest
 from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.log import arrow_batch_decoder, column_encoding
+from sublet_storage.log import arrow_batch_decoder
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
@@ -22,7 +22,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     decode_stream,
 )
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, get_runs_flag, stored_schema
 from tests.unit.test_block import offsets_elsewhere
 
 pytestmark = pytest.mark.conforms("X7")
@@ -52,14 +52,9 @@ def decode(flags: int, payload: bytes, count: int) -> pa.RecordBatch:
     return decode_block(encode_codec(0, flags), payload, 1, count, count)
 
 
-def flags_of(**stored: str) -> int:
-    """Of columns that are stored as runs, or absent."""
-    return sum(1 << column_encoding._FLAGS.index((kind, name)) for name, kind in stored.items())
-
-
 def runs(stored: pa.RecordBatch, **columns: pa.Array) -> tuple[int, pa.RecordBatch]:
     """The batch with these columns as they are stored."""
-    flags = flags_of(**dict.fromkeys(columns, "runs"))
+    flags = sum(map(get_runs_flag, columns))
     arrays = [columns.get(name, stored.column(name)) for name in BLOCK_SCHEMA.names]
     return flags, pa.RecordBatch.from_arrays(arrays, schema=stored_schema(flags))
 
