@@ -82,15 +82,6 @@ def test_a_grant_that_ends_anyway_ends_once() -> None:
     assert [type(change) for change in written if change.stream_id == stream_id] == [AdvancePosition, ForceRelease]
 
 
-def test_a_report_at_the_head_is_good() -> None:
-    bench = shared()
-    (stream_id,) = bench.streams_of(BORROWER)
-    doubt = InDoubtRange(bench.grant_id(stream_id), 0, HEAD, 60.0)
-    bench.progress(HEAD, stream_id, in_doubt=doubt)
-    bench.settle()
-    assert (bench.row(stream_id).position, bench.row(stream_id).in_doubt) == (HEAD, doubt)
-
-
 @pytest.mark.parametrize("beyond", [HEAD + 1, MAX_OFFSET])
 def test_a_reclaim_beyond_the_head_ends_its_sender(beyond: int) -> None:
     bench = shared()
