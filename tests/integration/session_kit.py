@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import grpc.aio
@@ -26,6 +27,7 @@ from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, OnMessage, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
+P = ParamSpec("P")
 FAST = AgentConnectionSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
@@ -231,8 +233,18 @@ def event(number: int) -> GroupEventPayload:
     return GroupEventPayload(str(number).encode())
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(test(), 60)
 
     asyncio.run(bounded())
+
+
+def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test on a loop of its own."""
+
+    @functools.wraps(test)
+    def on_its_own(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(lambda: test(*args, **kwargs))
+
+    return on_its_own

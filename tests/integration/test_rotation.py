@@ -35,7 +35,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_tokens import list_tokens, revoke_token
 from tests.integration.access_kit import allow, bearer, rule, token_of
 from tests.integration.cli_kit import Running, Shell
-from tests.integration.session_kit import event, run, until
+from tests.integration.session_kit import event, on_loop, until
 from tests.integration.tls_kit import HOST, Certificates, shown
 from tests.kit import eventually
 
@@ -253,31 +253,28 @@ class SlowRefusal(AccessCache):
         return super().authenticate(token)
 
 
-def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_loop
+async def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the calls that were under way with it, the next attempt has the new one."""
     old, new, file = NewToken.draw(), NewToken.draw(), tmp_path / "token"
     file.write_text(old.token.reveal())
     file.chmod(0o600)
     monkeypatch.setenv("SUBLET_TOKEN_FILE", str(file))
     cache = SlowRefusal(file, old, new)
-
-    async def test() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
-        sessions = PubSubServer(make_node_side_machine("n1"), lambda subscriber_id, message: None)
-        sessions.register(server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        seen: list[object] = []
-        lost: list[object] = []
-        connection = NodeConnection(address, AgentSecret("a"), seen.append, lost.append, token=load_access_token())
-        try:
-            connection.subscribe(Channel.GROUP, None)
-            await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)
-            await until(lambda: len(seen) > 0)
-            assert (cache.refused > 0, lost) == (True, [])
-        finally:
-            await connection.close(timeout_s=0)
-            await sessions.close()
-            await server.stop(0)
-
-    run(test)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
+    sessions = PubSubServer(make_node_side_machine("n1"), lambda subscriber_id, message: None)
+    sessions.register(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    seen: list[object] = []
+    lost: list[object] = []
+    connection = NodeConnection(address, AgentSecret("a"), seen.append, lost.append, token=load_access_token())
+    try:
+        connection.subscribe(Channel.GROUP, None)
+        await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)
+        await until(lambda: len(seen) > 0)
+        assert (cache.refused > 0, lost) == (True, [])
+    finally:
+        await connection.close(timeout_s=0)
+        await sessions.close()
+        await server.stop(0)
