@@ -85,6 +85,10 @@ class LocalWorld(PlaceWorld):
     def remove(self, name: str) -> None:
         (self.root / name).unlink()
 
+    @property
+    def is_away(self) -> bool:
+        return self.root.with_name("elsewhere").exists()
+
     def go_away(self) -> None:
         self.root.rename(self.root.with_name("elsewhere"))
         self.root.mkdir()
