@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +13,14 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.async_kit import Scene
 from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.log_kit import Connection
 from tests.integration.sharing_kit import Stage
 from tests.integration.tls_kit import Certificates
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
+
+if TYPE_CHECKING:
+    from tests.integration.query_kit import Checkpoint, Run, Start
 
 
 @pytest.fixture
@@ -65,6 +71,21 @@ def stage(database: str, tmp_path: Path, stage_settings: dict[str, str]) -> Iter
     stage = Stage(database, tmp_path, stage_settings)
     yield stage
     stage.close()
+
+
+@pytest.fixture
+def start(database: str, fleet: Fleet, conn: Connection) -> Iterator[Start]:
+    """Starts processes of a query, which are stopped at the end; a node runs."""
+    from tests.integration.query_kit import Checkpoint, Run  # which imports Spark
+
+    with contextlib.ExitStack() as runs:
+
+        def start(checkpoint: Checkpoint | None = None, **options: object) -> Run:
+            run = Run(checkpoint or Checkpoint(), database, **options)
+            runs.callback(run.stop)
+            return run
+
+        yield start
 
 
 @pytest.fixture

@@ -66,9 +66,9 @@ class Eu:
     def move(self) -> int:
         return move(self.conn, self.space)
 
-    def tier(self, *guard: Callable[[Connection], None]) -> int:
+    def tier(self, guard: Callable[[Connection], None] | None = None) -> int:
         """Move in one pass."""
-        return tiering.tier_space(self.conn, self.space, *guard).blocks
+        return tiering.tier_space(self.conn, self.space, guard).blocks
 
     def come_home(self) -> int:
         """Bring payloads back, of a space that has no place any more."""
@@ -534,7 +534,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], Non
 
 
 @contextmanager
-def maintained(database: str, conn: Connection, **settings: float) -> Iterator[threading.Event]:
+def maintained(database: str, conn: Connection, **settings: Any) -> Iterator[threading.Event]:
     """Have a node's maintenance at work; yield what is set once it has begun."""
     tried = threading.Event()
     term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term

@@ -10,12 +10,12 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.log_kit import Connection
-from tests.integration.query_kit import Checkpoint, Died, Run
+from tests.integration.query_kit import Checkpoint, Start
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -24,19 +24,7 @@ OF_EACH = 12
 
 @pytest.fixture(autouse=True)
 def _atomic_group(database: str, fleet: Fleet, conn: Connection) -> None:
-    store = PostgresGroupStore(database)
-    options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
-    store.declare_group(Subscription.parse("$share/g/#"), options)
-    store.close()
-
-
-@pytest.fixture
-def runs(database: str) -> Iterator[list[Run]]:
-    """Runs to be stopped at the end."""
-    made: list[Run] = []
-    yield made
-    for run in made:
-        run.stop()
+    create_group(database, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True))
 
 
 @pytest.fixture
@@ -54,15 +42,9 @@ def publish(publisher: Publisher, epoch: int, advance: bool = True) -> None:
         publisher.advance(epoch + 1)
 
 
-def batches(checkpoint: Checkpoint) -> list[dict[bytes, int]]:
+def batches(checkpoint: Checkpoint) -> list[Counter[bytes]]:
     """Return the messages of each batch in the sink, by epoch."""
-    found = []
-    for _, rows in sorted(checkpoint.sink.items()):
-        counts: dict[bytes, int] = {}
-        for _, _, value in rows:
-            counts[value] = counts.get(value, 0) + 1
-        found.append(counts)
-    return found
+    return [Counter(value for _, _, value in rows) for _, rows in sorted(checkpoint.sink.items())]
 
 
 def are_complete(checkpoint: Checkpoint, epochs: int) -> None:
@@ -77,12 +59,10 @@ def consumed(conn: Connection) -> Any:
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_batch_has_entire_epochs_of_all_streams(
-    database: str, runs: list[Run], publisher: Publisher, conn: Connection
-) -> None:
+def test_a_batch_has_entire_epochs_of_all_streams(start: Start, publisher: Publisher, conn: Connection) -> None:
     """It has none that is open."""
     checkpoint = Checkpoint()
-    runs.append(run := Run(checkpoint, database, wholeEpochs=True))
+    run = start(checkpoint, wholeEpochs=True)
     publish(publisher, 0)
     publish(publisher, 1, advance=False)
     publisher.flush()
@@ -100,14 +80,12 @@ def test_a_batch_has_entire_epochs_of_all_streams(
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize(("option", "most"), [("maxOffsetsPerTrigger", 30), ("maxBytesPerTrigger", 1)])
 @pytest.mark.long
-def test_a_limit_divides_between_epochs(
-    database: str, runs: list[Run], publisher: Publisher, option: str, most: int
-) -> None:
+def test_a_limit_divides_between_epochs(start: Start, publisher: Publisher, option: str, most: int) -> None:
     checkpoint = Checkpoint()
     for epoch in range(8):
         publish(publisher, epoch)
     publisher.flush()
-    runs.append(run := Run(checkpoint, database, **{option: most}))
+    run = start(checkpoint, **{option: most})
     run.until(8 * (OF_EACH + 1))
     are_complete(checkpoint, 8)
     per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(checkpoint)]
@@ -119,7 +97,7 @@ def test_a_limit_divides_between_epochs(
 @pytest.mark.parametrize("point", ["logged", "read", "sunk"])
 @pytest.mark.long
 def test_a_batch_done_again_has_the_same_epochs(
-    database: str, runs: list[Run], publisher: Publisher, conn: Connection, point: str
+    database: str, start: Start, publisher: Publisher, conn: Connection, point: str
 ) -> None:
     checkpoint = Checkpoint()
     for epoch in range(6):
@@ -128,12 +106,9 @@ def test_a_batch_done_again_has_the_same_epochs(
             reshard(conn, "default", 3)
     publisher.flush()
     for life in range(3):
-        run = Run(checkpoint, database, inDoubtTimeout=60, maxOffsetsPerTrigger=30)
-        with pytest.raises(Died):
-            run.until(1_000, die=point)
+        start(checkpoint, inDoubtTimeout=60, maxOffsetsPerTrigger=30).until_dead(point)
         publish(publisher, 6 + life)
-    runs.append(last := Run(checkpoint, database, inDoubtTimeout=60, maxOffsetsPerTrigger=30))
-    last.until(9 * (OF_EACH + 1))
+    start(checkpoint, inDoubtTimeout=60, maxOffsetsPerTrigger=30).until(9 * (OF_EACH + 1))
     seen: dict[int, Any] = {}
     for number, rows in checkpoint.runs:
         assert seen.setdefault(number, rows) == rows
@@ -147,14 +122,14 @@ def test_a_batch_done_again_has_the_same_epochs(
 
 
 @pytest.mark.conforms("S11")
-def test_available_now_gives_out_what_was_there(database: str, runs: list[Run], publisher: Publisher) -> None:
+def test_available_now_gives_out_what_was_there(start: Start, publisher: Publisher) -> None:
     """It gives out no more, and ends though an epoch is open."""
     checkpoint = Checkpoint()
     for epoch in range(3):
         publish(publisher, epoch)
     publish(publisher, 3, advance=False)
     publisher.flush()
-    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=1))
+    run = start(checkpoint, maxOffsetsPerTrigger=1)
     run.reader.prepareForTriggerAvailableNow()
     while run.step():
         publisher.publish("t", b"later", key=b"k0")
@@ -164,34 +139,7 @@ def test_available_now_gives_out_what_was_there(database: str, runs: list[Run], 
     assert b"later" not in checkpoint.values()
 
 
-@pytest.mark.conforms("S11", "S9")
-@pytest.mark.parametrize("query", ["goes on", "begins anew", "available now"])
-@pytest.mark.long
-def test_an_epoch_of_one_stream_is_given_out(database: str, runs: list[Run], publisher: Publisher, query: str) -> None:
-    """Another stream has nothing of it."""
-    checkpoint = Checkpoint()
-    publish(publisher, 0)
-    publisher.flush()
-    runs.append(run := Run(checkpoint, database))
-    run.until(OF_EACH + 1)
-    assert not run.step(), "all streams are consumed to their heads"
-    publisher.in_epoch(1).publish("t", b"late", key=b"k0")
-    publisher.advance(2)
-    publisher.flush()
-    if query != "goes on":
-        run.stop()
-        runs.append(run := Run(checkpoint, database))
-    if query == "available now":
-        run.reader.prepareForTriggerAvailableNow()
-        while run.step():
-            pass
-    else:
-        run.until(OF_EACH + 2)
-    assert checkpoint.values().count(b"late") == 1
-
-
-def test_a_group_that_is_not_atomic_is_refused(database: str, runs: list[Run], publisher: Publisher) -> None:
-    checkpoint = Checkpoint()
-    runs.append(run := Run(checkpoint, database, subscription="$share/other/#", wholeEpochs=True))
+def test_a_group_that_is_not_atomic_is_refused(start: Start, publisher: Publisher) -> None:
+    run = start(subscription="$share/other/#", wholeEpochs=True)
     with pytest.raises(InvalidSetting, match="option wholeEpochs is true, and the group of \\$share/other/# is not at"):
         eventually(lambda: run.step() and False, 20.0)
