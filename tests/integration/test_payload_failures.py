@@ -411,7 +411,8 @@ def test_all_but_what_cannot_be_written_is_moved(database: str, eu: Eu, monkeypa
     assert compacted == [eu.stream], "once"
     alter_space(eu.conn, "eu", payload_location=None)
     assert eu.states() == [Severity.OK]
-    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
+    remedy = "--no-payload-location --restore-payloads"
+    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside.*{remedy}"):
         downgrade(database)
     assert eu.come_home() == BLOCKS - 1
     assert eu.named() == set()

@@ -14,12 +14,9 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.db.connect import connect
-from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import GROUP, NODE, SPACE, NotifySettings, ObjectChange
+from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot
-from sublet_storage.notify.subscriber import NotificationSubscriber
 from sublet_storage.producer import Publisher
-from tests.integration.notify_kit import wait_until_caught_up
 from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, SPEED, environment
@@ -196,44 +193,3 @@ def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -
     stage.share("a")
     run_sublet(stage, "spaces", "reshard", "default", "4")
     eventually(lambda: stage.scene.shares() == [4], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
-
-
-@pytest.mark.long
-@pytest.mark.conforms("D6", "D10")
-@pytest.mark.usefixtures("plugged")
-def test_half_of_the_pushes_lost_still_converges(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known is what is in the database."""
-    from sublet_storage.notify.drivers.registry import load_driver
-
-    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": "50"})
-    monkeypatch.setenv("LOSS", "50")
-    stage.serve("n1")
-    driver, url = load_driver("lossy")(stage.fleet.url), stage.fleet.url
-    known: dict[tuple[str, str], int] = {}
-
-    def receive(change: ObjectChange) -> None:
-        known[change.kind, change.key] = change.version
-        if change.is_deleted:
-            del known[change.kind, change.key]
-
-    subscriber = NotificationSubscriber(
-        url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), receive, settings=SETTINGS
-    )
-    try:
-        wait_until_caught_up(subscriber, WAIT_S)
-        for number in range(2):
-            run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
-            run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
-        run_sublet(stage, "groups", "delete", "$queue/q1/#", "--yes")
-        stage.serve("n2")
-        assert stage.fleet.nodes["n1"].stop() == 0
-        eventually(lambda: known == _stored(stage), WAIT_S, lambda: f"{subscriber.counters()}")
-        assert len(known) == 3 + 1 + 1
-    finally:
-        subscriber.close()
-
-
-def _stored(stage: Stage) -> dict[tuple[str, str], int]:
-    connection = stage.scene.connection
-    readers = {SPACE: catch_up_reads.read_spaces, GROUP: catch_up_reads.read_groups, NODE: catch_up_reads.read_nodes}
-    return {(kind, each.key): each.version for kind, read in readers.items() for each in read(connection)}

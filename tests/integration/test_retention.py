@@ -1,21 +1,28 @@
-"""Retention: what is too old goes, generation by generation, and nothing else does."""
+"""Retention: what is too old goes, generation by generation, and nothing else does; whoever has it learns of it."""
 
 from __future__ import annotations
 
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.groups.status.overview import describe_group
+from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
-from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
+from tests.integration.cli_kit import a_shell
+from tests.integration.log_kit import Connection, generation_of, put, read, stream_of, with_a_short_lived_space
+from tests.kit import WAIT_S, eventually
+from tests.kit_nodes import Fleet
 
 
 @pytest.fixture
@@ -51,13 +58,12 @@ def partitions(conn: Connection) -> set[str]:
 
 
 def group(conn: Connection, kind: str, filter: str, options: str = "{}") -> int:
-    row = conn.execute(
+    ((group_id,),) = conn.execute(
         "insert into consumer_group (kind, name, filter, options, after_generation)"
         " select %s, 'g', %s, %s, max(generation_id) from generation returning group_id",
         (kind, filter, options),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    ).fetchall()
+    return int(group_id)
 
 
 def lend(conn: Connection, group_id: int, stream_id: int, status: str, position: int) -> None:
@@ -167,7 +173,8 @@ def test_a_detach_left_pending_is_finished_first(
         reader.execute("lock table only block in access share mode")
         apply_retention(conn)
         assert is_gone(conn, old), "that is committed before anything is dropped"
-        assert is_pending(conn, "eu"), "the detach was begun and cut short"
+        pending = "select inhrelid::regclass::text from pg_inherits where inhdetachpending"
+        assert conn.execute(pending).fetchall() == [(f"block_{generation_of(conn, old)}",)], "begun and cut short"
         assert f"pid {reader.info.backend_pid} (user {reader.info.user!r}, block)" in caplog.text
         put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
         alter_space(conn, "default", retention_s=100)
@@ -180,14 +187,6 @@ def test_a_detach_left_pending_is_finished_first(
     assert not gone & partitions(conn), "one pass is enough"
 
 
-def is_pending(conn: Connection, space: str) -> bool:
-    row = conn.execute(
-        "select p.name from pg_inherits i join generation g on i.inhrelid = to_regclass('block_' || g.generation_id)"
-        " join space p using (space_id) where i.inhdetachpending"
-    ).fetchone()
-    return row == (space,)
-
-
 @pytest.mark.conforms("W4")
 def test_a_reader_of_one_partition_keeps_that_alone(
     database: str, conn: Connection, old: int, caplog: pytest.LogCaptureFixture
@@ -197,7 +196,7 @@ def test_a_reader_of_one_partition_keeps_that_alone(
     rollover(conn, "default")
     age(conn)
     drop_gone(conn)  # nothing is postponed before
-    ((read,),) = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchall()
+    read = generation_of(conn, old)
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
         reader.execute(f"select from block_{read}")
         declared = apply_retention(conn)
@@ -218,14 +217,13 @@ def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
     declared = mark_expired_gone(conn)
     assert len(declared) > 1
-    row = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchone()
-    assert row is not None
-    conn.execute(f"create view kept as select * from block_{row[0]}")
-    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{row[0]}: cannot drop"):
+    kept = generation_of(conn, old)
+    conn.execute(f"create view kept as select * from block_{kept}")
+    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{kept}: cannot drop"):
         drop_gone(conn)
-    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{row[0]}"}
+    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{kept}"}
     conn.execute("drop view kept")
-    assert drop_gone(conn) == [row[0]]
+    assert drop_gone(conn) == [kept]
 
 
 def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> None:
@@ -242,30 +240,26 @@ def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> No
 
 
 def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
-    stop, sent, trouble = threading.Event(), [0], list[BaseException]()
+    stop = threading.Event()
 
-    def publish() -> None:
-        try:
-            with Publisher(database) as publisher:
-                while not stop.is_set():
-                    publisher.publish("eu/1", b"x").result(30)
-                    sent[0] += 1
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            trouble.append(error)
+    def publish() -> int:
+        sent = 0
+        with Publisher(database) as publisher:
+            while not stop.is_set():
+                publisher.publish("eu/1", b"x").result(30)
+                sent += 1
+        return sent
 
-    caller = threading.Thread(target=publish)
-    caller.start()
     gone = 0
-    for _ in range(6):
-        rollover(conn, "eu")
-        age(conn)
-        gone += len(apply_retention(conn))
-    stop.set()
-    caller.join(60)
-    assert not trouble
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(publish)
+        for _ in range(6):
+            rollover(conn, "eu")
+            age(conn)
+            gone += len(apply_retention(conn))
+        stop.set()
     assert gone >= 6
-    row = conn.execute("select sum(head) from stream").fetchone()
-    assert row == (sent[0],)
+    assert conn.execute("select sum(head) from stream").fetchone() == (sent.result(),)
 
 
 def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
@@ -314,3 +308,55 @@ def test_many_idle_producers_take_few_passes(conn: Connection) -> None:
         " select 'p' || n, 0, 1, 1, 1, now() - interval '1 h' from generate_series(1, 50) as n"
     )
     assert IdleProducerCleaner(idle_s=60, step=10)(conn) == 50
+
+
+GROUP = "$share/g/#"
+
+
+def lines(conn: Connection) -> dict[int, StreamView]:
+    return {line.stream_id: line for line in describe_group(conn, Subscription.parse(GROUP)).streams}
+
+
+@pytest.mark.conforms("W4")
+@pytest.mark.long
+def test_what_is_taken_from_a_consumer_is_counted(conn: Connection, fleet: Fleet, database: str) -> None:
+    """Its stream is blocked, with the reason, and all others go on."""
+    doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
+    for number in range(10):
+        put(conn, doomed, b"%d" % number, topic="eu/1")
+    fleet.nodes["n1"].await_serving()
+    slow = fleet.consumer("slow", GROUP, pause_s=1.5)
+    eventually(lambda: fleet.delivered("slow"), WAIT_S, slow.output)
+    put(conn, other, b"kept", topic="us")
+    rollover(conn, "eu")
+    age(conn)
+    assert apply_retention(conn)
+    eventually(lambda: lines(conn)[doomed].status == "blocked", WAIT_S, lambda: str(lines(conn)))
+
+    line = lines(conn)[doomed]
+    assert 0 <= line.position < 10
+    assert (line.lag, line.lost_message_count, line.head_state) == (None, 10 - line.position, "gone")
+    (blocked,) = conn.execute(
+        "select reason, position from lending_history where stream_id = %s and event = 'block'", (doomed,)
+    ).fetchall()
+    assert blocked[0].startswith(f"offset {line.position} is gone by retention, {10 - line.position} messages")
+    assert blocked[1] == line.position
+    assert line.blocked_reason == blocked[0]
+    assert lines(conn)[other].blocked_reason is None
+    with a_shell(SUBLET_DATABASE_URL=database) as shell:
+        said = " ".join(shell.run("groups", "describe", GROUP).out.split())
+        assert f"blocked stream {doomed}: {blocked[0]}" in said
+        answer = shell.run("groups", "describe", GROUP, "--json").object
+    reasons = {each["stream_id"]: each["blocked_reason"] for each in answer["streams"]}
+    assert (reasons[doomed], reasons[other]) == (blocked[0], None)
+
+    fresh = fleet.consumer("fresh", GROUP)
+    young = stream_of(conn, "eu")
+    put(conn, young, b"held back", topic="eu/1")
+    eventually(lambda: lines(conn)[other].lag == 0, WAIT_S, lambda: str(lines(conn)) + fresh.output())
+    seen = {(each.stream, offset) for each in fleet.delivered() for offset in each.offsets}
+    assert {(other, offset) for offset in range(len(read(conn, other)))} <= seen
+    assert (doomed, 9) not in seen
+    assert slow.alive
+    assert "Traceback" not in slow.output()
+    assert lines(conn)[young].status != "held", "its key order would be broken: it waits for the operator"

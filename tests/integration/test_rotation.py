@@ -1,4 +1,4 @@
-"""Certificates and tokens are replaced while everything is at work, and no call fails."""
+"""Certificates, tokens and the database's password are replaced while everything is at work, and no call fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc
 import psycopg
 import pytest
 
-from sublet import Feed, Session
+from sublet import Feed, Publisher, Session
 from sublet_borrower.node_client import node_calls
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
@@ -31,10 +31,12 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_nod
 from sublet_protocol.tls.channel import open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_tokens import list_tokens, revoke_token
 from tests.integration.access_kit import allow, bearer, rule, token_of
-from tests.integration.cli_kit import Running, Shell
+from tests.integration.cli_kit import Running, Shell, a_shell, done
 from tests.integration.session_kit import event, on_loop, until
 from tests.integration.tls_kit import HOST, Certificates, shown
 from tests.kit import eventually
@@ -278,3 +280,93 @@ async def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkey
         await connection.close(timeout_s=0)
         await sessions.close()
         await server.stop(0)
+
+
+FIRST = "first-password"
+CONNECTED = "select pid, application_name from pg_stat_activity where usename = 'app'"
+
+
+@pytest.fixture
+def superuser(server_home: Path) -> Iterator[psycopg.Connection[Any]]:
+    """Yield the superuser of a server that requires the password of the user `app`."""
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"create role app superuser login password '{FIRST}'")
+            ((path,),) = connection.execute("show hba_file").fetchall()
+            rules = Path(path).read_text()
+            Path(path).write_text(f"local all app scram-sha-256\n{rules}")
+            connection.execute("select pg_reload_conf()")
+            eventually(lambda: not is_let_in(server.url, ""), WAIT_S)
+            yield connection
+
+
+def url_of(server_url: str, password: str) -> str:
+    return server_url.replace("postgres@", f"app:{password}@" if password else "app@", 1)
+
+
+def is_let_in(server_url: str, password: str) -> bool:
+    try:
+        psycopg.connect(url_of(server_url, password)).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+class Given:
+    """Holds the password in the file with the database's URL, or in libpq's own."""
+
+    def __init__(self, kind: str, path: Path, server_url: str) -> None:
+        self._kind, self._path, self._url = kind, path, server_url
+        if kind == "SUBLET_DATABASE_URL_FILE":
+            self.settings = {kind: str(path)}
+        else:
+            self.settings = {kind: str(path), "SUBLET_DATABASE_URL": url_of(server_url, "")}
+
+    def write(self, password: str) -> None:
+        fresh = self._path.with_suffix(".new")
+        is_url = self._kind == "SUBLET_DATABASE_URL_FILE"
+        fresh.write_text(url_of(self._url, password) if is_url else f"*:*:*:*:{password}\n")
+        fresh.chmod(0o600)
+        os.replace(fresh, self._path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["SUBLET_DATABASE_URL_FILE", "PGPASSFILE"])
+def test_a_new_password_drops_no_call(
+    kind: str, superuser: psycopg.Connection[Any], server_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/deploy.md has it: it is written into the file, then changed in Postgres. Then connections are ended."""
+    server_url = EmbeddedPostgres(server_home / "data").url
+    given = Given(kind, tmp_path / "secret", server_url)
+    given.write(FIRST)
+    for name, value in given.settings.items():
+        monkeypatch.setenv(name, value)
+    users = Users()
+    with (
+        a_shell(**given.settings) as shell,
+        Publisher() as publisher,
+        Session(GROUP, starting_position="earliest") as session,
+    ):
+        node = shell.leader("n1")
+
+        exchange = Exchange(publisher, session)
+        with users.at_work(publish=exchange.publish, consume=exchange.consume):
+            users.go_on()
+            for password in ("second-password", "third-password"):
+                before: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
+                given.write(password)
+                superuser.execute(f"alter role app password '{password}'")
+                superuser.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
+                assert is_let_in(server_url, password)
+
+                def is_back(before: dict[int, str] = before) -> bool:
+                    now: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
+                    return set(now.values()) >= set(before.values()) and not before.keys() & now.keys()
+
+                eventually(is_back, WAIT_S, lambda: f"{superuser.execute(CONNECTED).fetchall()} {node.err}")
+                users.go_on()
+            users.over.set()
+        eventually(exchange.consume, WAIT_S)
+        assert not is_let_in(server_url, FIRST)
+        assert done(shell.run("groups", "list", "--json"))

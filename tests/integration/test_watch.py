@@ -14,7 +14,6 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
 from tests.kit import eventually
 from tests.kit_nodes import environment
@@ -110,26 +109,6 @@ def test_a_watcher_sees_what_history_records(shell: Shell) -> None:
     assert watch.ask(signal.SIGINT).code == 0
     assert plain.ask(signal.SIGINT).code == 0
     assert "Traceback" not in watch.err + plain.err
-
-
-@pytest.mark.long
-def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
-    """It is notified of what may be seen again."""
-    shell.leader("n1")
-    consumer = shell.start("consume", GROUP, "--from", "earliest", "--max-messages", "1000000")
-    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
-    watch, plain = watching(shell, leader="n1"), shell.start("groups", "watch", GROUP)
-    plain.says("n1 leads it")
-    with Publisher(database) as publisher:  # not a process: it would begin when the consumer is evicted already
-        consumer.process.send_signal(signal.SIGSTOP)
-        for number in range(50):
-            publisher.publish("orders/a", b"%d" % number)
-    events = saw(watch, "evict", "force_release", "force_release")
-    seized = [event for event in events if event["event"] == "force_release"]
-    assert all(event["forced"] and event["reason"] == "evicted: no ping in time" for event in seized)
-    assert sorted((event["position"], event["redelivery_end"]) for event in seized) == [(0, 0), (0, 50)]
-    plain.says("[0, 50) may be seen again")
-    consumer.kill()
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
