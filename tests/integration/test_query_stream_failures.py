@@ -27,7 +27,7 @@ from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space
 from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
-from tests.integration.query_kit import Checkpoint, Died, Run
+from tests.integration.query_kit import Checkpoint, Start
 from tests.kit import GRANT_KEY, WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
@@ -37,6 +37,14 @@ GROUP = Subscription.parse("$share/g/#")
 @pytest.fixture(autouse=True)
 def _atomic_group(database: str, fleet: Fleet, conn: Connection) -> None:
     create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, atomic=True))
+
+
+@pytest.fixture
+def eu(conn: Connection) -> int:
+    """The stream of a space; there is another one, `us`."""
+    for name in ("eu", "us"):
+        create_space(conn, name, f"{name}/#", shards=1)
+    return stream_of(conn, "eu")
 
 
 def publish(url: str, space: str, topic: str, epoch: int, *values: bytes) -> None:
@@ -71,7 +79,7 @@ def status_of(conn: Connection, stream: int) -> tuple[str, str | None]:
 @pytest.mark.conforms("S11", "S9")
 @pytest.mark.parametrize("epoch", [None, 1, (1, 1)])
 def test_a_space_of_a_reused_name_has_its_own_epochs(
-    database: str, conn: Connection, epoch: int | tuple[int, int] | None
+    database: str, conn: Connection, start: Start, epoch: int | tuple[int, int] | None
 ) -> None:
     """It holds back no epoch of the space that was dropped."""
     create_space(conn, "elsewhere", "b/#", shards=1)
@@ -85,67 +93,59 @@ def test_a_space_of_a_reused_name_has_its_own_epochs(
             for number in range(8):
                 publisher.in_epoch(epoch).publish("b/x/t", b"new", key=b"%d" % number)
             publisher.flush()
-        run = Run(Checkpoint(), database, wholeEpochs=True)
+        run = start(wholeEpochs=True)
         run.until(10)
         assert b"new" not in run.checkpoint.values()
-        run.stop()
 
 
 @pytest.mark.conforms("P10", "E23")
 def test_a_head_before_what_is_in_doubt_blocks_it(
-    database: str, conn: Connection, caplog: pytest.LogCaptureFixture
+    database: str, conn: Connection, start: Start, eu: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A batch is to be done again, and its stream loses its end between the grant and the first look. Only its holder
     sees that: others append until it is as long as before.
     """
-    create_space(conn, "eu", "eu/#", shards=1)
-    create_space(conn, "us", "us/#", shards=1)
-    lowered = stream_of(conn, "eu")
     publish(database, "eu", "eu/t", 1, *(b"%d" % number for number in range(6)))
     checkpoint = Checkpoint()
-    with pytest.raises(Died):
-        Run(checkpoint, database, inDoubtTimeout=600).until(6, die="logged")
-    former = holder(conn, lowered)
-    run = Run(checkpoint, database, inDoubtTimeout=600)
+    start(checkpoint, inDoubtTimeout=600).until_dead("logged")
+    former = holder(conn, eu)
+    run = start(checkpoint, inDoubtTimeout=600)
     run.join()
-    eventually(lambda: holder(conn, lowered) not in (former, None), WAIT_S)
+    eventually(lambda: holder(conn, eu) not in (former, None), WAIT_S)
     resumed = threading.Thread(target=run.step, daemon=True)
-    with unseen(database, lowered):
+    with unseen(database, eu):
         with conn.transaction():
-            conn.execute("delete from block where stream_id = %s and end_offset > 3", (lowered,))
-            conn.execute("update stream set head = 3 where stream_id = %s", (lowered,))
+            conn.execute("delete from block where stream_id = %s and end_offset > 3", (eu,))
+            conn.execute("update stream set head = 3 where stream_id = %s", (eu,))
         resumed.start()
-        eventually(lambda: f"stream {lowered}: offset 6 is beyond the head 3" in caplog.text, WAIT_S)
-        put(conn, lowered, *(b"new" for _ in range(6)), topic="eu/t")
+        eventually(lambda: f"stream {eu}: offset 6 is beyond the head 3" in caplog.text, WAIT_S)
+        put(conn, eu, *(b"new" for _ in range(6)), topic="eu/t")
     eventually(lambda: not resumed.is_alive(), WAIT_S)
-    status, reason = status_of(conn, lowered)
-    assert status == "blocked"
-    assert "offset 6 is beyond the head 3" in str(reason)
+    status, reason = status_of(conn, eu)
+    assert (status, "offset 6 is beyond the head 3" in str(reason)) == ("blocked", True)
     publish(database, "us", "us/t", 1, b"goes on")
     run.until(1)
     assert run.checkpoint.values() == [b"goes on"]
-    run.stop()
 
 
 @pytest.mark.conforms("W4", "E23")
-def test_a_gone_stream_keeps_no_other_back(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gone_stream_keeps_no_other_back(
+    database: str, conn: Connection, start: Start, eu: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Streams that came from it wait for it, by the order of keys."""
-    create_space(conn, "eu", "eu/#", shards=1)
-    create_space(conn, "us", "us/#", shards=1)
-    gone = stream_of(conn, "eu")
     publish(database, "eu", "eu/t", 1, b"first")
-    run = Run(Checkpoint(), database)
+    run = start()
     run.until(1)
-    eventually(lambda: not run.step() and status_of(conn, gone)[0] == "held", WAIT_S)
-    with unseen(database, gone):
+    eventually(lambda: not run.step() and status_of(conn, eu)[0] == "held", WAIT_S)
+    with unseen(database, eu):
         publish(database, "eu", "eu/t", 2, b"gone")
         drop_space(conn, "eu", purge=True)
         for epoch in (1, 2):
             publish(database, "us", "us/t", epoch, b"goes on")
             run.until(1 + epoch)
-        assert caplog.text.count(f"messages gone, stream no longer read: subscription={GROUP} stream_id={gone}:") == 1
-    eventually(lambda: not run.step() and status_of(conn, gone)[0] == "blocked", WAIT_S)
-    assert status_of(conn, gone)[1] == "offset 1 is gone by retention, 1 messages in all"
+        assert caplog.text.count(f"messages gone, stream no longer read: subscription={GROUP} stream_id={eu}:") == 1
+    eventually(lambda: not run.step() and status_of(conn, eu)[0] == "blocked", WAIT_S)
+    assert status_of(conn, eu)[1] == "offset 1 is gone by retention, 1 messages in all"
     child = stream_of(conn, "default")
     put(conn, child, b"waits")
     publish(database, "us", "us/t", 3, b"goes on")
@@ -155,7 +155,6 @@ def test_a_gone_stream_keeps_no_other_back(database: str, conn: Connection, capl
         each.diagnosis for each in diagnosis_queries.diagnose_group(conn, GROUP)[1] if each.stream.stream_id == child
     ]
     assert stalled.reason is StallReason.WAITING_FOR_PARENTS
-    run.stop()
 
 
 @pytest.mark.conforms("P10")

@@ -14,10 +14,9 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from sublet_storage.spaces.space_queries import find_space
 from tests.deliveries import judge
 from tests.integration.log_kit import Connection, everything
-from tests.integration.sharing_kit import ALL, Stage
+from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
@@ -90,35 +89,6 @@ def test_a_leader_that_stops_hands_over(stage: Stage) -> None:
     assert stage.verdict().explained == []
 
 
-@pytest.mark.conforms("E21", "W3")
-def test_parents_are_consumed_before_children(stage: Stage) -> None:
-    """Across rollovers, reshards and a leader's death; and what is finished stays finished."""
-    scene = stage.scene
-    stage.serve("n1", "n2")
-    for name in ("a", "b"):
-        stage.fleet.consumer(name, ALL, 0.01)
-    scene.publish(1_000)
-    reshard(scene.connection, "default", 5)
-    scene.publish(1_000, 1_000)
-    rollover(scene.connection, find_space(scene.connection, "default"))
-    scene.publish(1_000, 2_000)
-    eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    finished = {line.stream_id for line in scene.history() if line.event == "finish"}
-    stage.leader()[1].kill()
-    scene.publish(500, 3_000)
-    stage.verdict()
-    heads, parents = scene.heads(), dict(scene.ask("select stream_id, parents from stream"))
-    for batch in stage.fleet.delivered():
-        for parent in parents[batch.stream]:
-            delivered = {
-                o for d in stage.fleet.delivered() if d.stream == parent and d.at <= batch.at for o in d.offsets
-            }
-            assert len(delivered) == heads[parent], f"{batch.stream} before its parent {parent}"
-    late = [line for line in scene.history() if line.event == "grant" and line.stream_id in finished]
-    first_finish = {line.stream_id: line.at_us for line in reversed(scene.history()) if line.event == "finish"}
-    assert all(line.at_us <= first_finish[line.stream_id] for line in late)
-
-
 TOPICS = ("eu/1", "eu/2", "us/1")
 KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
 
@@ -162,8 +132,7 @@ class Load:
 @pytest.mark.conforms("W3", "E29")
 def test_each_key_is_consumed_in_order(database: str, conn: Connection, fleet: Fleet) -> None:
     """Its space may be altered, resharded, rolled over or dropped meanwhile."""
-    node = fleet.nodes["n1"]
-    eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
+    fleet.nodes["n1"].await_serving()
     for name in ("a", "b"):
         fleet.consumer(name, "$share/g/#")
     changes: list[Callable[[], object]] = [

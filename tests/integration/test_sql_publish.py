@@ -68,12 +68,6 @@ class Writer:
                     self.committed += rows
 
 
-def serve(fleet: Fleet, *names: str) -> None:
-    for name in names:
-        node = fleet.node(name)
-        eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)  # type: ignore[misc]
-
-
 def leader(conn: Connection) -> str | None:
     """The node that leads the maintenance now."""
     row = conn.execute("select node from leadership where leadership_id = 0 and expires_at > now()").fetchone()
@@ -111,7 +105,7 @@ def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection
         lambda: reshard(conn, "default", 4),
     ]
     names = [f"n{number}" for number in range(6)]
-    serve(empty_fleet, names.pop(0), names.pop(0))
+    empty_fleet.serve(names.pop(0), names.pop(0))
     with Writer(database, "a") as one, Writer(database, "b") as two:
         for round_ in (changes[:2], changes[2:5], changes[5:]):
             one.more(300)
@@ -120,11 +114,11 @@ def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection
                 conn.execute(CUT)
                 one.more(random.randint(1, 100))
             doomed = eventually(lambda: leader(conn), WAIT_S)
-            before = len(conn.execute("select from block").fetchall())
-            eventually(lambda before=before: len(conn.execute("select from block").fetchall()) > before, WAIT_S)  # type: ignore[misc]
+            before = conn.execute("select from block").rowcount
+            eventually(lambda before=before: conn.execute("select from block").rowcount > before, WAIT_S)  # type: ignore[misc]
             one.more(random.randint(1, 60))
             empty_fleet.nodes[doomed].kill()
-            serve(empty_fleet, names.pop(0))
+            empty_fleet.serve(names.pop(0))
         two.more(100)
     all_moved(conn, empty_fleet)
     exactly_once_in_order(conn, one, two)
@@ -156,7 +150,7 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: Connect
         answer = shell.run("spaces", "list", "--json").object["outbox"]
         assert (answer["messages"], answer["rejected"]) == (4, 0)
         assert answer["oldest_age_s"] > 0
-        serve(empty_fleet, "n1")
+        empty_fleet.serve("n1")
         eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
         reported = shell.run("spaces", "list")
         assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"

@@ -175,12 +175,11 @@ def test_what_was_done_is_not_done_again(database: str, start: Start, point: str
 
 
 @pytest.mark.conforms("E26", "E27")
-@pytest.mark.parametrize("point", ["read", "sunk"])
 @pytest.mark.long
-def test_others_get_all_but_what_is_in_doubt(database: str, start: Start, conn: Connection, point: str) -> None:
+def test_others_get_all_but_what_is_in_doubt(database: str, start: Start, conn: Connection) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
-    start(ours, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8).until_dead(point)
+    start(ours, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8).until_dead("read")
     other = start(theirs, sessionName="other")
     eventually(lambda: [other.step(), "reserved" in {row[0] for row in lending(conn).values()}][1], 20.0)
     back = start(ours, inDoubtTimeout=LONG)
