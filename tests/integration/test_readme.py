@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sublet._version import __version__
-from tests.integration.cli_kit import QUICK, Shell, a_shell
+from tests.integration.cli_kit import QUICK, Shell
 from tests.integration.test_cli import COMMANDS
 from tests.kit import eventually
 from tests.readme import ROOT, environment, programs
@@ -20,12 +20,12 @@ GROUP = "$share/billing/orders/#"
 
 
 @pytest.mark.conforms("E1")
-def test_the_first_program_does_what_is_written(database: str, tmp_path: Path) -> None:
+def test_the_first_program_does_what_is_written(database: str, shell: Shell, tmp_path: Path) -> None:
     """It prints what it published, and hands over on Ctrl-C."""
     program, _ = programs()
     (tmp_path / "first.py").write_text(program)
-    with a_shell(SUBLET_DATABASE_URL=database) as shell, (tmp_path / "out").open("w") as out:
-        shell.leader("n1")
+    shell.leader("n1")
+    with (tmp_path / "out").open("w") as out:
         with subprocess.Popen(
             [sys.executable, "first.py"],
             cwd=tmp_path,
@@ -58,10 +58,9 @@ def test_the_readme_names_every_command() -> None:
         assert any(f"`{name}`" in line or f"sublet {command}" in line for line in lines), command
 
 
-def test_the_version_is_said(database: str) -> None:
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        answer = shell.run("--version")
-        assert (answer.code, answer.out) == (0, f"sublet {__version__}\n")
+def test_the_version_is_said(shell: Shell) -> None:
+    answer = shell.run("--version")
+    assert (answer.code, answer.out) == (0, f"sublet {__version__}\n")
 
 
 NAMES = ("storage", "protocol", "leader", "borrower", "tests", "tools", "bench", "migrations")
@@ -88,20 +87,19 @@ def write_user_files(directory: Path) -> None:
         (directory / f"{name}.py").write_text("MINE = 'of the user'\n")
 
 
-def test_a_session_runs_beside_files_of_our_names(database: str, tmp_path: Path) -> None:
+def test_a_session_runs_beside_files_of_our_names(database: str, tmp_path: Path, shell: Shell) -> None:
     write_user_files(tmp_path)
     (tmp_path / "job.py").write_text(PROGRAM)
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        shell.leader("n1")
-        done = subprocess.run(
-            [sys.executable, "job.py"],
-            cwd=tmp_path,
-            env=environment(database) | QUICK,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    shell.leader("n1")
+    done = subprocess.run(
+        [sys.executable, "job.py"],
+        cwd=tmp_path,
+        env=environment(database) | QUICK,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[b'mine']", "{'of the user'}"]
 

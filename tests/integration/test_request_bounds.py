@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
@@ -27,6 +28,7 @@ from sublet_protocol.gate.public_call_limiter import parse_host
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, bearer, rule, serve_asking, token_of
 from tests.integration.test_gate_rpcs import commands, session
 from tests.kit import WAIT_S, eventually
@@ -44,7 +46,13 @@ EMPTY_STREAMS = b"\x1a\x00" * 300_000
 """The streams of a progress, with nothing in them."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def conn(shared_database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(shared_database) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     for name in ("member", "next"):
         allow(conn, rule(f"user:{name}", Right.JOIN, "orders/#"))
@@ -52,10 +60,16 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     return {name: token_of(conn, f"user:{name}") for name in ("member", "next", "publisher", "nobody")}
 
 
-@pytest.fixture
-def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
-    """Return the address of a node that authenticates callers."""
-    return serve_asking(empty_fleet, conn)
+@pytest.fixture(scope="module")
+def address(
+    shared_database: str,
+    conn: psycopg.Connection[Any],
+    tokens: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    """Yield the address of a node that authenticates callers."""
+    with closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
+        yield serve_asking(fleet, conn)
 
 
 @pytest.fixture
@@ -149,38 +163,39 @@ def test_a_driver_has_the_bounds_too(driver: str) -> None:
             assert story in refusal(channel, "/sublet.v1.Session/Commands", of_commands(progress(streams)))[1]
 
 
-@pytest.mark.long
-def test_a_sessions_request_comes_in_time(node: grpc.Channel, tokens: dict[str, str]) -> None:
-    """One that is left unfinished is not kept, and another principal's is read meanwhile."""
+@contextmanager
+def unfinished() -> Iterator[Callable[[], Iterator[bytes]]]:
+    """Yield what makes requests of which nothing comes before the end."""
     over = threading.Event()
 
-    def unfinished() -> Iterator[bytes]:
+    def request() -> Iterator[bytes]:
         over.wait()
         yield b""
 
-    call = node.stream_unary("/sublet.v1.Session/Commands")
-    calls = [
-        call.future(unfinished(), timeout=WAIT_S, metadata=bearer(tokens["nobody"]))
-        for _ in range(MAX_BATCHES_OF_PRINCIPAL)
-    ]
     try:
+        yield request
+    finally:
+        over.set()
+
+
+@pytest.mark.long
+def test_a_sessions_request_comes_in_time(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """One that is left unfinished is not kept, and another principal's is read meanwhile."""
+    call, nobody = node.stream_unary("/sublet.v1.Session/Commands"), bearer(tokens["nobody"])
+    with unfinished() as request:
+        calls = [call.future(request(), timeout=WAIT_S, metadata=nobody) for _ in range(MAX_BATCHES_OF_PRINCIPAL)]
         empty = pb.CommandBatch().SerializeToString()
         code, _ = refusal(node, "/sublet.v1.Session/Commands", empty, tokens["member"])
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert {each.code() for each in calls} == {grpc.StatusCode.INVALID_ARGUMENT}
-    finally:
-        over.set()
 
 
 @pytest.mark.conforms("X5")
 def test_a_poll_is_by_the_agents_principal(node: grpc.Channel, tokens: dict[str, str]) -> None:
     """Another gets nothing, though it knows the agent's key."""
     mine = commands()
-    name: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "subscriber_id": mine.subscriber_id,
-        "agent_key": mine.agent_key,
-    }
+    key: dict[str, Any] = {"subscriber_id": mine.subscriber_id, "agent_key": mine.agent_key}
+    name = key | {"protocol_version": PROTOCOL_VERSION}
     poll, batch = pb.PollRequest(**name).SerializeToString(), pb.CommandBatch(**name, number=2).SerializeToString()
     stranger = pb.PollRequest(**session()).SerializeToString()
 
@@ -247,22 +262,15 @@ def refused(call: Callable[[], Any]) -> grpc.StatusCode:
 def test_a_strangers_message_is_not_waited_for(node: grpc.Channel) -> None:
     """It is refused by its head: what it has sent of a message is not kept. Health has to read a request, and waits for
     it no longer than it says."""
-    over = threading.Event()
+    with unfinished() as request:
 
-    def unfinished() -> Iterator[bytes]:
-        over.wait()
-        yield b""
+        def call(method: str) -> grpc.StatusCode:
+            return refused(lambda: node.stream_unary(method)(request(), timeout=WAIT_S))
 
-    def call(method: str) -> grpc.StatusCode:
-        return refused(lambda: node.stream_unary(method)(unfinished(), timeout=WAIT_S))
-
-    try:
         for name in ("Feed/Publish", "Feed/Heads", "Session/Poll", "Session/Commands"):
             assert call(f"/sublet.v1.{name}") is grpc.StatusCode.UNAUTHENTICATED
         assert call("/x/y") is grpc.StatusCode.PERMISSION_DENIED
         assert call("/grpc.health.v1.Health/Check") is grpc.StatusCode.INVALID_ARGUMENT
-    finally:
-        over.set()
 
 
 def head_of_call(path: bytes, stream: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Retention: what is too old goes, generation by generation, and nothing else does; whoever has it learns of it."""
+"""Retention: what is too old goes, generation by generation, and nothing else does."""
 
 from __future__ import annotations
 
@@ -11,18 +11,12 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.groups.status.overview import describe_group
-from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
-from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import Connection, generation_of, put, read, stream_of, with_a_short_lived_space
-from tests.kit import WAIT_S, eventually
-from tests.kit_nodes import Fleet
 
 
 @pytest.fixture
@@ -311,52 +305,3 @@ def test_many_idle_producers_take_few_passes(conn: Connection) -> None:
 
 
 GROUP = "$share/g/#"
-
-
-def lines(conn: Connection) -> dict[int, StreamView]:
-    return {line.stream_id: line for line in describe_group(conn, Subscription.parse(GROUP)).streams}
-
-
-@pytest.mark.conforms("W4")
-@pytest.mark.long
-def test_what_is_taken_from_a_consumer_is_counted(conn: Connection, fleet: Fleet, database: str) -> None:
-    """Its stream is blocked, with the reason, and all others go on."""
-    doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
-    for number in range(10):
-        put(conn, doomed, b"%d" % number, topic="eu/1")
-    fleet.nodes["n1"].await_serving()
-    slow = fleet.consumer("slow", GROUP, pause_s=1.5)
-    eventually(lambda: fleet.delivered("slow"), WAIT_S, slow.output)
-    put(conn, other, b"kept", topic="us")
-    rollover(conn, "eu")
-    age(conn)
-    assert apply_retention(conn)
-    eventually(lambda: lines(conn)[doomed].status == "blocked", WAIT_S, lambda: str(lines(conn)))
-
-    line = lines(conn)[doomed]
-    assert 0 <= line.position < 10
-    assert (line.lag, line.lost_message_count, line.head_state) == (None, 10 - line.position, "gone")
-    (blocked,) = conn.execute(
-        "select reason, position from lending_history where stream_id = %s and event = 'block'", (doomed,)
-    ).fetchall()
-    assert blocked[0].startswith(f"offset {line.position} is gone by retention, {10 - line.position} messages")
-    assert blocked[1] == line.position
-    assert line.blocked_reason == blocked[0]
-    assert lines(conn)[other].blocked_reason is None
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        said = " ".join(shell.run("groups", "describe", GROUP).out.split())
-        assert f"blocked stream {doomed}: {blocked[0]}" in said
-        answer = shell.run("groups", "describe", GROUP, "--json").object
-    reasons = {each["stream_id"]: each["blocked_reason"] for each in answer["streams"]}
-    assert (reasons[doomed], reasons[other]) == (blocked[0], None)
-
-    fresh = fleet.consumer("fresh", GROUP)
-    young = stream_of(conn, "eu")
-    put(conn, young, b"held back", topic="eu/1")
-    eventually(lambda: lines(conn)[other].lag == 0, WAIT_S, lambda: str(lines(conn)) + fresh.output())
-    seen = {(each.stream, offset) for each in fleet.delivered() for offset in each.offsets}
-    assert {(other, offset) for offset in range(len(read(conn, other)))} <= seen
-    assert (doomed, 9) not in seen
-    assert slow.alive
-    assert "Traceback" not in slow.output()
-    assert lines(conn)[young].status != "held", "its key order would be broken: it waits for the operator"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from tests.integration.access_kit import allow, bearer, rule, token_of
 from tests.integration.cli_kit import Running, Shell, a_shell, done
 from tests.integration.session_kit import event, on_loop, until
 from tests.integration.tls_kit import HOST, Certificates, shown
-from tests.kit import eventually
+from tests.kit import Background, eventually
 
 pytestmark = pytest.mark.conforms("X8")
 
@@ -61,54 +60,28 @@ class Exchange:
         self._publisher.publish("t/1", value).result(WAIT_S)
         self._sent.append(value)
 
-    def consume(self) -> bool:
-        """Return whether all messages sent have arrived."""
+    def consume(self) -> None:
         if (batch := self._session.poll(1.0)) is not None:
             self._received.update(batch.table.column("value").to_pylist())
             batch.ack()
+
+    def has_all(self) -> bool:
+        """Consume, and return whether all messages sent have arrived."""
+        self.consume()
         return self._received >= set(self._sent)
 
 
-class Users:
-    """Threads that do something again and again, until one of them fails or all are stopped."""
+@contextmanager
+def at_work(*steps: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Have each step done again and again; yield what waits until each has been done some more."""
+    with ExitStack() as stack:
+        users = [stack.enter_context(Background(step)) for step in steps]
 
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.rounds: dict[str, int] = {}
-        self.failures: list[BaseException] = []
-        self._threads: list[threading.Thread] = []
+        def go_on() -> None:
+            for user in users:
+                user.more(3)
 
-    @contextmanager
-    def at_work(self, **work: Any) -> Iterator[None]:
-        for name, step in work.items():
-            self.rounds[name] = 0
-            self._threads.append(threading.Thread(target=self._run, args=(name, step)))
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.over.set()
-            for thread in self._threads:
-                thread.join()
-
-    def _run(self, name: str, step: Any) -> None:
-        try:
-            while not self.over.is_set():
-                step()
-                self.rounds[name] += 1
-        except BaseException as error:  # noqa: BLE001 looked at below
-            self.failures.append(error)
-
-    def go_on(self) -> None:
-        """Wait until each has done some more."""
-        before = dict(self.rounds)
-        eventually(
-            lambda: self.failures or all(self.rounds[name] > count + 2 for name, count in before.items()),
-            WAIT_S,
-            lambda: str(self.rounds),
-        )
-        assert not self.failures
+        yield go_on
 
 
 class TokenFile:
@@ -197,7 +170,6 @@ def test_rotation_drops_no_call(
     """One client publishes, one session consumes, and newcomers make a connection for each call."""
     calls = Calls()
     monkeypatch.setattr(node_calls, "open_channel", calls.open_channel)
-    users = Users()
     with (
         Feed([node.address]) as feed,
         Session(GROUP, nodes=[node.address], transport="nodes", name="s", starting_position="earliest") as session,
@@ -209,16 +181,15 @@ def test_rotation_drops_no_call(
                 newcomer.publish("t/2", b"new").result(WAIT_S)
                 newcomer.history("t/none")
 
-        with users.at_work(publish=exchange.publish, consume=exchange.consume, come_anew=come_anew):
-            users.go_on()
+        with at_work(exchange.publish, exchange.consume, come_anew) as go_on:
+            go_on()
             for _ in range(ROTATIONS):
                 before = shown(node.address)
                 trusted.write("node", HOST)
                 tokens.replace(node.address)
                 eventually(lambda before=before: shown(node.address) != before, WAIT_S)  # type: ignore[misc]
-                users.go_on()
-            users.over.set()
-        eventually(exchange.consume, WAIT_S)
+                go_on()
+        eventually(exchange.has_all, WAIT_S)
         (counters,) = session.connections.values()
         assert not sum(counters.connections_lost.values())
         assert calls.failed == []
@@ -342,7 +313,6 @@ def test_a_new_password_drops_no_call(
     given.write(FIRST)
     for name, value in given.settings.items():
         monkeypatch.setenv(name, value)
-    users = Users()
     with (
         a_shell(**given.settings) as shell,
         Publisher() as publisher,
@@ -351,8 +321,8 @@ def test_a_new_password_drops_no_call(
         node = shell.leader("n1")
 
         exchange = Exchange(publisher, session)
-        with users.at_work(publish=exchange.publish, consume=exchange.consume):
-            users.go_on()
+        with at_work(exchange.publish, exchange.consume) as go_on:
+            go_on()
             for password in ("second-password", "third-password"):
                 before: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
                 given.write(password)
@@ -365,8 +335,7 @@ def test_a_new_password_drops_no_call(
                     return set(now.values()) >= set(before.values()) and not before.keys() & now.keys()
 
                 eventually(is_back, WAIT_S, lambda: f"{superuser.execute(CONNECTED).fetchall()} {node.err}")
-                users.go_on()
-            users.over.set()
-        eventually(exchange.consume, WAIT_S)
+                go_on()
+        eventually(exchange.has_all, WAIT_S)
         assert not is_let_in(server_url, FIRST)
         assert done(shell.run("groups", "list", "--json"))

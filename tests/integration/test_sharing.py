@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from sublet_storage.spaces.space_changes import alter_space, create_space, drop_
 from tests.deliveries import judge
 from tests.integration.log_kit import Connection, everything
 from tests.integration.sharing_kit import Stage
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S, Background, eventually
 from tests.kit_nodes import Fleet
 
 
@@ -93,39 +92,22 @@ TOPICS = ("eu/1", "eu/2", "us/1")
 KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
 
 
-class Load:
-    """A thread that publishes counted values under every key."""
+class Load(Background):
+    """Publishes a counted value under every key in each round."""
 
     def __init__(self, database: str) -> None:
-        self.rounds = 0
-        self._database, self._stop = database, threading.Event()
-        self._thread = threading.Thread(target=self._publish)
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(WAIT_S)
-
-    def more(self, rounds: int) -> None:
-        """Wait until that many more rounds are acknowledged."""
-        least = self.rounds + rounds
-        eventually(lambda: self.rounds >= least, WAIT_S)
+        super().__init__(self._publish)
+        self._publisher = self.resources.enter_context(Publisher(database, block_messages=20))
 
     def _publish(self) -> None:
-        with Publisher(self._database, block_messages=20) as publisher:
-            while not self._stop.is_set():
-                value = b"%d" % self.rounds
-                for key in KEYS:
-                    topic = key.decode().split("@")[1]
-                    if self.rounds % 2:
-                        publisher.publish_batch({"topic": topic, "value": [value], "key": key})
-                    else:
-                        publisher.publish(topic, value, key=key)
-                publisher.flush(30)
-                self.rounds += 1
+        value = b"%d" % self.done
+        for key in KEYS:
+            topic = key.decode().split("@")[1]
+            if self.done % 2:
+                self._publisher.publish_batch({"topic": topic, "value": [value], "key": key})
+            else:
+                self._publisher.publish(topic, value, key=key)
+        self._publisher.flush(30)
 
 
 @pytest.mark.shards(3)
@@ -156,7 +138,7 @@ def test_each_key_is_consumed_in_order(database: str, conn: Connection, fleet: F
     store.close()
     verdict = judge(heads, fleet.delivered(), history)
     assert (verdict.lost, verdict.unexplained, verdict.explained, verdict.crossed) == ([], [], [], [])
-    every_round = [b"%d" % number for number in range(load.rounds)]
+    every_round = [b"%d" % number for number in range(load.done)]
     assert _delivered(conn, fleet) == dict.fromkeys(KEYS, every_round)
     moved = [len(streams) for streams in _streams_of_keys(conn).values()]
     assert min(moved) >= 4, "every key has moved several times"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,12 +18,14 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from sublet_borrower.consumer.session import Session
+from sublet_borrower.planner import micro_batch_planner as module
+from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
+from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.malloc_and_gc_tuning import freeze_loaded_objects
 from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
-from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     InDoubtRangeReassigned,
@@ -32,6 +35,7 @@ from sublet_protocol.domain.errors import (
     TimelineChanged,
     Unavailable,
 )
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin
@@ -41,9 +45,8 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run, Start
-from tests.integration.sharing_kit import last
 from tests.kit import eventually
-from tests.kit_nodes import SPEED
+from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 LONG, SHORT = 60.0, 0.5
@@ -249,24 +252,6 @@ def test_a_query_that_stops_in_a_batch_reserves_it(database: str, start: Start, 
     assert set(states.values()) == {"reserved", "free"}
 
 
-@pytest.mark.conforms("E28")
-@pytest.mark.long
-def test_a_long_batch_keeps_its_streams(database: str, start: Start, conn: Connection) -> None:
-    """It takes longer than every timeout."""
-    checkpoint = Checkpoint()
-    publish(database, 0, 20)
-    run = start(checkpoint, maxOffsetsPerTrigger=5)
-    run.until(5)
-    planned = run.reader.latestOffset(checkpoint.offsets[-1], ReadMaxRows(5))
-    evicted_s, lost_s = (
-        LeaderSettings().scaled(SPEED).eviction_timeout_s,
-        BorrowerSettings().scaled(SPEED).ping_timeout_s,
-    )
-    last(2 * max(evicted_s, lost_s))
-    assert not {"force_release", "reserve", "unreserve", "release"} & set(events(conn))
-    assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
-
-
 @pytest.mark.parametrize(
     ("option", "limit", "most", "kind"),
     [("maxOffsetsPerTrigger", 4, 4, ReadMaxRows), ("maxBytesPerTrigger", 1, 2, ReadMaxBytes)],
@@ -410,3 +395,64 @@ def test_a_worker_collects_little_after_its_first_task(database: str, conn: Conn
     left = len(gc.get_objects())
     gc.unfreeze()
     assert left < len(gc.get_objects()) / 10  # Spark's worker collects after each task
+
+
+@pytest.mark.conforms("E26")
+@pytest.mark.parametrize("finite", [False, True])
+def test_a_plan_that_is_not_written_is_begun_later(
+    fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch, finite: bool
+) -> None:
+    """A plan that no leader writes down keeps its query for a while only."""
+    monkeypatch.setattr(module, "PLAN_SAVED_TIMEOUT_S", 0.5)
+    settings = BorrowerSettings().scaled(SPEED)
+    planner = MicroBatchPlanner(
+        "$share/g/#",
+        database,
+        name="q",
+        hold_s=60.0,
+        starting_position="earliest",
+        granted_within_s=1.0,
+        settings=settings,
+    )
+    with Publisher(database) as publisher:
+        for value in (b"1", b"2"):
+            publisher.publish("t", value).result()
+    (first,) = eventually(lambda: planner.plan(PlanLimits(1, None), 0.2), 60)
+    planner.acknowledge([first.planned])
+    (node,) = fleet.nodes.values()
+    node.signal(signal.SIGSTOP)
+    try:
+        if finite:
+            with pytest.raises(Unavailable, match=r"no leader has written down .* within 1 s"):
+                planner.plan(PlanLimits(None, None), finite=True)
+        else:
+            assert planner.plan(PlanLimits(None, None), 0.1) == [], "nobody has written it down"
+    finally:
+        node.signal(signal.SIGCONT)
+    (second,) = eventually(lambda: planner.plan(PlanLimits(None, None), 0.2), 60)
+    assert (second.planned.start, second.planned.end) == (1, 2)
+    planner.close()
+
+
+@pytest.mark.conforms("E26")
+def test_a_finite_plan_fails_if_no_leader_answers(database: str) -> None:
+    with (
+        contextlib.closing(
+            MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, granted_within_s=0.5)
+        ) as planner,
+        pytest.raises(Unavailable, match=r"no leader has answered within 0\.5 s"),
+    ):
+        planner.plan(PlanLimits(None, None), finite=True)
+
+
+@pytest.mark.conforms("P10")
+def test_a_stream_of_another_timeline_has_its_space(fleet: Fleet, database: str, conn: Connection) -> None:
+    """After a failover the stream of that number may be in another space."""
+    stream = stream_of(conn, "default")
+    with contextlib.closing(
+        MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, settings=BorrowerSettings().scaled(SPEED))
+    ) as planner:
+        assert planner.spaces([(stream, 1)]) == {stream: "default"}
+        conn.execute("update space set name = 'other' where name = 'default'")
+        assert planner.spaces([(stream, 2)]) == {stream: "default"}
+        assert planner.spaces([(stream, TIMELINE_US)]) == {stream: "other"}
