@@ -48,7 +48,7 @@ from sublet_storage.spaces.space_changes import alter_space, create_space, drop_
 from tests.integration.log_kit import Connection, Message, generation_of, in_epochs, read, stream_of
 from tests.interleavings.harness import Interleavings, Run
 from tests.kit import WAIT_S, database_of, eventually
-from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside, swept
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside, swept, when_back
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 6
@@ -107,18 +107,6 @@ def eu(conn: Connection, world: LocalWorld) -> Eu:
     return Eu(conn, world)
 
 
-def when_back(work: Callable[[], int]) -> int:
-    """Return what the work returns once its place answers again."""
-
-    def tried() -> int:
-        try:
-            return work()
-        except PayloadUnavailable:
-            return 0
-
-    return eventually(tried, WAIT_S)
-
-
 # --- a place that is not there, or another ----------------------------------------------------------------------------
 
 
@@ -165,7 +153,7 @@ def test_a_place_back_meanwhile_misses_nothing(eu: Eu, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("starts_away", [True, False])
 def test_a_place_away_meanwhile_deletes_nothing(eu: Eu, monkeypatch: pytest.MonkeyPatch, starts_away: bool) -> None:
-    """What was not there is not deleted."""
+
     eu.orphan_all()
     world, retained, deleting = eu.world, eu.world.names(), LocalBackend.delete
 

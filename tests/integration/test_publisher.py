@@ -35,7 +35,7 @@ from sublet_storage.spaces.space_changes import alter_space, create_space, drop_
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.integration.notify_kit import listening
 from tests.interrupted_calls import run_interrupted
-from tests.kit import eventually
+from tests.kit import Background, eventually
 from tests.postgres_proxy import PostgresProxy
 from tests.readme import ROOT
 from tests.support.streams import open_streams
@@ -280,29 +280,20 @@ def test_a_full_buffer_makes_the_caller_wait(database: str, conn: Connection) ->
 def test_lost_connections_double_nothing(database: str, conn: Connection) -> None:
     """Each message is stored once, and in order."""
     sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(5)}
-    stop = threading.Event()
+    with Publisher(database, block_messages=20, max_buffered_bytes=10_000) as publisher:
 
-    publisher = Publisher(database, block_messages=20, max_buffered_bytes=10_000)
+        def publish() -> None:
+            for key, mine in sent.items():
+                mine.append(b"%d" % len(mine))
+                publisher.publish("t", mine[-1], key=key)
 
-    def publish() -> None:
-        with publisher:
-            count = 0
-            while not stop.is_set():
-                for key, mine in sent.items():
-                    mine.append(b"%d" % count)
-                    publisher.publish("t", mine[-1], key=key)
-                count += 1
-
-    caller = threading.Thread(target=publish)
-    caller.start()
-    for number in range(8):
-        eventually(lambda: _cut(conn))
-        before = _heads(conn)
-        eventually(lambda least=before: _heads(conn) > least + 20, 20)  # type: ignore[misc]
-        if number % 2:
-            rollover(conn, "default")
-    stop.set()
-    caller.join(60)
+        with Background(publish):
+            for number in range(8):
+                eventually(lambda: _cut(conn))
+                before = _heads(conn)
+                eventually(lambda least=before: _heads(conn) > least + 20, 20)  # type: ignore[misc]
+                if number % 2:
+                    rollover(conn, "default")
     assert by_key(conn) == sent
 
 

@@ -31,7 +31,7 @@ from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space, reshard
 from tests.integration.cli_kit import Shell
-from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
+from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, of_stream, put, stream_of
 from tests.integration.query_kit import Checkpoint, Start
 from tests.kit import GRANT_KEY, WAIT_S, eventually
 from tests.kit_nodes import Fleet
@@ -77,8 +77,7 @@ def unseen(url: str, stream: int) -> Iterator[None]:
 
 
 def line_of(conn: Connection, stream: int) -> StreamView:
-    (line,) = [each for each in describe_group(conn, GROUP).streams if each.stream_id == stream]
-    return line
+    return of_stream(describe_group(conn, GROUP).streams, stream)
 
 
 @pytest.mark.conforms("S11", "S9")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -17,6 +15,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
 from tests.integration.log_kit import Connection, generation_of, put, read, stream_of, with_a_short_lived_space
+from tests.kit import Background
 
 
 @pytest.fixture
@@ -211,13 +210,13 @@ def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
     declared = mark_expired_gone(conn)
     assert len(declared) > 1
-    kept = generation_of(conn, old)
-    conn.execute(f"create view kept as select * from block_{kept}")
-    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{kept}: cannot drop"):
+    viewed = generation_of(conn, old)
+    conn.execute(f"create view kept as select * from block_{viewed}")
+    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{viewed}: cannot drop"):
         drop_gone(conn)
-    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{kept}"}
+    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{viewed}"}
     conn.execute("drop view kept")
-    assert drop_gone(conn) == [kept]
+    assert drop_gone(conn) == [viewed]
 
 
 def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> None:
@@ -234,26 +233,19 @@ def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> No
 
 
 def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
-    stop = threading.Event()
-
-    def publish() -> int:
-        sent = 0
-        with Publisher(database) as publisher:
-            while not stop.is_set():
-                publisher.publish("eu/1", b"x").result(30)
-                sent += 1
-        return sent
-
     gone = 0
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(publish)
-        for _ in range(6):
-            rollover(conn, "eu")
-            age(conn)
-            gone += len(apply_retention(conn))
-        stop.set()
+    with Publisher(database) as publisher:
+
+        def publish() -> None:
+            publisher.publish("eu/1", b"x").result(30)
+
+        with Background(publish) as sending:
+            for _ in range(6):
+                rollover(conn, "eu")
+                age(conn)
+                gone += len(apply_retention(conn))
     assert gone >= 6
-    assert conn.execute("select sum(head) from stream").fetchone() == (sent.result(),)
+    assert conn.execute("select sum(head) from stream").fetchone() == (sending.done,)
 
 
 def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:

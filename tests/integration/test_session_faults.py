@@ -245,7 +245,7 @@ async def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
 @pytest.mark.conforms("R11", "X4")
 @on_loop
 async def test_bad_bytes_harm_their_sender_only() -> None:
-    """Bad commands do so, too."""
+
     async with a_node() as node, an_agent(node.address, "good") as good:
         good.node.subscribe(Channel.GROUP, "k")
         async with grpc.aio.insecure_channel(node.address) as channel:

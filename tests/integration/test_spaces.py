@@ -246,7 +246,7 @@ def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
 
 
 def test_a_change_and_a_reader_do_not_wait(database: str, conn: Connection) -> None:
-    """Neither waits for the other."""
+
     old = streams(conn, "default")[0]
     put(conn, old, b"x")
     with connect(database) as reader, reader.transaction():

@@ -87,7 +87,7 @@ def batch(query: Query, number: int, die: str = "") -> None:
 
 
 def test_a_batch_is_published_by_its_commit(query: Query, conn: Connection) -> None:
-    """It is published whole, and not before."""
+
     done = query.write(0, [numbered(0, 2500)], [numbered(2500, 10)], [])
     assert [each.staged.messages for each in done] == [2500, 10, 0]
     assert stored(conn) == []
@@ -98,7 +98,7 @@ def test_a_batch_is_published_by_its_commit(query: Query, conn: Connection) -> N
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_query_that_dies_stores_each_batch_once(database: str, conn: Connection, point: str) -> None:
-    """It may die at any point."""
+
     for number in range(3):
         for _ in range(2):
             with pytest.raises(Died):
@@ -228,7 +228,7 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
 
 
 def test_a_batch_with_other_rows_is_reported(query: Query, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    """That is reported when it is done for the second time."""
+
     batch(query, 0)
     batch(query, 0)
     assert not caplog.text
@@ -267,7 +267,7 @@ def test_a_commit_misses_what_a_crash_has_taken(query: Query, conn: Connection) 
 
 
 def test_what_nobody_publishes_is_forgotten(database: str, query: Query, conn: Connection) -> None:
-    """It is forgotten after a day."""
+
     query.write(0, [numbered(0, 100)])
     one_write(database, iter([numbered(0, 100)]), topic="t")
     one_write(database, iter([numbered(100, 100)]), topic="t", sinkName="daily", batchId="7")

@@ -461,7 +461,7 @@ def test_a_part_of_a_committed_batch_is_acknowledged(place: OutputStage) -> None
 
 
 def test_a_function_that_commits_is_not_called_again(place: OutputStage) -> None:
-    """It is not called again though it raises afterwards."""
+
     place.publish(4, key="k")
     with place.session(auto_ack=False, max_batch_bytes=1) as session:
 
@@ -494,7 +494,7 @@ def test_several_batches_in_one_transaction(place: OutputStage) -> None:
 
 @pytest.mark.conforms("E37")
 def test_parts_of_a_batch_are_committed_in_order(place: OutputStage) -> None:
-    """There is no gap, and none is committed twice."""
+
     place.publish(5, key="k", in_a_block=5)
     with place.session(auto_ack=False) as session:
         batch = first(session)

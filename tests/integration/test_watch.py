@@ -67,7 +67,7 @@ def away(shell: Shell) -> Iterator[None]:
     shell.environment = here
 
 
-def ways(shell: Shell, address: str) -> Iterator[tuple[str, ...]]:
+def by_database_and_node(shell: Shell, address: str) -> Iterator[tuple[str, ...]]:
     """Yield the arguments to watch by the database, and then by a node alone."""
     yield ()
     with away(shell):
@@ -150,7 +150,7 @@ def test_any_node_shows_the_way_to_the_leader(shell: Shell) -> None:
 def test_a_group_that_is_not_there_is_not_found(shell: Shell) -> None:
     """Nor is one that was deleted meanwhile."""
     node = shell.leader("n1")
-    for way in ways(shell, node.address):
+    for way in by_database_and_node(shell, node.address):
         refused(shell.run("groups", "watch", GROUP, *way), 3, "there is no such group")
     assert shell.run("groups", "list", "--json").object == {"groups": []}, "watching creates none"
     assert shell.run("groups", "create", GROUP).code == 0
@@ -166,7 +166,7 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
     store = PostgresGroupStore(database)
     store.declare_group(Subscription("share", "evil\x1b\u202ea", TopicFilter("a")), GroupOptions())
     node = shell.leader("n1")
-    for way in ways(shell, node.address):
+    for way in by_database_and_node(shell, node.address):
         watch = shell.start("groups", "watch", printed, *way)
         watch.says(f"Watching {printed}: nobody leads it at present.")
         assert watch.ask(signal.SIGINT).code == 0
@@ -183,7 +183,7 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
 @pytest.mark.conforms("A9")
 def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
     assert shell.run("groups", "create", GROUP).code == 0
-    for way in ways(shell, "127.0.0.1:1"):
+    for way in by_database_and_node(shell, "127.0.0.1:1"):
         answer = shell.run("groups", "watch", GROUP, *way)
         refused(answer, 5)
         assert answer.err.count("UNAVAILABLE") == len(way) // 2, answer.err
