@@ -274,26 +274,19 @@ def test_a_position_in_a_deleted_stream_is_gone(house: GroupWorld) -> None:
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
 def test_a_reader_goes_on_behind_deleted_streams(house: GroupWorld, had_messages: bool) -> None:
+    """Another that begins has listed the streams, and then finds its place in each by the time."""
     gone: list[PositionGone] = []
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
-    stream = house.ended(*([b"0"] if had_messages else []))
-    house.forget(stream, had_messages)
-    put(house.conn, house.open_stream(), b"1")
-    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
-    assert found == [b"1"]
-    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
-
-
-@pytest.mark.conforms("E39")
-@pytest.mark.parametrize("had_messages", [False, True])
-def test_a_stream_is_deleted_while_a_reader_begins(house: GroupWorld, had_messages: bool) -> None:
-    """It has listed the streams, and then finds its place in each by the time."""
     stream = house.ended(*([b"0"] if had_messages else []))
     streams = list_matching_streams(house.conn, ALL)
     house.forget(stream, had_messages)
     reader = MultiStreamReader(house.conn, ALL, datetime(2020, 1, 1, tzinfo=UTC), streams)
     assert reader.bookmark.offsets == {house.open_stream(): 0}
+    put(house.conn, house.open_stream(), b"1")
+    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
+    assert found == [b"1"]
+    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
 
 
 @pytest.mark.conforms("E39", "P10")

@@ -238,19 +238,18 @@ def consumed(conn: Connection) -> Any:
 @pytest.mark.conforms("S11", "S8")
 def test_a_batch_has_entire_epochs_of_all_streams(start: Start, publisher: Publisher, conn: Connection) -> None:
     """It has none that is open."""
-    checkpoint = Checkpoint()
-    run = start(checkpoint, wholeEpochs=True)
+    run = start(wholeEpochs=True)
     publish_epoch(publisher, 0)
     publish_epoch(publisher, 1, advance=False)
     publisher.flush()
     run.until(OF_EACH + 1)
     for _ in range(5):
         run.step()
-    are_complete(checkpoint, 1)
+    are_complete(run.checkpoint, 1)
     publisher.advance(2)
     publish_epoch(publisher, 2)
     run.until(3 * OF_EACH + 3)
-    are_complete(checkpoint, 3)
+    are_complete(run.checkpoint, 3)
     eventually(lambda: [run.step(), consumed(conn) == ([[3]],)][1], 20.0, lambda: str(consumed(conn)))
 
 
@@ -258,14 +257,13 @@ def test_a_batch_has_entire_epochs_of_all_streams(start: Start, publisher: Publi
 @pytest.mark.parametrize(("option", "most"), [("maxOffsetsPerTrigger", 30), ("maxBytesPerTrigger", 1)])
 @pytest.mark.long
 def test_a_limit_divides_between_epochs(start: Start, publisher: Publisher, option: str, most: int) -> None:
-    checkpoint = Checkpoint()
     for epoch in range(8):
         publish_epoch(publisher, epoch)
     publisher.flush()
-    run = start(checkpoint, **{option: most})
+    run = start(**{option: most})
     run.until(8 * (OF_EACH + 1))
-    are_complete(checkpoint, 8)
-    per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(checkpoint)]
+    are_complete(run.checkpoint, 8)
+    per_batch = [sum(epoch != b"-" for epoch in batch) for batch in batches(run.checkpoint)]
     assert max(per_batch) <= 2
     assert sum(count > 0 for count in per_batch) >= 4
 
@@ -301,19 +299,18 @@ def test_a_batch_done_again_has_the_same_epochs(
 @pytest.mark.conforms("S11")
 def test_available_now_gives_out_what_was_there(start: Start, publisher: Publisher) -> None:
     """It gives out no more, and ends though an epoch is open."""
-    checkpoint = Checkpoint()
     for epoch in range(3):
         publish_epoch(publisher, epoch)
     publish_epoch(publisher, 3, advance=False)
     publisher.flush()
-    run = start(checkpoint, maxOffsetsPerTrigger=1)
+    run = start(maxOffsetsPerTrigger=1)
     run.reader.prepareForTriggerAvailableNow()
     while run.step():
         publisher.publish("t", b"later", key=b"k0")
-        publish_epoch(publisher, 2 + len(checkpoint.offsets))
+        publish_epoch(publisher, 2 + len(run.checkpoint.offsets))
         publisher.flush()
-    are_complete(checkpoint, 3)
-    assert b"later" not in checkpoint.values()
+    are_complete(run.checkpoint, 3)
+    assert b"later" not in run.checkpoint.values()
 
 
 def test_a_group_that_is_not_atomic_is_refused(start: Start, publisher: Publisher) -> None:

@@ -84,14 +84,13 @@ def events(conn: Connection) -> list[str]:
 
 def test_everything_is_in_the_sink_and_acknowledged(database: str, start: Start, conn: Connection) -> None:
     """Once; also what comes in the children of streams that are closed meanwhile."""
-    checkpoint = Checkpoint()
-    run = start(checkpoint)
+    run = start()
     values = publish(database, 0, 40)
     run.until(40)
     reshard(conn, "default", 3)
     values += publish(database, 40, 20)
     run.until(60)
-    assert checkpoint.values() == values
+    assert run.checkpoint.values() == values
     assert not run.step(), "which acknowledges the last batch"
     heads = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
     eventually(lambda: {s: row[1] for s, row in lending(conn).items()} == heads, 10.0)
@@ -282,30 +281,28 @@ def test_a_batch_has_as_many_tasks_as_are_asked_for(
         return tasks
 
     monkeypatch.setattr(SubletStreamReader, "partitions", counted)
-    checkpoint = Checkpoint()
     values = publish(database, 0, 40)
-    run = start(checkpoint, **{option: 7 if option == "minPartitions" else 1})
+    run = start(**{option: 7 if option == "minPartitions" else 1})
     run.until(40)
-    assert checkpoint.values() == values
+    assert run.checkpoint.values() == values
     if option == "minPartitions":
         assert max(counts) >= 7, "as few as that, or more, where they divide so"
     else:
         assert set(counts) == {1}
-        assert max(len(offset["streams"]) for offset in checkpoint.offsets) > 1
+        assert max(len(offset["streams"]) for offset in run.checkpoint.offsets) > 1
 
 
 @pytest.mark.parametrize("count", [0, 30], ids=["nothing", "some"])
 def test_available_now_takes_what_is_there_and_ends(database: str, start: Start, count: int) -> None:
-    checkpoint = Checkpoint()
     values = publish(database, 0, count)
-    run = start(checkpoint, maxOffsetsPerTrigger=8)
+    run = start(maxOffsetsPerTrigger=8)
     run.reader.prepareForTriggerAvailableNow()
     assert run.step() == (count > 0)
     publish(database, 30, 10)
     while run.step():
         pass
-    assert checkpoint.values() == values, "what came meanwhile is for the next run"
-    assert len(checkpoint.sink) >= count / 8
+    assert run.checkpoint.values() == values, "what came meanwhile is for the next run"
+    assert len(run.checkpoint.sink) >= count / 8
 
 
 @pytest.mark.conforms("E26")

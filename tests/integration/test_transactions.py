@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,34 +26,36 @@ from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.space_changes import create_space
 from tests.interrupted_calls import run_interrupted
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
-ALL = "$share/g/#"
 BORROWER = BorrowerSettings().scaled(SPEED)
+_numbers = itertools.count()
 
 
 class OutputStage:
-    """A node, a table for the output, and messages."""
+    """A table for the output, a space for the messages, and a group of it."""
 
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url = url
-        self.fleet = Fleet(url, directory)
-        self.fleet.serve("n1")
+    def __init__(self, url: str) -> None:
+        self.url, self.name = url, f"s{next(_numbers)}"
+        self.topic, self.group = f"{self.name}/t", f"$share/{self.name}/{self.name}/#"
         self.connection = connect(url)
+        self.connection.execute("drop table if exists public.output")
         self.connection.execute("create table public.output (stream bigint, value bytea)")
+        create_space(self.connection, self.name, f"{self.name}/#")
 
     def session(self, url: str | None = None, **settings: object) -> Session:
         """One of the group, on the way to the database that is given."""
-        return Session(ALL, url or self.url, settings=BORROWER, starting_position="earliest", **settings)  # type: ignore[arg-type]
+        return Session(self.group, url or self.url, settings=BORROWER, starting_position="earliest", **settings)  # type: ignore[arg-type]
 
     def publish(self, count: int, key: str | None = None, in_a_block: int = 1) -> None:
         """Messages `0` to `count`, so many in a block, and so in a batch."""
         with Publisher(self.url, block_messages=in_a_block) as publisher:
             for number in range(count):
-                publisher.publish("t", str(number), key=key or f"k{number}")
+                publisher.publish(self.topic, str(number), key=key or f"k{number}")
 
     def output(self) -> list[bytes]:
         """Return the written output, sorted."""
@@ -60,19 +63,27 @@ class OutputStage:
 
     def progress(self) -> int:
         """Messages that count as consumed."""
-        ((total,),) = self.connection.execute("select coalesce(sum(position), 0)::bigint from lending").fetchall()
+        positions = "select coalesce(sum(position), 0)::bigint from lending join consumer_group using (group_id)"
+        ((total,),) = self.connection.execute(f"{positions} where name = '{self.name}'").fetchall()
         return int(total)
 
     def state(self) -> tuple[list[bytes], int]:
         return self.output(), self.progress()
 
 
+@pytest.fixture(scope="module")
+def url(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield the URL of a database with a node."""
+    with contextlib.closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
+        fleet.serve("n1")
+        yield shared_database
+
+
 @pytest.fixture
-def place(database: str, tmp_path: Path) -> Iterator[OutputStage]:
-    found = OutputStage(database, tmp_path)
+def place(url: str) -> Iterator[OutputStage]:
+    found = OutputStage(url)
     yield found
     found.connection.close()
-    found.fleet.close()
 
 
 def write(connection: psycopg.Connection[object], batch: Batch) -> None:
@@ -432,7 +443,7 @@ def test_a_batch_whose_block_did_not_run_is_refused(place: OutputStage, of_one_b
     """A transaction whose block did not run, as the outcome of the one before could not be found out."""
     with Publisher(place.url) as publisher:
         for key in "aabb":
-            publisher.publish("t", key, key=key)
+            publisher.publish(place.topic, key, key=key)
     with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False) as session:
         batch = first(session)
         done, left = (batch.slice(0, 1), batch.slice(1, 1)) if of_one_batch else (batch, first(session))
@@ -582,7 +593,7 @@ def test_an_async_session_commits_on_its_own_thread(place: OutputStage) -> None:
 
     async def main() -> None:
         async with AsyncSession(
-            ALL, place.url, settings=BORROWER, starting_position="earliest", max_batch_bytes=1
+            place.group, place.url, settings=BORROWER, starting_position="earliest", max_batch_bytes=1
         ) as session:
 
             def work(batch: Batch, connection: psycopg.Connection[object]) -> str:
