@@ -170,22 +170,6 @@ def test_what_was_staged_goes_where_its_topic_belongs(database: str, conn: Conne
     assert dict(heads) == {"default": 0, "own": 2000}
 
 
-@pytest.mark.conforms("W3")
-def test_batches_keep_order_while_streams_are_closed(database: str, conn: Connection) -> None:
-    def turn() -> int:
-        with connect(database) as mine:
-            return rollover(mine, "default")
-
-    with ThreadPoolExecutor(1) as pool:
-        for number in range(10):
-            turning = pool.submit(turn)
-            done = Query(database).write(number, *[[numbered(number * 3000 + 1000 * task, 1000)] for task in range(3)])
-            again = pool.submit(turn)
-            Query(database).commit(done, number)
-            assert turning.result(30) < again.result(30)
-    assert stored(conn) == list(range(30_000))
-
-
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("when", ["reply to COMMIT", "away for a while"])
 def test_a_commit_without_a_connection_is_made_once(database: str, conn: Connection, when: str) -> None:

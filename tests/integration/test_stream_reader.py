@@ -283,6 +283,7 @@ def test_a_batch_has_as_many_tasks_as_are_asked_for(
     monkeypatch.setattr(SubletStreamReader, "partitions", counted)
     values = publish(database, 0, 40)
     run = start(**{option: 7 if option == "minPartitions" else 1})
+    run.wait_until_granted(40)
     run.until(40)
     assert run.checkpoint.values() == values
     if option == "minPartitions":
