@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,7 +65,7 @@ from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, EpochBlocks, seen
-from tests.integration.log_kit import Connection, put, stream_of, swap_filters
+from tests.integration.log_kit import Connection, put, stream_of, swap_filters, waiting_for_locks
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
@@ -434,15 +434,11 @@ def test_an_import_in_time_finds_what_it_has_lost(house: GroupWorld) -> None:
     lost, open_stream = house.ended(b"0"), house.open_stream()
     house.take()
     house.conn.execute("update generation set is_past = true where state = 'gone'")
-    waiting = "select from pg_locks where not granted and relation = 'space'::regclass"
-    with connect(house.url) as importing, connect(house.url) as look:
-        with importing.transaction():
-            options = GroupOptions(on_data_loss=OnDataLoss.SKIP)
-            progress_transfer.create_from_progress(importing, GROUP, options, progress, "imported")
-            cleaner = threading.Thread(target=house.collapse, args=(house.conn,))
-            cleaner.start()
-            eventually(lambda: look.execute(waiting).rowcount > 0, 20.0)
-        cleaner.join()
+    with ThreadPoolExecutor(1) as cleaner, connect(house.url) as importing, importing.transaction():
+        options = GroupOptions(on_data_loss=OnDataLoss.SKIP)
+        progress_transfer.create_from_progress(importing, GROUP, options, progress, "imported")
+        cleaner.submit(house.collapse, house.conn)
+        eventually(lambda: waiting_for_locks(house.url), 20.0)
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
 

@@ -45,7 +45,7 @@ from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import payload_restore, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
-from tests.integration.log_kit import Connection, Message, generation_of, in_epochs, read, stream_of
+from tests.integration.log_kit import Connection, Message, generation_of, in_epochs, read, stream_of, waiting_for_locks
 from tests.interleavings.harness import Interleavings, Run
 from tests.kit import WAIT_S, database_of, eventually
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside, swept, when_back
@@ -238,13 +238,13 @@ def test_a_restored_database_finds_its_objects(server_url: str, database: str, e
 
 def test_tables_stay_while_payloads_are_moved(database: str, eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     before, claim = eu.read(), unreferenced_objects.claim_objects
-    with ThreadPoolExecutor(1) as pool, connect(database) as look:
+    with ThreadPoolExecutor(1) as pool:
         going_down: list[Future[None]] = []
 
         def slow(*args: Any) -> set[str]:
             found = claim(*args)
             going_down.append(pool.submit(downgrade, database))
-            eventually(lambda: look.execute("select from pg_locks where not granted").rowcount > 0, WAIT_S)
+            eventually(lambda: waiting_for_locks(database), WAIT_S)
             return found
 
         monkeypatch.setattr(unreferenced_objects, "claim_objects", slow)

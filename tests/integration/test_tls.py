@@ -96,7 +96,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("mistake", "reason"), MISTAKES.items())
+@pytest.mark.parametrize(("mistake", "reason"), MISTAKES.items(), ids=MISTAKES)
 def test_what_hinders_tls_is_named(
     shell: Shell, trusted: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, reason: str
 ) -> None:
