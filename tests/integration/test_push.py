@@ -49,12 +49,6 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PLUGINS))
 
 
-def run_sublet(stage: Stage, *arguments: str) -> None:
-    """A command of an operator."""
-    command = [sys.executable, "-m", "sublet.cli", *arguments, "--database-url", stage.fleet.url]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment(SPEED, stage.fleet.extra), capture_output=True)
-
-
 @pytest.mark.conforms("D1", "P1", "P4", "R12")
 @pytest.mark.parametrize("driver", ["postgres", "zmq", "poll"])
 def test_consumers_are_notified_of_messages_by_push(staged: Staged, driver: str) -> None:
@@ -191,5 +185,7 @@ def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -
     stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_STREAM_SYNC_INTERVAL_S": str(20 * WAIT_S)})
     stage.serve("n1")
     stage.share("a")
-    run_sublet(stage, "spaces", "reshard", "default", "4")
+    reshard = ["spaces", "reshard", "default", "4", "--database-url", stage.fleet.url]
+    run_cli, environ = [sys.executable, "-m", "sublet.cli", *reshard], environment(SPEED, stage.fleet.extra)
+    subprocess.run(run_cli, check=True, cwd=ROOT, env=environ, capture_output=True)
     eventually(lambda: stage.scene.shares() == [4], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")

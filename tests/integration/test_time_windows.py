@@ -109,24 +109,25 @@ def test_an_hour_stays_the_same(database: str, conn: Connection, tmp_path: Path)
         dated(conn, stream, 600 * number)
     hour = BEGUN + timedelta(minutes=25)
 
-    def read() -> tuple[list[bytes], list[bytes]]:
-        """Return what a tail and a feed read from that time on."""
-        tailed = [value for table in Tail(conn, ALL, hour).pages() for value in table.column("value").to_pylist()]
-        with serving(database) as server, Feed([server.address]) as feed:
-            return tailed, values(list(feed.history("eu/#", hour)))
+    with serving(database) as server, Feed([server.address]) as feed:
 
-    before = read()
-    assert [len(each) for each in before] == [18, 18]
-    places = [answers(conn, stream, 300 * each) for each in range(30)]
-    assert compact_stream(conn, stream, older_than_s=0, block_messages=10) == 12 - 3
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(30)]) == (before, places)
-    rollover(conn, "eu")
-    places = [answers(conn, stream, 300 * each) for each in range(23)]
-    assert move(conn, space) > 0
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
-    alter_space(conn, "eu", payload_location=None)
-    assert restore_payloads(conn, space.space_id) > 0
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
+        def look(times: int) -> tuple[list[bytes], list[bytes], list[set[int]]]:
+            """Return what a tail and a feed read from that time on, and where so many times are."""
+            tailed, fed = values(list(Tail(conn, ALL, hour).pages())), values(list(feed.history("eu/#", hour)))
+            return tailed, fed, [answers(conn, stream, 300 * number) for number in range(times)]
+
+        before = look(30)
+        assert [len(each) for each in before] == [18, 18, 30]
+        assert compact_stream(conn, stream, older_than_s=0, block_messages=10) == 12 - 3
+        assert look(30) == before
+        rollover(conn, "eu")
+        rolled_over = look(23)
+        assert rolled_over[:2] == before[:2]
+        assert move(conn, space) > 0
+        assert look(23) == rolled_over
+        alter_space(conn, "eu", payload_location=None)
+        assert restore_payloads(conn, space.space_id) > 0
+        assert look(23) == rolled_over
 
 
 @pytest.mark.conforms("W8")
