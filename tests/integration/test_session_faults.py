@@ -24,7 +24,6 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     LeaderWanted,
     Ping,
-    PingResponse,
 )
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
@@ -272,18 +271,6 @@ async def test_bad_bytes_harm_their_sender_only() -> None:
         assert node.sessions.publish(Channel.GROUP, "k", event(1)) == 2
         await until(lambda: good.bodies() == [event(1)])
         assert not good.lost
-
-
-@pytest.mark.conforms("R11")
-@on_loop
-async def test_what_the_owner_refuses_goes_back() -> None:
-    async with a_node() as node, an_agent(node.address) as agent:
-        wanted = LeaderWanted("b", "$queue/g/a")
-        agent.node.send(wanted)
-        agent.node.send(Ping(("b",), 2.0))
-        await until(lambda: agent.refused and agent.seen)
-        assert [text for _, text in agent.refused] == ["queue '$queue/g/a': it is not declared. Create it first."]
-        assert agent.bodies() == [PingResponse("b", 1, 2.0, 8.5)]
 
 
 @on_loop
