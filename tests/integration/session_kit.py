@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import socket
 import time
@@ -238,13 +237,3 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait_for(test(), 60)
 
     asyncio.run(bounded())
-
-
-def on_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an async test on a loop of its own."""
-
-    @functools.wraps(test)
-    def on_its_own(*args: P.args, **kwargs: P.kwargs) -> None:
-        run(lambda: test(*args, **kwargs))
-
-    return on_its_own

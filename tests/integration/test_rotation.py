@@ -36,9 +36,9 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_tokens import list_tokens, revoke_token
 from tests.integration.access_kit import allow, bearer, rule, token_of
 from tests.integration.cli_kit import Running, Shell, a_shell, done
-from tests.integration.session_kit import event, on_loop, until
+from tests.integration.session_kit import event, until
 from tests.integration.tls_kit import HOST, Certificates, shown
-from tests.kit import Background, eventually
+from tests.kit import Background, eventually, in_loop
 
 pytestmark = pytest.mark.conforms("X8")
 
@@ -226,7 +226,7 @@ class SlowRefusal(AccessCache):
         return super().authenticate(token)
 
 
-@on_loop
+@in_loop
 async def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the calls that were under way with it, the next attempt has the new one."""
     old, new, file = NewToken.draw(), NewToken.draw(), tmp_path / "token"

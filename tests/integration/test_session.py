@@ -26,13 +26,14 @@ from sublet_protocol.pubsub.model import Channel, SequencedMessage
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, on_loop, proven, until
+from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, until
+from tests.kit import in_loop
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.conforms("R1")
-@on_loop
+@pytest.mark.conforms("R1", "R12")
+@in_loop
 async def test_an_agent_with_10000_keys_holds_one_poll() -> None:
     subscriptions = 10_000
     async with a_node() as node, an_agent(node.address, "a") as agent, an_agent(node.address, "b") as other:
@@ -50,7 +51,7 @@ async def test_an_agent_with_10000_keys_holds_one_poll() -> None:
 
 
 @pytest.mark.conforms("R2")
-@on_loop
+@in_loop
 async def test_commands_arrive_in_order_behind_a_slow_one() -> None:
     """There is one batch at a time."""
     async with a_node() as node, an_agent(node.address) as agent:
@@ -71,7 +72,7 @@ async def test_commands_arrive_in_order_behind_a_slow_one() -> None:
 
 
 @pytest.mark.conforms("R4")
-@on_loop
+@in_loop
 async def test_a_message_without_a_poll_waits_for_the_next() -> None:
     """A poll that is held is answered at once, and not at the end of its hold, which outlasts the test."""
     async with a_node(hold_s=600.0) as node, grpc.aio.insecure_channel(node.address) as channel:
@@ -113,7 +114,7 @@ async def catch_up(stub: Any, one: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.conforms("R10")
-@on_loop
+@in_loop
 async def test_one_that_holds_no_poll_slows_nobody() -> None:
     """It is notified of what it has missed."""
     async with (
@@ -147,7 +148,7 @@ async def test_one_that_holds_no_poll_slows_nobody() -> None:
 
 
 @pytest.mark.conforms("R10")
-@on_loop
+@in_loop
 async def test_after_a_gap_an_agent_goes_on_in_its_life() -> None:
     async with a_node(mailbox=MailboxLimits(messages=5)) as node, an_agent(node.address) as agent:
         agent.node.subscribe(Channel.GROUP)
@@ -207,7 +208,7 @@ class Subscriptions:
 
 
 @pytest.mark.conforms("R3")
-@on_loop
+@in_loop
 async def test_each_has_every_message_once_and_in_order() -> None:
     """Who subscribes to a key, to all keys or to both is called once for each."""
     async with a_node() as node, an_agent(node.address, "one") as one, an_agent(node.address, "other") as other:
@@ -229,7 +230,7 @@ async def test_each_has_every_message_once_and_in_order() -> None:
 
 
 @pytest.mark.conforms("R9", "R6")
-@on_loop
+@in_loop
 async def test_a_killed_node_fails_each_subscription_once() -> None:
     """The node's next life serves them all."""
     port = free_port()
@@ -274,7 +275,7 @@ async def test_a_killed_node_fails_each_subscription_once() -> None:
 
 
 @pytest.mark.conforms("R9")
-@on_loop
+@in_loop
 async def test_a_refused_subscription_fails_once_and_alone() -> None:
     async with a_node() as node, an_agent(node.address) as agent:
         node.sessions.machine.settings = type(node.sessions.machine.settings)(subscriptions_each=2)
@@ -290,7 +291,7 @@ async def test_a_refused_subscription_fails_once_and_alone() -> None:
 
 
 @pytest.mark.conforms("R9")
-@on_loop
+@in_loop
 async def test_subscribing_from_a_callback_at_any_time() -> None:
     async with a_node() as node, an_agent(node.address, settings=AgentConnectionSettings(hold_s=0.2)) as agent:
         reported = Subscriptions(agent)

@@ -31,13 +31,14 @@ from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.server import make_node_side_machine
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, on_loop, proven, until
+from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, until
+from tests.kit import in_loop
 from tests.postgres_proxy import PostgresProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@on_loop
+@in_loop
 async def test_a_listed_node_that_is_away_is_lost_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often nodes are looked up meanwhile."""
     caplog.set_level(logging.INFO, "sublet_borrower.agent.agent_loop")
@@ -59,7 +60,7 @@ async def test_a_listed_node_that_is_away_is_lost_once(caplog: pytest.LogCapture
 
 
 @pytest.mark.conforms("R2")
-@on_loop
+@in_loop
 async def test_a_batch_given_up_is_executed_once() -> None:
     """It is executed to its end, though the agent does not wait any more."""
     async with a_node() as node:
@@ -76,7 +77,7 @@ async def test_a_batch_given_up_is_executed_once() -> None:
 
 
 @pytest.mark.conforms("R2")
-@on_loop
+@in_loop
 async def test_a_repeat_is_answered_when_the_first_is_done() -> None:
     async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
         gate = node.gate = asyncio.get_running_loop().create_future()
@@ -98,7 +99,7 @@ async def test_a_repeat_is_answered_when_the_first_is_done() -> None:
 
 
 @pytest.mark.conforms("R5")
-@on_loop
+@in_loop
 async def test_a_lost_reply_is_given_again_and_seen_once() -> None:
     async with a_node() as node, an_agent(node.address, settings=FAST) as agent:
         agent.node.subscribe(Channel.GROUP)
@@ -114,7 +115,7 @@ async def test_a_lost_reply_is_given_again_and_seen_once() -> None:
 
 
 @pytest.mark.conforms("R5")
-@on_loop
+@in_loop
 async def test_a_bad_link_to_a_node_is_got_over() -> None:
     """Cut or slow: nothing is missed. Refused, or half open until calls are given up: reported, subscribed again."""
     async with a_node() as node:
@@ -144,7 +145,7 @@ async def test_a_bad_link_to_a_node_is_got_over() -> None:
 
 
 @pytest.mark.conforms("R6")
-@on_loop
+@in_loop
 async def test_a_restarted_node_is_subscribed_to_again() -> None:
     port = free_port()
     async with a_node("n1", port=port) as node, an_agent(node.address, settings=FAST) as agent:
@@ -166,7 +167,7 @@ async def test_a_restarted_node_is_subscribed_to_again() -> None:
 
 
 @pytest.mark.conforms("R7")
-@on_loop
+@in_loop
 async def test_the_forgotten_are_notified() -> None:
     async with a_node(hold_s=0.05) as node, grpc.aio.insecure_channel(node.address) as channel:
         stub, one = sublet_pb2_grpc.SessionStub(channel), proven("a")
@@ -186,7 +187,7 @@ async def test_the_forgotten_are_notified() -> None:
 
 @pytest.mark.conforms("X1")
 @pytest.mark.parametrize("is_held", [False, True])
-@on_loop
+@in_loop
 async def test_who_lost_a_right_gets_no_more_messages(is_held: bool) -> None:
     """Neither by a poll that comes, nor by one that is held."""
     async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
@@ -219,7 +220,7 @@ KILLED_AGENT = """
 
 
 @pytest.mark.conforms("R8")
-@on_loop
+@in_loop
 async def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
     hold_s = 0.4
     quiet = AgentConnectionSettings(hold_s=hold_s)
@@ -242,7 +243,7 @@ async def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
 
 
 @pytest.mark.conforms("R11", "X4")
-@on_loop
+@in_loop
 async def test_bad_bytes_harm_their_sender_only() -> None:
 
     async with a_node() as node, an_agent(node.address, "good") as good:
@@ -273,7 +274,7 @@ async def test_bad_bytes_harm_their_sender_only() -> None:
         assert not good.lost
 
 
-@on_loop
+@in_loop
 async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal has both numbers."""
     async with a_node() as node:
@@ -288,7 +289,7 @@ async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPat
         assert node.subscriptions() == []
 
 
-@on_loop
+@in_loop
 async def test_closing_delivers_or_reports_that_it_did_not() -> None:
     async with a_node() as node:
         agent = Agent(node.address)
@@ -320,7 +321,7 @@ async def the_end(agent: AgentLoop, subscribe: Callable[[SessionEventQueue], int
 
 
 @pytest.mark.conforms("E30", "R11")
-@on_loop
+@in_loop
 async def test_a_refused_subscription_ends_with_the_reason() -> None:
     async with a_node() as node:
         agent = AgentLoop(lambda: [node.address], SETTINGS)
@@ -342,7 +343,7 @@ async def test_a_refused_subscription_ends_with_the_reason() -> None:
         assert "it is not declared" in second.detail
 
 
-@on_loop
+@in_loop
 async def test_refusals_are_logged_seldom_and_in_short(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "sublet_protocol.pubsub.node_connection")
     async with a_node() as node, an_agent(node.address) as agent:

@@ -14,7 +14,8 @@ from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
-from tests.integration.session_kit import Agent, a_node, an_agent, on_loop, until
+from tests.integration.session_kit import Agent, a_node, an_agent, until
+from tests.kit import in_loop
 
 WEATHER = ChannelCatalog(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
 
@@ -57,7 +58,7 @@ class Station:
 
 
 @pytest.mark.conforms("R12")
-@on_loop
+@in_loop
 async def test_a_station_and_its_watchers() -> None:
     station = Station()
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -93,7 +94,7 @@ async def test_a_station_and_its_watchers() -> None:
 
 
 @pytest.mark.conforms("R12", "R11")
-@on_loop
+@in_loop
 async def test_a_foreign_channel_is_refused_on_both_sides() -> None:
     async with a_node() as node, an_agent(node.address, channels=WEATHER) as agent:
         with pytest.raises(UsageError, match=r"'stream'.*temperature, storm"):
@@ -113,7 +114,7 @@ class Failing(list[tuple[str, str | None, bool]]):
 
 
 @pytest.mark.conforms("R12")
-@on_loop
+@in_loop
 async def test_an_owner_that_fails_harms_no_subscriber() -> None:
     async with a_node() as node, an_agent(node.address) as agent:
         node.interest = Failing()

@@ -143,6 +143,19 @@ def test_a_query_may_die_at_any_point(database: str, start: Start, conn: Connect
     assert "unreserve" not in events(conn)
 
 
+@pytest.mark.long
+def test_a_killed_leader_does_not_end_a_query(database: str, fleet: Fleet, start: Start) -> None:
+    checkpoint = Checkpoint()
+    values = publish(database, 0, 20)
+    run = start(checkpoint, maxOffsetsPerTrigger=5, inDoubtTimeout=LONG)
+    run.until(5)
+    fleet.nodes["n1"].kill()
+    values += publish(database, 20, 20)
+    fleet.node("n2")
+    run.until(40)
+    assert checkpoint.values() == values
+
+
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["committed", "read"])
 @pytest.mark.long
