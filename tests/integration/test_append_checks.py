@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, LiteralString
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from sublet_storage.db.connect import connect
 from sublet_storage.log.append import register_producer
 from tests.integration.log_kit import block, read
 from tests.support.streams import open_streams
@@ -22,9 +24,21 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
   %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
 
 APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
+STAGE = """
+insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics,
+  codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, %(count)s, %(first)s, %(last)s, %(topics)s, %(codec)s,
+  %(payload)s)"""
+PUBLISH = "select total from append_staged_blocks('s', 1, %(attempts)s)"
 ATTEMPT = UUID(int=1)
 HOLD = "select outcome from hold_epochs(%(space)s, 'etl', %(incarnation)s, %(epochs)s, 60)"
 APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
+
+
+@pytest.fixture
+def conn(shared_database: str) -> Iterator[psycopg.Connection[Any]]:
+    """In a transaction that is rolled back."""
+    with connect(shared_database) as connection, connection.transaction(force_rollback=True):
+        yield connection
 
 
 @pytest.fixture
@@ -38,7 +52,7 @@ def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
 
 
 def refused(conn: psycopg.Connection[Any], row: dict[str, Any], statement: LiteralString = APPEND) -> str:
-    with pytest.raises(psycopg.Error) as raised:
+    with pytest.raises(psycopg.Error) as raised, conn.transaction():
         conn.execute(statement, row)
     assert raised.value.sqlstate == "SB002", raised.value
     return f"{raised.value.diag.message_primary} {raised.value.diag.message_hint}"
@@ -87,14 +101,8 @@ def test_a_row_that_cannot_be_is_not_appended(
 
 def test_topics_that_are_staged_are_a_plain_list(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
     """Readers compare each with a filter: a list in the list ended every consumer that was granted the stream."""
-    conn.execute(
-        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
-        " topics, codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 2, %(first)s, %(last)s, %(topics)s,"
-        " %(codec)s, %(payload)s)",
-        {**good, "attempt": ATTEMPT, "topics": [["a"], ["b"]]},
-    )
-    publish = "select * from append_staged_blocks('s', 1, array[%(attempt)s::uuid])"
-    assert "distinct ones in a plain list" in refused(conn, {"attempt": ATTEMPT}, publish)
+    conn.execute(STAGE, {**good, "attempt": ATTEMPT, "count": 2, "topics": [["a"], ["b"]]})
+    assert "distinct ones in a plain list" in refused(conn, {"attempts": [ATTEMPT]}, PUBLISH)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +158,15 @@ def test_epochs_of_a_block_have_the_spaces_numbers(
 
 @pytest.mark.parametrize("numbers", [1, 2])
 def test_too_many_epochs_are_refused_before_a_lock(
-    conn: psycopg.Connection[Any], database: str, good: dict[str, Any], numbers: int
+    shared_database: str, conn: psycopg.Connection[Any], good: dict[str, Any], numbers: int
 ) -> None:
     """To compare them took half a minute, and all other appends to the stream waited."""
     epochs = json.dumps([[k, 9_000 - k][:numbers] for k in range(1_001)])
     bounds = f'{{"has_unset": false, "least": [{[4] * numbers}], "greatest": {epochs}}}'
-    row = {**good, "incarnation": register_producer(conn, "etl"), "epochs": bounds}
-    conn.execute("set lock_timeout = '1s'")
-    with psycopg.connect(database) as other:
+    with connect(shared_database) as committed:
+        row = {**good, "incarnation": register_producer(committed, "etl"), "epochs": bounds}
+    conn.execute("set local lock_timeout = '1s'")
+    with psycopg.connect(shared_database) as other:
         other.execute("select sublet.register_producer('etl')")
         said = refused(conn, row, APPEND_OF.replace("bytea, null)", "bytea, %(epochs)s)"))
     assert "the greatest of its epochs, each a list of 1 to 1000" in said
@@ -165,18 +174,11 @@ def test_too_many_epochs_are_refused_before_a_lock(
 
 def test_an_attempt_is_appended_once(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
     """One staged megabyte named 300 times stored 300."""
-    publish = "select total from append_staged_blocks('s', 1, %(attempts)s)"
-    conn.execute(
-        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
-        " codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 1, %(first)s, %(last)s, %(codec)s, %(payload)s)",
-        {**good, "attempt": ATTEMPT},
-    )
-    said = refused(conn, {"attempts": [UUID(int=2), ATTEMPT, ATTEMPT]}, publish)
-    assert (
-        said
-        == f"attempt {ATTEMPT} is given more than once: what it has staged is appended once. Give each attempt once."
-    )
-    assert conn.execute(publish, {"attempts": [ATTEMPT, UUID(int=2)]}).fetchall() == [(1,)]
+    conn.execute(STAGE, {**good, "attempt": ATTEMPT})
+    said = refused(conn, {"attempts": [UUID(int=2), ATTEMPT, ATTEMPT]}, PUBLISH)
+    given = f"attempt {ATTEMPT} is given more than once"
+    assert said == f"{given}: what it has staged is appended once. Give each attempt once."
+    assert conn.execute(PUBLISH, {"attempts": [ATTEMPT, UUID(int=2)]}).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])
