@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,12 +102,23 @@ def shell(database: str) -> Iterator[Shell]:
         yield shell
 
 
-@pytest.fixture
-def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
-    """A database for an `AsyncSession`, and processes on it, a node to begin with."""
-    scene = Scene(database, tmp_path)
+@pytest.fixture(scope="module")
+def shared_fleet(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A node on the database that all tests of a file share."""
+    fleet = Fleet(shared_database, tmp_path_factory.mktemp("fleet"))
     try:
-        scene.node("n1")
-        yield scene
+        fleet.serve("n1")
+        yield fleet
     finally:
-        scene.close()
+        fleet.close()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def scene(shared_fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A space of 16 streams, or as many as the mark `shards` says, for an `AsyncSession`; other tests use its node."""
+    mark = request.node.get_closest_marker("shards")
+    with contextlib.closing(Scene(shared_fleet, f"s{next(_numbers)}", mark.args[0] if mark else 16)) as scene:
+        yield scene

@@ -17,17 +17,19 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.producer import Publisher
-from tests.integration.async_kit import ALL, Scene, in_a_loop
+from tests.integration.async_kit import Scene, in_a_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S
 from tests.postgres_proxy import PostgresProxy
+
+pytestmark = pytest.mark.shards(1)
 
 NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"
 
 
 @pytest.fixture(autouse=True)
 def output(scene: Scene) -> None:
-    scene.connection.execute("create table public.output (first bigint)")
+    scene.connection.execute("create table if not exists public.output (first bigint); truncate public.output")
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def publish(scene: Scene, count: int) -> None:
     """Messages of one stream, each a batch of its own."""
     with Publisher(scene.url, block_messages=1) as publisher:
         for _ in range(count):
-            publisher.publish("t", b"", key=b"k")
+            publisher.publish(f"{scene.space}/t", b"", key=b"k")
 
 
 def progress(scene: Scene) -> int:
@@ -207,7 +209,7 @@ async def test_close_raises_what_an_ack_did(scene: Scene, fails: bool, caplog: p
 
     with PostgresProxy(scene.url) as cutter, pytest.raises(ValueError if fails else UsageError, match=NOT_COMMITTED):
         await work(cutter)
-    assert f"acknowledgement refused: subscription={ALL} stream_id=" in caplog.text
+    assert f"acknowledgement refused: subscription={scene.group} stream_id=" in caplog.text
     assert progress(scene) == 0
     assert not scene.holders()
 
