@@ -221,11 +221,7 @@ async def an_agent(
 def proven(name: str) -> dict[str, Any]:
     """Return the fields of every request of one agent, for clients written with only the proto."""
     key = AgentSecret(name)
-    return {
-        "protocol_version": PROTOCOL_VERSION,
-        "subscriber_id": f"{key.agent_id}.1",
-        "agent_key": key.reveal(),
-    }
+    return {"protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{key.agent_id}.1", "agent_key": key.reveal()}
 
 
 def event(number: int) -> GroupEventPayload:
