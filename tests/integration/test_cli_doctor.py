@@ -154,15 +154,12 @@ def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) ->
     conn.execute("reset role")
 
 
-def test_a_server_without_durability_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_what_is_wrong_with_a_server_is_named(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
     check_finding(conn, "durability", Severity.ERROR, "synchronous_commit off")
-
-
-def test_clocks_connections_and_transactions(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     assert re.search(r" 3[56]\d\d\.\d s ahead", found(conn, "clock", time.time() + 3600).detail)
     assert re.search(r" 3[56]\d\d\.\d s behind", found(conn, "clock", time.time() - 3600).detail)
     assert is_well(found(conn, "connections"))
@@ -232,30 +229,27 @@ def test_the_command_works_where_it_may_read_nothing(database: str, conn: psycop
 
 
 @pytest.mark.conforms("A8")
-@pytest.mark.parametrize(
-    ("owner", "source"),
-    [("database {name}", "database"), ("role {user}", "user"), ("role {user} in database {name}", "database user")],
-)
-def test_a_read_only_database_is_an_error(database: str, reader: str, owner: str, source: str) -> None:
+def test_a_read_only_database_is_an_error(database: str, reader: str) -> None:
     """For new connections of the user, whose remedy works."""
     with connect(database) as admin, a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
         admin.execute(f"grant usage on schema sublet to {reader}; grant select on alembic_version to {reader}")
-        set_by = owner.format(name=admin.info.dbname, user=reader)
-        admin.execute(f"alter {set_by} set default_transaction_read_only = on")
-        answer = shell.run("doctor", "--json")
-        (finding, *_) = answer.object["findings"]
-        assert (answer.code, finding["check"], finding["state"]) == (1, "database", "error")
-        assert f"default_transaction_read_only is on, set by {source}" in finding["detail"]
-        with connect(database) as owner_connection:
-            owner_connection.execute(finding["hint"].partition("in psql: ")[2])
-        (finding, *_) = shell.run("doctor", "--json").object["findings"]
-        assert (finding["check"], finding["state"]) == ("database", "ok")
-
-
-@pytest.mark.conforms("A8")
-def test_a_read_only_session_is_an_error(database: str) -> None:
-    url = make_conninfo(database, options="-c default_transaction_read_only=on")
-    with a_shell(SUBLET_DATABASE_URL=url) as shell:
+        name = admin.info.dbname
+        for owner, source in (
+            (f"database {name}", "database"), (f"role {reader}", "user"),
+            (f"role {reader} in database {name}", "database user"),
+        ):  # fmt: skip
+            admin.execute(f"alter {owner} set default_transaction_read_only = on")
+            answer = shell.run("doctor", "--json")
+            (finding, *_) = answer.object["findings"]
+            assert (answer.code, finding["check"], finding["state"]) == (1, "database", "error")
+            assert f"default_transaction_read_only is on, set by {source}" in finding["detail"]
+            with connect(database) as owner_connection:
+                owner_connection.execute(finding["hint"].partition("in psql: ")[2])
+            (finding, *_) = shell.run("doctor", "--json").object["findings"]
+            assert (finding["check"], finding["state"]) == ("database", "ok")
+        shell.environment["SUBLET_DATABASE_URL"] = make_conninfo(
+            database, options="-c default_transaction_read_only=on"
+        )
         (finding, *_) = shell.run("doctor", "--json").object["findings"]
         assert (finding["check"], finding["state"]) == ("database", "error")
         assert "the options of the URL" in finding["hint"]
@@ -270,13 +264,7 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         reported = shell.run("nodes", "list").out
         assert "gone" in reported
         assert " poll " in reported
-        register(
-            conn,
-            NodeIncarnation("n2", "a life of n2", "127.0.0.1:2"),
-            60,
-            PROTOCOL_VERSION,
-            notify_endpoint="postgres:",
-        )
+        register(conn, N2, 60, PROTOCOL_VERSION, notify_endpoint="postgres:")
         reported = shell.run("nodes", "list").out
         assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 
