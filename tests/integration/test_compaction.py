@@ -83,22 +83,9 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
     assert len(blocks(conn)) < 50
 
 
-@pytest.mark.conforms("W5")
-def test_what_was_merged_meanwhile_is_left_alone(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 10)
-    before = read(conn, stream)
-
-    def merge_first(_: psycopg.Connection[Any]) -> None:
-        with connect(database) as other:
-            assert compact_stream(other, stream, older_than_s=0) == 9
-
-    assert compact_stream(conn, stream, older_than_s=0, guard=merge_first) == 0
-    assert len(blocks(conn)) == 1
-    assert read(conn, stream) == before
-
-
-def test_blocks_of_different_frontiers_stay_apart(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_young_blocks_and_other_frontiers_stay_apart(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 4)
+    assert compact_stream(conn, stream, older_than_s=3600) == 0
     conn.execute("update block set lower_frontier = '[5]' where end_offset > 2")
     compact_stream(conn, stream, older_than_s=0)
     assert blocks(conn) == [(2, 2), (4, 2)]
@@ -120,11 +107,6 @@ def test_large_frontiers_are_not_read_of_each_block(conn: psycopg.Connection[Any
     ((merged, size),) = conn.execute(f"select lower_frontier = {large}, octet_length(lower_frontier::text) from block")
     assert merged
     assert peak < 50 * size
-
-
-def test_young_blocks_are_left_alone(conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 5)
-    assert compact_stream(conn, stream, older_than_s=3600) == 0
 
 
 def test_times_and_stamps_are_found_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
