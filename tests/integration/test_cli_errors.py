@@ -16,8 +16,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
@@ -87,10 +86,9 @@ def test_what_cannot_work_is_refused_with_the_reason(shell: Shell) -> None:
 def test_control_characters_are_refused_and_escaped(shell: Shell, database: str) -> None:
     for text in ("$share/evil\x1b]0;P\a/a", "$share/g/a\x1b[2J"):
         refused(shell.run("groups", "create", text), USAGE, "no control characters", "\\x1b")
-    store, stored = PostgresGroupStore(database), Subscription("share", "evil\x1b]0;P\a", TopicFilter("a"))
-    store.declare_group(stored, GroupOptions())
-    store.apply_command(stored, PauseGroup())
-    store.close()
+    stored = Subscription("share", "evil\x1b]0;P\a", TopicFilter("a"))
+    create_group(database, stored, GroupOptions())
+    assert shell.run("groups", "pause", "$share/evil\\x1b]0;P\\x07/a").code == 0
     for command in (["groups", "list"], ["doctor"]):
         answer = shell.run(*command)
         assert "$share/evil\\x1b]0;P\\x07/a" in answer.out
@@ -99,31 +97,27 @@ def test_control_characters_are_refused_and_escaped(shell: Shell, database: str)
 
 def test_a_group_may_be_named_as_it_is_printed(shell: Shell, database: str) -> None:
     printed = "$share/evil\\x1b]0;P\\x07/a"
-    stored, literal = (
-        Subscription("share", name, TopicFilter("a")) for name in ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07")
-    )
-    store = PostgresGroupStore(database)
-    group = store.declare_group(stored, GroupOptions())
+    names = ("evil\x1b]0;P\a", "evil\\x1b]0;P\\x07")
+    stored, literal = (Subscription("share", name, TopicFilter("a")) for name in names)
+    group, _ = create_group(database, stored, GroupOptions())
     for command in (["pause"], ["history"], ["describe"], ["reset", "--to-latest", "--dry-run"], ["export"]):
         found = shell.run("groups", command[0], printed, *command[1:], *([] if command == ["export"] else ["--json"]))
         assert found.object["subscription"] == str(stored), command
     reported = shell.run("groups", "why", printed)
     assert (reported.code, printed in reported.out, "\x1b" in reported.out) == (0, True, False)
     assert shell.run("groups", "clone", printed, "$share/good/a").code == 0
-    other = store.declare_group(literal, GroupOptions())
+    other, _ = create_group(database, literal, GroupOptions())
     for wanted in (other, group):
         assert shell.run("groups", "delete", printed, "--yes", "--json").object["group_id"] == wanted.group_id
     refused(shell.run("groups", "delete", printed, "--yes"), NOT_FOUND, "there is no such group")
-    store.close()
 
 
 @pytest.mark.conforms("A9")
 @pytest.mark.long
 def test_a_consumer_joins_the_group_that_was_printed(shell: Shell, database: str) -> None:
     printed, literal = "$share/a\\u202eb/#", "$share/c\\u202ed/#"
-    store = PostgresGroupStore(database)
-    store.declare_group(Subscription("share", "a\u202eb", TopicFilter("#")), GroupOptions(StartingPosition.EARLIEST))
-    store.close()
+    group = Subscription("share", "a\u202eb", TopicFilter("#"))
+    create_group(database, group, GroupOptions(StartingPosition.EARLIEST))
     shell.leader("n1")
     shell.run("publish", "t", stdin="x\n")
     for given in (printed, literal):
