@@ -101,16 +101,6 @@ def break_(session: Session, seen: SeenNumbers) -> None:
             break
 
 
-def break_out_of_yield_from(session: Session, seen: SeenNumbers) -> None:
-    def batches() -> Iterator[Batch]:
-        yield from session
-
-    for batch in batches():
-        seen.append(batch.first)
-        if batch.first == 1:
-            break
-
-
 def by_hand(session: Session, seen: SeenNumbers) -> None:
     for _ in range(2):
         seen.append(next_of(session).first)
@@ -131,17 +121,6 @@ def over_a_stored_iterator(session: Session, seen: SeenNumbers) -> None:
     batches = iter(session)
     STORED.append(batches)
     fail(batches, seen)  # type: ignore[arg-type]
-
-
-def over_what_is_thrown_away_later(session: Session, seen: SeenNumbers) -> None:
-    """By an instruction like that of a `break`, in the function of the loop."""
-    batches = [iter(session)]
-    with contextlib.suppress(Failed):
-        for batch in batches[0]:
-            seen.append(batch.first)
-            if batch.first == 1:
-                raise Failed
-    batches.pop()
 
 
 def nested(session: Session, seen: SeenNumbers) -> None:
@@ -180,8 +159,7 @@ def closed(session: Session, leave: LeaveLoop, seen: SeenNumbers) -> None:
 @pytest.mark.conforms("E37")
 def test_the_end_of_a_session_acknowledges(place: ConsumerStage) -> None:
     """What ended well, and nothing else."""
-    well = (break_, break_out_of_yield_from, by_hand)
-    badly = (fail, interrupted, over_a_stored_iterator, over_what_is_thrown_away_later)
+    well, badly = (break_, by_hand), (fail, interrupted, over_a_stored_iterator)
     for end, leave in itertools.product((with_it, caught_within, closed), (*well, *badly)):
         seen: SeenNumbers = []
         group = f"{leave.__name__} {end.__name__}"

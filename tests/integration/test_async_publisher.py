@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EpochAlreadyCompleted, PublisherClosed
@@ -17,7 +16,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
 from sublet_storage.producer.delivery import Delivery
 from tests.integration.async_kit import in_a_loop, run
-from tests.integration.log_kit import everything
+from tests.integration.log_kit import Connection, everything
 from tests.kit import eventually
 
 
@@ -53,7 +52,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("sublet publisher")]
 
 
-def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for messages in everything(conn).values() for message in messages)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 
 from sublet import Session
@@ -37,6 +36,7 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.feed_kit import stub
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -52,7 +52,7 @@ WATCH = rule("user:spark", Right.WATCH, "orders/#", "b*")
 class AskingNode:
     """A node that asks who calls, with rights that it has read, and tokens of users."""
 
-    def __init__(self, url: str, conn: psycopg.Connection[Any], fleet: Fleet, environment: pytest.MonkeyPatch) -> None:
+    def __init__(self, url: str, conn: Connection, fleet: Fleet, environment: pytest.MonkeyPatch) -> None:
         self.url, self.conn, self._environment = url, conn, environment
         elsewhere = rule("user:spark", Right.JOIN, "bills/#")
         for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
@@ -69,9 +69,7 @@ class AskingNode:
 
 
 @pytest.fixture
-def node(
-    database: str, conn: psycopg.Connection[Any], empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> AskingNode:
+def node(database: str, conn: Connection, empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AskingNode:
     return AskingNode(database, conn, empty_fleet, monkeypatch)
 
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql.datasource import InputPartition
@@ -34,7 +33,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import create_space, drop_space, reshard
-from tests.integration.log_kit import block, put, stream_of
+from tests.integration.log_kit import Connection, block, put, stream_of
 from tests.integration.replay_kit import Plan, values
 
 
@@ -47,14 +46,14 @@ def publish(url: str, count: int, first: int = 0, topic: str = "t/{}") -> list[b
     return sent
 
 
-def now(conn: psycopg.Connection[Any]) -> str:
+def now(conn: Connection) -> str:
     """The database's, as an option says it."""
     row = conn.execute("select clock_timestamp()").fetchone()
     assert row is not None
     return str(row[0].isoformat())
 
 
-def rows_in_all_tables(conn: psycopg.Connection[Any]) -> dict[str, object]:
+def rows_in_all_tables(conn: Connection) -> dict[str, object]:
     tables = conn.execute("select tablename from pg_tables where schemaname = 'sublet'").fetchall()
     count = sql.SQL("select count(*), coalesce(max(xmin::text::bigint), 0) from {}")
     return {name: conn.execute(count.format(sql.Identifier(name))).fetchone() for (name,) in tables}
@@ -99,7 +98,7 @@ def test_a_query_has_as_many_tasks_as_are_asked_for(sixty: tuple[str, list[bytes
     assert len(Plan(url, minPartitions=1000).tasks) == 60
 
 
-def test_a_row_has_all_that_was_published(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_row_has_all_that_was_published(database: str, conn: Connection) -> None:
     when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
     with Publisher(database, space="default") as publisher:
         delivery = publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1")], timestamp=when)
@@ -120,7 +119,7 @@ def test_of_an_empty_database_there_is_nothing(database: str) -> None:
     assert list(reader.read(InputPartition(None))) == []
 
 
-def test_all_generations_are_read_up_to_the_plan(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_all_generations_are_read_up_to_the_plan(database: str, conn: Connection) -> None:
     sent = publish(database, 20)
     reshard(conn, "default", 3)
     sent += publish(database, 20, 20)
@@ -134,7 +133,7 @@ def test_all_generations_are_read_up_to_the_plan(database: str, conn: psycopg.Co
     assert values(database) == sent + later
 
 
-def test_a_dropped_space_is_read_by_its_name(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_dropped_space_is_read_by_its_name(database: str, conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     theirs, others = publish(database, 12, topic="eu/{}"), publish(database, 12, 12)
     assert values(database, space="eu") == theirs
@@ -146,7 +145,7 @@ def test_a_dropped_space_is_read_by_its_name(database: str, conn: psycopg.Connec
         Plan(database, space="us")
 
 
-def test_between_times_of_storing(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_between_times_of_storing(database: str, conn: Connection) -> None:
     first = publish(database, 20)
     then = now(conn)
     second = publish(database, 20, 20)
@@ -163,7 +162,7 @@ def test_between_times_of_storing(database: str, conn: psycopg.Connection[Any]) 
     assert values(database, startingPosition=then, endingPosition="offset:1000") == second + third
 
 
-def test_blocks_that_were_merged_are_read_as_before(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_blocks_that_were_merged_are_read_as_before(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for number in range(50):
         put(conn, stream, b"%06d" % number)
@@ -175,7 +174,7 @@ def test_blocks_that_were_merged_are_read_as_before(database: str, conn: psycopg
 
 
 @pytest.mark.timeout(30)
-def test_a_stream_shorter_than_planned_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_stream_shorter_than_planned_is_an_error(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for number in range(10):
         put(conn, stream, b"%d" % number)
@@ -186,7 +185,7 @@ def test_a_stream_shorter_than_planned_is_an_error(database: str, conn: psycopg.
         plan.rows()
 
 
-def test_a_task_that_ends_early_disturbs_no_other(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_task_that_ends_early_disturbs_no_other(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     sent = [b"%06d" % number for number in range(3 * PAGE_BLOCKS)]
     for first in range(0, len(sent), 64):
@@ -201,7 +200,7 @@ def test_a_task_that_ends_early_disturbs_no_other(database: str, conn: psycopg.C
 
 
 @pytest.fixture
-def aged(database: str, conn: psycopg.Connection[Any]) -> list[bytes]:
+def aged(database: str, conn: Connection) -> list[bytes]:
     """Return the messages of the older generation of `eu`, past its retention."""
     create_space(conn, "eu", "eu/#", shards=1, retention_s=100)
     old = publish(database, 10, topic="eu/{}")
@@ -210,9 +209,7 @@ def aged(database: str, conn: psycopg.Connection[Any]) -> list[bytes]:
     return old
 
 
-def test_what_retention_takes_before_a_plan_and_after(
-    database: str, conn: psycopg.Connection[Any], aged: list[bytes]
-) -> None:
+def test_what_retention_takes_before_a_plan_and_after(database: str, conn: Connection, aged: list[bytes]) -> None:
     """It is not missed in a plan that comes later; one that came before may do without it."""
     new = publish(database, 10, 10, topic="eu/{}")
     strict, lenient = Plan(database, filter="eu/#"), Plan(database, failOnDataLoss="false")
@@ -233,7 +230,7 @@ def in_epochs(url: str, epochs: Iterable[Any], space: str = "default") -> None:
                 publisher.flush()
 
 
-def test_between_epochs_messages_in_none_are_left_out(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_between_epochs_messages_in_none_are_left_out(database: str, conn: Connection) -> None:
     in_epochs(database, [None, 1, 2, None, 2, 4, 3, 7])
     assert values(database, startingEpoch=2, endingEpoch=4) == [b"2", b"2", b"3"]
     assert values(database, startingEpoch=3) == [b"3", b"4", b"7"]
@@ -242,7 +239,7 @@ def test_between_epochs_messages_in_none_are_left_out(database: str, conn: psyco
     assert len(values(database)) == 8
 
 
-def test_epochs_of_several_numbers_have_no_ends(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_epochs_of_several_numbers_have_no_ends(database: str, conn: Connection) -> None:
     create_space(conn, "pairs", "pairs/#", shards=1)
     in_epochs(database, [1, 2])
     in_epochs(database, [(1, 2)], "pairs")

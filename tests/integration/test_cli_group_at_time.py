@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -23,12 +21,13 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.node_directory import NodeIncarnation
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, World, a_world, open_streams
+from tests.integration.log_kit import Connection
 
 OTHER = NodeIncarnation("n2", "a life of n2", "127.0.0.1:2")
 
 
 @pytest.fixture
-def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
+def world(database: str, conn: Connection) -> Iterator[World]:
     with a_world(database, conn) as world:
         yield world
 

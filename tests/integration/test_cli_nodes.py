@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
 import pytest
 
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -13,6 +10,7 @@ from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, register, renew
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 pytestmark = pytest.mark.conforms("A6")
@@ -75,7 +73,7 @@ def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
         assert (drained in [line["reason"] for line in lines]) is (node == "n1")
 
 
-def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell: Shell) -> None:
+def test_what_cannot_be_ordered_is_refused(conn: Connection, shell: Shell) -> None:
     refused(shell.run("nodes", "drain", "n1"), 3, "no node 'n1' is there")
     register(conn, N1, 60, PROTOCOL_VERSION)
     refused(shell.run("nodes", "step-down", "n1"), 4, "no other node is there to take over from n1")
@@ -103,7 +101,7 @@ def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell:
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
-def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> None:
+def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
@@ -25,7 +24,7 @@ from sublet_storage.spaces.space_changes import create_space, drop_space
 from sublet_storage.spaces.space_queries import find_space, list_spaces
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import NumberConsumer, publish_numbers
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, move, outside, swept
@@ -36,7 +35,7 @@ DROP = ("spaces", "drop", "orders")
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         create_space(connection, "orders", "orders/#", shards=2)
         yield connection
@@ -51,7 +50,7 @@ def described(shell: Shell, group: str) -> Any:
     return done(shell.run("groups", "describe", group, "--json"))
 
 
-def test_an_unused_space_is_dropped(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_an_unused_space_is_dropped(shell: Shell, conn: Connection) -> None:
     before = find_space(conn, "orders").space_id
     reported = done(shell.run(*DROP, "--dry-run", "--json"))
     assert (reported["dropped"], reported["messages"], reported["groups"]) == (False, 0, [])
@@ -68,7 +67,7 @@ def test_an_unused_space_is_dropped(shell: Shell, conn: psycopg.Connection[Any])
     assert done(shell.run("spaces", "create", "orders", "orders/#", "--json"))["space_id"] > before
 
 
-def test_a_used_space_is_dropped_only_by_force(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_used_space_is_dropped_only_by_force(shell: Shell, conn: Connection, database: str) -> None:
     space = find_space(conn, "orders")
     hold(conn, space.space_id, ProducerIdentity("holder", 1), [(1,)], 60.0)
     refused(shell.run(*DROP, "--yes"), 4, "space 'orders' is in use: producers publish to it: holder", "--force")
@@ -88,7 +87,7 @@ def test_a_used_space_is_dropped_only_by_force(shell: Shell, conn: psycopg.Conne
     assert len(apply_retention(conn)) == 0
 
 
-def test_what_groups_would_lose_is_shown_before(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_what_groups_would_lose_is_shown_before(shell: Shell, conn: Connection, database: str) -> None:
     publish_numbers(database, range(30))
     done_with, new = "$share/done/#", "$share/new/orders/#"
     declare(database, BEHIND, done_with)
@@ -119,7 +118,7 @@ def test_what_groups_would_lose_is_shown_before(shell: Shell, conn: psycopg.Conn
     assert {group["subscription"]: group["unread_messages"] for group in reported["groups"]} == losses, "of the past"
 
 
-def test_why_reports_that_the_space_was_dropped(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_why_reports_that_the_space_was_dropped(shell: Shell, conn: Connection, database: str) -> None:
     declare(database, BEHIND)
     publish_numbers(database, range(30))
     streams = [row[0] for row in conn.execute(
@@ -134,7 +133,7 @@ def test_why_reports_that_the_space_was_dropped(shell: Shell, conn: psycopg.Conn
     assert reported.count(f"sublet groups reset '{BEHIND}' --to-current") == 1
 
 
-def test_a_space_made_anew_meanwhile_is_not_dropped(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_a_space_made_anew_meanwhile_is_not_dropped(shell: Shell, conn: Connection) -> None:
     dropping = shell.start(*DROP, stdin=subprocess.PIPE)
     dropping.says("[y/N]")
     before = find_space(conn, "orders").space_id
@@ -147,7 +146,7 @@ def test_a_space_made_anew_meanwhile_is_not_dropped(shell: Shell, conn: psycopg.
     assert find_space(conn, "orders").space_id == after
 
 
-def test_what_is_published_meanwhile_is_not_lost(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_what_is_published_meanwhile_is_not_lost(shell: Shell, conn: Connection) -> None:
     stream = stream_of(conn, "orders")
     with connect(conn.info.dsn) as watching, conn.transaction():
         put(conn, stream, b"late", topic="orders/eu")
@@ -160,7 +159,7 @@ def test_what_is_published_meanwhile_is_not_lost(shell: Shell, conn: psycopg.Con
     assert stream_of(conn, "orders") == stream, "nothing has happened"
 
 
-def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: Connection, database: str) -> None:
     refused(shell.run(*DROP, "--keep", "--force", "--yes"), 2, "Leave one of them out")
     refused(shell.run(*DROP, "--keep", "--yes"), 4, "sublet spaces alter orders --retention 7d")
     assert shell.run("spaces", "alter", "orders", "--retention", "7d").code == 0
@@ -190,9 +189,7 @@ def test_who_keeps_what_it_holds_loses_nothing(shell: Shell, conn: psycopg.Conne
 
 
 @pytest.mark.long
-def test_a_forced_drop_beside_live_groups(
-    shell: Shell, conn: psycopg.Connection[Any], database: str, fleet: Fleet
-) -> None:
+def test_a_forced_drop_beside_live_groups(shell: Shell, conn: Connection, database: str, fleet: Fleet) -> None:
     generations = [row[0] for row in conn.execute(
         "select generation_id from generation join space using (space_id) where name = 'orders'"
     )]  # fmt: skip
@@ -228,7 +225,7 @@ def test_a_forced_drop_beside_live_groups(
     assert sorted(late.seen) == list(range(41, 60))
 
 
-def test_payloads_outside_are_deleted_later(shell: Shell, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+def test_payloads_outside_are_deleted_later(shell: Shell, conn: Connection, tmp_path: Path) -> None:
     world = LocalWorld(tmp_path)
     space = a_space(conn, world)
     a_closed_stream(conn, 6)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_storage.notify.changes import SPACE
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import SETTINGS, listening
 from tests.kit import eventually
 
 
 @pytest.mark.conforms("A9")
-def test_a_space_is_altered_only_in_what_is_given(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_a_space_is_altered_only_in_what_is_given(shell: Shell, conn: Connection) -> None:
     done(shell.run("spaces", "create", "orders", "orders/#", "--shards", "2", "--rollover", "1d", "--json"))
     reported = done(shell.run("spaces", "alter", "orders", "--retention", "7d", "--compression", "zstd", "--json"))
     altered = [reported[name] for name in ("retention_s", "rollover_s", "compression", "shards")]
@@ -70,7 +69,7 @@ def test_a_missing_payload_location_is_a_warning(shell: Shell, tmp_path: Path) -
 
 
 @pytest.mark.conforms("A9")
-def test_a_space_is_rolled_over_now(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_a_space_is_rolled_over_now(shell: Shell, conn: Connection) -> None:
     reported = done(shell.run("spaces", "rollover", "default", "--json"))
     ((newest, streams),) = conn.execute(
         "select generation_id, count(*) from stream where state = 'open' group by generation_id"
