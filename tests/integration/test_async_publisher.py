@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +39,13 @@ class Slow:
 def _no_thread_is_left() -> Iterator[None]:
     yield
     eventually(lambda: threads() == [])
+
+
+async def begun(call: Coroutine[Any, Any, Any], slow: Slow) -> asyncio.Task[Any]:
+    """The call, in the middle of opening the publisher."""
+    task = asyncio.create_task(call)
+    await _until(lambda: slow.asked == 1)
+    return task
 
 
 @pytest.fixture
@@ -93,8 +100,7 @@ async def test_closed_before_it_was_opened_it_stays_closed(database: str) -> Non
 @in_a_loop
 async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
     publisher = AsyncPublisher(database)
-    waiting = asyncio.create_task(publisher.publish("a", b"x"))
-    await _until(lambda: slow.asked == 1)
+    waiting = await begun(publisher.publish("a", b"x"), slow)
     closing = asyncio.create_task(publisher.close())
     await asyncio.sleep(0)
     slow.may_open.set()
@@ -108,9 +114,12 @@ async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None
 def test_cancelling_an_opening_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(database)
-        begun = {"open": publisher.open, "publish": lambda: publisher.publish("a", b"x"), "with": publisher.__aenter__}
-        waiting = asyncio.ensure_future(begun[how]())
-        await _until(lambda: slow.asked == 1)
+        opening = {
+            "open": publisher.open,
+            "publish": lambda: publisher.publish("a", b"x"),
+            "with": publisher.__aenter__,
+        }
+        waiting = await begun(opening[how](), slow)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -136,8 +145,7 @@ async def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slo
 @in_a_loop
 async def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
     publisher = AsyncPublisher(database)
-    waiting = asyncio.create_task(publisher.publish("a", b"1"))
-    await _until(lambda: slow.asked == 1)
+    waiting = await begun(publisher.publish("a", b"1"), slow)
     waiting.cancel()
     await asyncio.wait({waiting})
     slow.may_open.set()

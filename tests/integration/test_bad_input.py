@@ -131,12 +131,6 @@ def test_an_unknown_space_lists_which_there_are(database: str) -> None:
         create_space(conn, "orders", "orders/#", shards=1)
     with refused(UnknownSpace, "'odrers'", "There are: default, orders"):
         sublet.Publisher(database, space="odrers")
-    with (
-        sublet.Publisher(database, space="orders") as publisher,
-        refused(UsageError, "'mails/1'", "space 'default'", "'orders'"),
-    ):
-        publisher.publish("mails/1", b"x")
-    assert stored(database) == []
 
 
 # --- groups and filters ---------------------------------------------------------------------------------------------
