@@ -9,22 +9,32 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.history_queries import MAX_RECENT_MOVES
+from sublet_storage.groups.coordinator.history_queries import (
+    MAX_RECENT_MOVES,
+    HistoricalGroupState,
+    has_owner,
+    read_group_at,
+)
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
     GrantStream,
+    GroupOptions,
     GroupWrites,
+    HistoryRecord,
     Lending,
+    ReclaimStream,
     RecordHistory,
     ReleaseStream,
 )
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, done, refused
-from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world
+from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 QUEUE = "$queue/mails/mail/#"
@@ -110,11 +120,17 @@ def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
 
 
 @pytest.fixture
-def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
-    """A group that keeps streams for named sessions, with a leader."""
+def unled(database: str, conn: Connection) -> Iterator[World]:
+    """A group that keeps streams for named sessions."""
     with a_world(database, conn, session_expiry_s=60) as world:
-        world.lead(listed=False)
         yield world
+
+
+@pytest.fixture
+def world(unled: World) -> World:
+    """The group, with a leader."""
+    unled.lead(listed=False)
+    return unled
 
 
 def rows(world: World) -> tuple[Lending, Lending]:
@@ -210,6 +226,84 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) 
     assert f" {NODE.name} " not in shell.run("groups", "list").out, "a former leader is not listed"
 
 
+OTHER = NodeIncarnation("n2", "a life of n2", "127.0.0.1:2")
+
+
+def owners(then: HistoricalGroupState) -> dict[int, str | None]:
+    return {line.stream_id: (line.session or line.agent) if has_owner(line) else None for line in then.streams}
+
+
+def led(then: HistoricalGroupState) -> str | None:
+    return None if then.leader is None else then.leader.reason
+
+
+@pytest.mark.conforms("A7")
+def test_each_time_has_one_owner_or_none(unled: World) -> None:
+    first, second = open_streams(unled.conn)
+    group = unled.group
+    times = [unled.now_us()]
+    unled.lead()
+    times.append(unled.now_us())
+    held = unled.lend(first)
+    times.append(unled.now_us())
+    unled.write(RecordHistory(first, held.grant_id, "revoke", "rebalance"))
+    unled.write(ReclaimStream(first, held.grant_id, 0, "b2", "host:1:x"))
+    unled.lend(second, None)
+    times.append(unled.now_us())
+    unled.write(ReleaseStream(first, held.grant_id, 1, "left"))
+    another = unled.store.declare_group(Subscription.parse("$share/another/#"), GroupOptions()).group_id
+    claimed = unled.store.claim(another, NODE, 60)
+    unled.store.commit([GroupWrites(another, claimed.term, (GrantStream(first, "b3", "theirs", None, "x"),), True)])
+    unled.store.release(NODE, {group: unled.term})
+    unled.term = unled.store.claim(group, OTHER, 60).term
+    times.append(unled.now_us())
+    again = unled.lend(first, "other")
+    unled.write(AdvancePosition(first, again.grant_id, 2))
+    times.append(unled.now_us())
+    seen = [read_group_at(unled.conn, group, at_us) for at_us in times]
+    assert [owners(then) for then in seen] == [
+        {}, {}, {first: "etl"}, {first: "etl", second: "host:1:x"}, {first: None, second: "host:1:x"},
+        {first: "other", second: "host:1:x"},
+    ]  # fmt: skip
+    assert [led(then) for then in seen] == [
+        None, *["node n1 leads; first leader"] * 3, *["node n2 leads; before: n1"] * 2,
+    ]  # fmt: skip
+    one = read_group_at(unled.conn, group, times[3], first)
+    assert (owners(one), led(one)) == ({first: "etl"}, "node n1 leads; first leader")
+
+
+def test_after_the_end_of_a_grant_nobody_owns_it() -> None:
+    def line(event: str) -> HistoryRecord:
+        return HistoryRecord(0, 1, 2, event, "", 3, "b", "a", 0, 4, is_forced=False)
+
+    ends = ("release", "finish", "force_release", "reserve", "unreserve", "block", "skip", "reset", "delete")
+    assert [event for event in (*ends, "grant", "reclaim", "revoke") if has_owner(line(event))] == [
+        "grant", "reclaim", "revoke",
+    ]  # fmt: skip
+
+
+@pytest.mark.conforms("A7", "A9")
+def test_the_command_shows_one_stream_or_all(shell: Shell, unled: World) -> None:
+    first, second = open_streams(unled.conn)
+    before = str(StartingPosition.at_time(unled.now_us()))
+    assert "Nothing has happened to it" in shell.run("groups", "history", GROUP).err
+    unled.lead()
+    unled.lend(first)
+    unled.lend(second, "second")
+    at = str(StartingPosition.at_time(unled.now_us()))
+    reported = done(shell.run("groups", "history", GROUP, "--at", at, "--stream", str(first), "--json"))
+    assert reported["at"] == at
+    assert reported["leader"]["reason"] == "node n1 leads; first leader"
+    assert [(each["stream_id"], each["session"], each["owned"]) for each in reported["streams"]] == [
+        (first, "etl", True)
+    ]
+    answer = shell.run("groups", "history", GROUP, "--at", at)
+    assert [line.split()[:2] for line in answer.out.splitlines()[1:]] == [[str(first), "etl"], [str(second), "second"]]
+    assert "node n1 leads" in answer.err
+    assert "none had been granted yet" in shell.run("groups", "history", GROUP, "--at", before).err
+    refused(shell.run("groups", "history", GROUP, "--at", "noon"), 2, "--at 'noon': give a time such as")
+
+
 @pytest.mark.conforms("A2", "E11", "A9")
 def test_more_forced_moves_than_are_shown_are_counted(shell: Shell, world: World) -> None:
     first, _ = rows(world)
@@ -290,7 +384,7 @@ STARTS = (
 )  # fmt: skip
 
 
-def test_an_operator_writes_no_row_that_is_none(conn: psycopg.Connection[Any]) -> None:
+def test_an_operator_writes_no_row_that_is_none(conn: Connection) -> None:
     conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'mails', 'mail/#')")
     for column, values in NO_ROWS.items():
         for value in values:
@@ -301,7 +395,7 @@ def test_an_operator_writes_no_row_that_is_none(conn: psycopg.Connection[Any]) -
         conn.execute("update consumer_group set starting_position = %s", (start,))
 
 
-def test_groups_that_cannot_be_are_listed_as_stored(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_groups_that_cannot_be_are_listed_as_stored(shell: Shell, conn: Connection) -> None:
     """As an operator can write them: a time that cannot be shown is left out."""
     times = {"a": "infinity", "b": "-infinity", "c": "10000-01-01", "d": "0001-01-01 BC", "e": "2026-01-01 00:00+00"}
     options = '{"atomic": true, "on_data_loss": "skip"}'
