@@ -107,6 +107,7 @@ def test_an_agents_id_moves_nothing_without_its_key(stage: Stage) -> None:
     streams, term = held(stage), stage.scene.claim().term
     own = proven("thief")
     texts = set()
+    commands = [pb.Command(message=one) for one in forged(streams, term, wanted(streams[0].borrower))]
     for node in ("n1", "n2"):
         with stub_of(stage, node) as stub:
             for agent in (streams[0].agent, "host:1:" + "a" * 26):
@@ -114,9 +115,7 @@ def test_an_agents_id_moves_nothing_without_its_key(stage: Stage) -> None:
                     for key in (b"", own["agent_key"], agent.encode()):
                         named = own | {"subscriber_id": f"{agent}.{life}", "agent_key": key}
                         texts.add(refusal(stub.Poll, pb.PollRequest(**named)))
-                        for message in forged(streams, term, wanted(streams[0].borrower)):
-                            batch = pb.CommandBatch(**named, number=1, commands=[pb.Command(message=message)])
-                            texts.add(refusal(stub.Commands, batch))
+                        texts.add(refusal(stub.Commands, pb.CommandBatch(**named, number=1, commands=commands)))
     (text,) = texts
     assert "the agent key is not that of the subscriber id" in text
     with stub_of(stage, stage.scene.claim().node.name) as stub:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -210,16 +208,6 @@ def test_another_protocol_version_is_refused(shell: Shell, database: str) -> Non
         register(conn, NodeIncarnation("n9", "i", "127.0.0.1:1"), 60, PROTOCOL_VERSION + 1)
     versions = (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")
     refused(shell.run("consume", "$share/g/#"), CONFLICT, *versions)
-
-
-def test_a_closed_data_directory_is_named() -> None:
-    as_root = os.geteuid() == 0
-    with tempfile.TemporaryDirectory() as closed, a_shell(SUBLET_DATA_DIR=f"{closed}/data") as shell:
-        # Root's server runs as somebody else, whom 0700 bars; anybody else's runs as themselves.
-        Path(closed).chmod(0o700 if as_root else 0o500)
-        reported = (f"cannot enter {closed}", "chmod o+x") if as_root else (f"data directory {closed}/data",)
-        refused(shell.run("spaces", "list"), USAGE, *reported, "--data-dir")
-        assert not (Path(closed) / "data").exists()
 
 
 def test_the_demo_needs_an_empty_directory(tmp_path: Path) -> None:
