@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -91,22 +90,19 @@ def test_nor_do_those_that_end_before_a_reader(conn: Connection) -> None:
 
 
 @pytest.mark.conforms("E33")
-def test_a_group_is_not_granted_what_comes_after_them(conn: Connection, database: str, tmp_path: Path) -> None:
-    stage, settings = Stage(database, tmp_path), BorrowerSettings().scaled(SPEED)
-    try:
-        stage.serve("n1")
-        put(conn, stream_of(conn, "default"), b"0")
-        with Session(GROUP, database, starting_position="earliest", auto_ack=False, settings=settings) as one:
-            slow = one.poll(WAIT_S)
-            assert slow is not None
-            empty(conn)
-            put(conn, stream_of(conn, "default"), b"1")
-            ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
-            eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
-            assert one.poll(2.0) is None
-            slow.ack()
-            later = one.poll(WAIT_S)
-            assert later is not None
-            assert later.table.column("value")[0].as_py() == b"1"
-    finally:
-        stage.close()
+def test_a_group_is_not_granted_what_comes_after_them(conn: Connection, stage: Stage) -> None:
+    stage.serve("n1")
+    put(conn, stream_of(conn, "default"), b"0")
+    settings = BorrowerSettings().scaled(SPEED)
+    with Session(GROUP, stage.scene.url, starting_position="earliest", auto_ack=False, settings=settings) as one:
+        slow = one.poll(WAIT_S)
+        assert slow is not None
+        empty(conn)
+        put(conn, stream_of(conn, "default"), b"1")
+        ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
+        eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
+        assert one.poll(2.0) is None
+        slow.ack()
+        later = one.poll(WAIT_S)
+        assert later is not None
+        assert later.table.column("value")[0].as_py() == b"1"
