@@ -150,11 +150,14 @@ def test_few_rejections_of_a_producer_are_stored(conn: Connection, first_step_la
     first, step, last = first_step_last
     with conn.transaction(force_rollback=True):
         conn.execute(
-            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset) values ('p', 7, 1, 0, 0)"
+            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, rejected)"
+            " select 'p', 7, 1, 0, 0, jsonb_object_agg('1:' || n, 'expired')"
+            " from generate_series(%s::bigint, %s, %s) as n",
+            (first, first + 999 * step, step),
         )
         conn.execute(
             "select record_rejection('p', 1, n, 7, 'expired') from generate_series(%s::bigint, %s, %s) as n",
-            (first, last, step),
+            (first + 1_000 * step, last, step),
         )
         ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
     assert len(rejected) == 1_000
