@@ -105,6 +105,12 @@ class Scene:
         assert sum((one.counts for one in seen), Counter()) == wanted
 
 
+async def polled(session: AsyncSession) -> Batch:
+    batch = await session.poll(WAIT_S)
+    assert batch is not None
+    return batch
+
+
 def run(test: Awaitable[_T]) -> _T:
     """It in a loop of its own, for so long at most."""
 

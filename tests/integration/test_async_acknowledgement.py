@@ -17,7 +17,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.producer import Publisher
-from tests.integration.async_kit import Scene, in_a_loop
+from tests.integration.async_kit import Scene, in_a_loop, polled
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S
 from tests.postgres_proxy import PostgresProxy
@@ -59,12 +59,6 @@ def progress(scene: Scene) -> int:
 
 def written(scene: Scene) -> list[int]:
     return [first for (first,) in scene.connection.execute("select first from public.output order by 1").fetchall()]
-
-
-async def polled(session: AsyncSession) -> Batch:
-    batch = await session.poll(WAIT_S)
-    assert batch is not None
-    return batch
 
 
 def write(batch: Batch, connection: psycopg.Connection[object]) -> None:

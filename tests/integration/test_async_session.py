@@ -13,9 +13,11 @@ import pytest
 from sublet_borrower.consumer import async_session
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import UsageError
-from tests.integration.async_kit import QUICK, DeliveryCounts, Scene, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import QUICK, DeliveryCounts, Scene, in_a_loop, polled, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S, eventually
+
+pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture
@@ -26,6 +28,7 @@ def stream(scene: Scene) -> int:
 
 
 @pytest.mark.conforms("E1", "E29")
+@pytest.mark.shards(16)
 @in_a_loop
 async def test_all_is_consumed_once_and_durable_at_the_end(scene: Scene) -> None:
     scene.publish(1_000)
@@ -43,13 +46,11 @@ async def test_all_is_consumed_once_and_durable_at_the_end(scene: Scene) -> None
 
 
 @pytest.mark.conforms("E29")
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream: int) -> None:
     scene.publish(30)
     async with scene.session(auto_ack=False) as session:
-        batches = [await session.poll(WAIT_S) for _ in range(3)]
-        first, second, third = [batch for batch in batches if batch is not None]
+        first, second, third = [await polled(session) for _ in range(3)]
         waiting = asyncio.create_task(session.poll())
         second.ack()
         await session.wait(0.0)
@@ -67,7 +68,6 @@ async def test_what_is_not_acknowledged_holds_progress_back(scene: Scene, stream
         assert batch.first == third.end
 
 
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_a_timeout_of_0_gets_what_has_come(scene: Scene) -> None:
     seen = DeliveryCounts()
@@ -82,7 +82,6 @@ async def test_a_timeout_of_0_gets_what_has_come(scene: Scene) -> None:
     assert seen.counts == scene.everything()
 
 
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_a_timeout_begins_when_a_session_is_open(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, ahead_s = asyncio.Event(), [0.0]
@@ -98,7 +97,6 @@ async def test_a_timeout_begins_when_a_session_is_open(scene: Scene, monkeypatch
         await session.close()
 
 
-@pytest.mark.shards(1)
 def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene) -> None:
     seen = DeliveryCounts()
 
@@ -115,6 +113,7 @@ def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene) -> None:
 
 
 @pytest.mark.conforms("E18", "E29")
+@pytest.mark.shards(16)
 @in_a_loop
 async def test_sessions_in_one_loop_share_the_streams(scene: Scene) -> None:
     seen = [DeliveryCounts() for _ in range(3)]
@@ -130,7 +129,6 @@ async def test_sessions_in_one_loop_share_the_streams(scene: Scene) -> None:
 
 
 @pytest.mark.conforms("E29")
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_each_task_of_one_session_gets_a_batch(scene: Scene, stream: int) -> None:
     seen = [DeliveryCounts() for _ in range(4)]
@@ -151,6 +149,7 @@ async def test_each_task_of_one_session_gets_a_batch(scene: Scene, stream: int) 
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.shards(16)
 @in_a_loop
 async def test_a_session_never_blocks_the_loop(scene: Scene) -> None:
     """All that it asks of the database passes through this loop: were the loop blocked, it would wait for ever."""
@@ -180,7 +179,6 @@ async def test_closing_ends_the_iteration(scene: Scene) -> None:
     assert count == 1
 
 
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_closing_twice_waits_for_one_end(scene: Scene, stream: int) -> None:
     session = await scene.session().open()
@@ -225,13 +223,11 @@ async def test_draining_before_it_is_open_gives_no_messages(scene: Scene) -> Non
 
 
 @pytest.mark.conforms("E8")
-@pytest.mark.shards(1)
 @in_a_loop
 async def test_leaving_waits_for_the_batch_in_hand(scene: Scene, stream: int) -> None:
     scene.publish(20)
     async with scene.session(auto_ack=False) as session:
-        batch = await session.poll(WAIT_S)
-        assert batch is not None
+        batch = await polled(session)
         session.leave()
         assert session.may_continue(batch)
         waiting = asyncio.create_task(session.poll())

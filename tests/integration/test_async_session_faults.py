@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from tests.integration.async_kit import DeliveryCounts, Scene, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import DeliveryCounts, Scene, in_a_loop, polled, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, Fleet, environment
@@ -163,8 +163,7 @@ async def test_a_batch_in_store_waits_for_the_leader(own_scene: Scene) -> None:
     scene = own_scene
     async with scene.session(auto_ack=False) as session:
         scene.publish(1)
-        taken = await session.poll(WAIT_S)
-        assert taken is not None
+        taken = await polled(session)
         assert await session.poll(0.0) is None  # this fetches the next one
         scene.publish(1)
         await asyncio.sleep(1.0)
@@ -172,8 +171,7 @@ async def test_a_batch_in_store_waits_for_the_leader(own_scene: Scene) -> None:
         await until(lambda: not session.may_continue(taken), WAIT_S)
         assert await session.poll(0.3) is None
         scene.fleet.serve("n2")
-        batch = await session.poll(WAIT_S)
-        assert batch is not None
+        batch = await polled(session)
         assert batch.first == 1
         await until(lambda: session.may_continue(batch), WAIT_S)
 
