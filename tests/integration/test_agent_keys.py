@@ -21,9 +21,9 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.deliveries import DeliveryVerdict
 from tests.integration.http_kit import served
-from tests.integration.session_kit import a_node, an_agent, proven, run, until
+from tests.integration.session_kit import a_node, an_agent, proven, until
 from tests.integration.sharing_kit import ALL, Stage
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S, eventually, in_loop
 
 pytestmark = pytest.mark.conforms("X5")
 
@@ -226,52 +226,46 @@ def test_a_key_is_shown_nowhere(
     assert [name for name, text in places.items() for key in keys if any(one in text for one in forms(key))] == []
 
 
-def test_a_refused_agent_is_lost_for_good(
+@in_loop
+async def test_a_refused_agent_is_lost_for_good(
     drawn: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a wrong version is: by name, at once, and without the key in the error."""
     caplog.set_level(logging.DEBUG)
-
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address) as agent:
-            monkeypatch.setattr("sublet_protocol.pubsub.wire.is_key_of", lambda key, subscriber_id: False)
-            agent.node.subscribe(Channel.GROUP)
-            await until(lambda: agent.lost)
-            assert agent.lost[0].is_final
-            assert "UNAUTHENTICATED: the agent key is not that" in agent.lost[0].detail
-            assert agent.node.status is ConnectionStatus.REJECTED
-            shown = f"{agent.lost} {vars(agent.node)} {caplog.text}".encode()
-            assert not [one for key in drawn for one in forms(key) if one in shown]
-        assert node.subscriptions() == []
-
-    run(test)
+    async with a_node() as node, an_agent(node.address) as agent:
+        monkeypatch.setattr("sublet_protocol.pubsub.wire.is_key_of", lambda key, subscriber_id: False)
+        agent.node.subscribe(Channel.GROUP)
+        await until(lambda: agent.lost)
+        assert agent.lost[0].is_final
+        assert "UNAUTHENTICATED: the agent key is not that" in agent.lost[0].detail
+        assert agent.node.status is ConnectionStatus.REJECTED
+        shown = f"{agent.lost} {vars(agent.node)} {caplog.text}".encode()
+        assert not [one for key in drawn for one in forms(key) if one in shown]
+    assert node.subscriptions() == []
 
 
-def test_commands_of_a_stranger_are_not_even_read() -> None:
+@in_loop
+async def test_commands_of_a_stranger_are_not_even_read() -> None:
     """And the rightful agent, whose next number it took, goes on."""
-
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address) as agent:
-            agent.node.subscribe(Channel.GROUP, "k")
-            await until(node.subscriptions)
-            async with grpc.aio.insecure_channel(node.address) as channel:
-                stub = sublet_pb2_grpc.SessionStub(channel)
-                named = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": agent.node.subscriber_id}
-                for number in (1, 2, 3, 2**63):
-                    batch = pb.CommandBatch(**named, number=number)  # type: ignore[arg-type]
-                    batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=True))
-                    batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k"))
-                    for call, request in (
-                        (stub.Commands, batch),
-                        (stub.Poll, pb.PollRequest(**named, acknowledged=number)),  # type: ignore[arg-type]
-                    ):
-                        with pytest.raises(grpc.aio.AioRpcError) as raised:
-                            await call(request)
-                        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert node.subscriptions() == [(Channel.GROUP, "k")]
-            agent.node.subscribe(Channel.GROUP, "l")
-            await until(lambda: len(node.subscriptions()) == 2)
-            assert not agent.lost
-            assert not agent.refused
-
-    run(test)
+    async with a_node() as node, an_agent(node.address) as agent:
+        agent.node.subscribe(Channel.GROUP, "k")
+        await until(node.subscriptions)
+        async with grpc.aio.insecure_channel(node.address) as channel:
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            named = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": agent.node.subscriber_id}
+            for number in (1, 2, 3, 2**63):
+                batch = pb.CommandBatch(**named, number=number)  # type: ignore[arg-type]
+                batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=True))
+                batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k"))
+                for call, request in (
+                    (stub.Commands, batch),
+                    (stub.Poll, pb.PollRequest(**named, acknowledged=number)),  # type: ignore[arg-type]
+                ):
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
+                        await call(request)
+                    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert node.subscriptions() == [(Channel.GROUP, "k")]
+        agent.node.subscribe(Channel.GROUP, "l")
+        await until(lambda: len(node.subscriptions()) == 2)
+        assert not agent.lost
+        assert not agent.refused
