@@ -356,6 +356,18 @@ def test_a_refused_grant_of_a_leaver_is_over() -> None:
 
 
 @pytest.mark.conforms("E10", "E33")
+@pytest.mark.conforms("X4")
+def test_the_silent_are_put_out_some_at_a_time() -> None:
+    """However many they are: between two steps the other groups of the node go on."""
+    bench = Bench()
+    for number in range(SLICE_ITEMS + 1):
+        bench.join(f"{number}/1")
+    bench.evict()
+    assert (len(bench.leader.members), bench.wake_at) == (1, bench.now)
+    bench.tick()
+    assert len(bench.leader.members) == 0
+
+
 def test_an_evicted_borrower_needs_a_new_id() -> None:
     """Else it would take a grant for its own that was under way to it and is over."""
     bench = granted()
