@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -26,7 +24,7 @@ from sublet_storage.readers.complete_epoch_tail import (
 )
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, EpochBlocks, check_course, numbers, reported, seen
-from tests.integration.log_kit import batch, put
+from tests.integration.log_kit import Connection, batch, put
 
 
 def publish_late(story: EpochBlocks, epoch: Epoch) -> None:
@@ -36,7 +34,7 @@ def publish_late(story: EpochBlocks, epoch: Epoch) -> None:
 
 
 @pytest.fixture
-def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
+def story(conn: Connection) -> EpochBlocks:
     return EpochBlocks(conn)
 
 
@@ -53,7 +51,7 @@ def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
     ],
 )
 def test_where_a_reader_begins_it_gets_entire_epochs(
-    conn: psycopg.Connection[Any],
+    conn: Connection,
     story: EpochBlocks,
     begin: str,
     at_first: dict[int | None, int],
@@ -75,7 +73,7 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
 
 
 @pytest.mark.conforms("S10", "P10")
-def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_no_frontier_comes_from_another_timeline(database: str, conn: Connection) -> None:
     """Where a stream ends as before, other messages may lie in it."""
     reading = EpochTailReader(conn, ALL)
     with connect(database) as after:
@@ -85,7 +83,7 @@ def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Co
 
 
 @pytest.mark.conforms("S10")
-def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_who_opts_out_gets_epochs_in_part(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL, entire=False)
     story.the_rest()
@@ -97,7 +95,7 @@ def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: 
 
 
 @pytest.mark.conforms("S2", "S3")
-def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_epochs_beside_the_filter_are_seen(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, (0, 0))
     story.publish(A, (1, 2), (2, 1))
     reading = EpochTailReader(conn, ALL)
@@ -115,7 +113,7 @@ def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story:
     assert seen(reading.read_available(conn)) == {(1, 1): 1}, "nothing is filtered any more"
 
 
-def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_messages_without_an_epoch_always_come(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
@@ -132,7 +130,7 @@ def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], st
 
 
 @pytest.mark.conforms("S5")
-def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_frontiers_of_several_spaces_are_merged(conn: Connection, story: EpochBlocks) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     other = EpochBlocks(conn, "eu")
     story.advance(A, 4)
@@ -152,7 +150,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
 
 
 @pytest.mark.conforms("S4")
-def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_frontier_comes_once_after_its_messages(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
     assert len(list(reading.read_available(conn))) == 1
@@ -172,7 +170,7 @@ def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any],
 
 
 @pytest.mark.conforms("S4")
-def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_heads_pushed_while_reading_hold_nothing_back(conn: Connection, story: EpochBlocks) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
@@ -188,7 +186,7 @@ def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S4")
-def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_late_space_adds_nothing_to_what_is_reported(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, 5)
     reading = EpochTailReader(conn, ALL)
     first = list(reading.read_available(conn))
@@ -208,7 +206,7 @@ def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[
 
 
 @pytest.mark.conforms("S3")
-def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_new_space_is_read_no_further_than_the_look(conn: Connection, story: EpochBlocks) -> None:
     """What it publishes meanwhile may be in epochs that are reported as completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
@@ -232,7 +230,7 @@ def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S5")
-def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_spaces_beside_the_filter_are_not_compared(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, (10**9, 1))
     story.publish(A, (10**9, 1))
     create_space(conn, "eu", "eu/#", shards=1)
@@ -254,7 +252,7 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
 
 @pytest.mark.conforms("S2")
 @pytest.mark.parametrize("begin", ["latest", "active", "earliest"])
-def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story: EpochBlocks, begin: str) -> None:
+def test_what_began_in_a_shadow_is_left_out(conn: Connection, story: EpochBlocks, begin: str) -> None:
     """Of a space whose topics come back: what had begun when a live reader began, or, from history, what is gone."""
     story.advance(A, 7)
     story.publish(A, 7)
@@ -278,7 +276,7 @@ def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story
 
 
 @pytest.mark.conforms("S2")
-def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[Any]) -> None:
+def test_what_began_under_another_filter_is_left_out(conn: Connection) -> None:
     create_space(conn, "eu", "t/#", shards=1)
     moving = EpochBlocks(conn, "eu")
     moving.advance(A, 7)
@@ -298,7 +296,7 @@ def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[An
 
 
 @pytest.mark.conforms("S6")
-def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_blocks_left_out_are_not_even_fetched(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     stream = story.streams()[0]

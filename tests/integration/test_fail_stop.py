@@ -6,14 +6,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.machine.agent import Agent
 from sublet_protocol.domain.errors import SubscriptionEnded
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 
 NODE = """
@@ -53,9 +52,7 @@ def test_a_node_that_breaks_a_rule_of_its_own_ends(
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_with_a_broken_agent_raises(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_with_a_broken_agent_raises(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free, so that its streams need not wait for the eviction timeout, and nothing is left of it."""
 
     def lock_connections() -> int:

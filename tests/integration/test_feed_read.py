@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 
 import sublet_leader.feed.head_poller as watching
@@ -36,7 +35,7 @@ from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleane
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
-from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import Connection, put, stream_of, with_a_short_lived_space
 from tests.interrupted_calls import run_interrupted
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
@@ -45,7 +44,7 @@ pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture
-def server(database: str, conn: psycopg.Connection[Any]) -> Iterator[Serving]:
+def server(database: str, conn: Connection) -> Iterator[Serving]:
     with serving(database) as server:
         yield server
 
@@ -64,7 +63,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 @pytest.mark.conforms("P1")
-def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before")
     feed.history("#", "latest")
@@ -80,7 +79,7 @@ def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Conne
 
 
 @pytest.mark.conforms("P1")
-def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: Connection) -> None:
     """By an exception of a signal handler: the next read gives it, and no bookmark lies behind it before that."""
     stream, client = stream_of(conn, "default"), Path(feed_reader.__file__)
     with feed.follow("#", "latest") as reader:
@@ -98,7 +97,7 @@ def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Conn
 
 
 @pytest.mark.conforms("P3")
-def test_history_is_paged_and_in_order(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_history_is_paged_and_in_order(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for start in range(0, 3000, 300):
         put(conn, stream, *(b"%d" % n + b"." * 2000 for n in range(start, start + 300)))
@@ -143,7 +142,7 @@ def test_what_retention_has_taken_is_said(database: str) -> None:
 
 
 @pytest.mark.conforms("P3")
-def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: Connection) -> None:
     """What a reader of all would have read next is gone, though the stream's beginning is not."""
     create_space(conn, "eu", "eu/#", shards=1)
     stream = stream_of(conn, "eu")
@@ -160,7 +159,7 @@ def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: psycopg.Connectio
 
 
 @pytest.mark.conforms("P9")
-def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_history_begins_at_a_time(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"1")
     row = conn.execute("select clock_timestamp()").fetchone()
@@ -173,7 +172,7 @@ def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> 
         feed.history("#", when.replace(tzinfo=None))
 
 
-def test_only_what_matches_is_sent(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_only_what_matches_is_sent(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     with feed.follow("a/+", "earliest") as reader:
         for number in range(40):
@@ -183,7 +182,7 @@ def test_only_what_matches_is_sent(feed: Feed, conn: psycopg.Connection[Any]) ->
         assert reader.bookmark.offsets == {stream: 40}
 
 
-def test_a_large_block_comes_in_several_pages(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_large_block_comes_in_several_pages(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([n]) * 1_000_000 for n in range(11)))
     tables = list(feed.history())
@@ -191,7 +190,7 @@ def test_a_large_block_comes_in_several_pages(feed: Feed, conn: psycopg.Connecti
     assert values(tables) == [bytes([n]) * 1_000_000 for n in range(11)]
 
 
-def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_what_cannot_be_read_is_refused(feed: Feed, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
@@ -206,7 +205,7 @@ def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: Connection) -> None:
     """To a reader that comes back when the rows of what was lost are deleted."""
     put(conn, stream_of(conn, "default"), b"0")
     feed.history("#", "latest")
@@ -231,7 +230,7 @@ def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.C
 
 
 @pytest.mark.conforms("P1", "W3")
-def test_children_come_after_their_parents(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_children_come_after_their_parents(feed: Feed, database: str, conn: Connection) -> None:
     create_space(conn, "still", "still/#", shards=1)
     with feed.follow("#") as reader, Publisher(database) as publisher:
         for number in range(400):
@@ -252,7 +251,7 @@ def test_children_come_after_their_parents(feed: Feed, database: str, conn: psyc
 
 
 def test_a_read_that_sees_a_rollover_finds_children(
-    conn: psycopg.Connection[Any],
+    conn: Connection,
 ) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     eu = stream_of(conn, "eu")
@@ -287,9 +286,7 @@ def test_waiters_go_on_when_their_nodes_are_killed(database: str, fleet: Fleet) 
 
 @pytest.mark.conforms("P6")
 @pytest.mark.long
-def test_a_frozen_node_is_left_for_another(
-    fleet: Fleet, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_node_is_left_for_another(fleet: Fleet, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 3.0)
     addresses = [address_of(fleet.nodes["n1"]), address_of(fleet.node("n2"))]
     with Feed(addresses) as feed, feed.follow("#") as reader:
@@ -312,7 +309,7 @@ def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             feed.follow("#")
 
 
-def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     with feed.follow("#") as reader:
         put(conn, stream, b"0")
@@ -325,7 +322,7 @@ def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: 
 
 
 @pytest.mark.conforms("P2")
-def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_every_page_bears_its_call_and_place(server: Serving, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
@@ -349,13 +346,13 @@ def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Conn
 # --- many, and slow ---------------------------------------------------------------------------------------------------
 
 
-def last_query(conn: psycopg.Connection[Any], application: str) -> Any:
+def last_query(conn: Connection, application: str) -> Any:
     return conn.execute(
         "select max(query_start) from pg_stat_activity where application_name = %s", (application,)
     ).fetchone()
 
 
-def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_many_waiters_share_one_look(server: Serving, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     with Feed(server.address) as feed, ExitStack() as stack:
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
@@ -368,9 +365,7 @@ def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[A
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
 
 
-def test_heads_from_elsewhere_wake_waiters(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_from_elsewhere_wake_waiters(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
     stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
@@ -384,7 +379,7 @@ def test_heads_from_elsewhere_wake_waiters(
 
 
 @pytest.mark.conforms("X4")
-def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for _ in range(100):
         put(conn, stream, b"x" * 500_000)
@@ -402,7 +397,7 @@ def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, 
 
 
 @pytest.mark.conforms("X4")
-def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_readers_are_bounded(database: str, conn: Connection) -> None:
     limits = FeedLimits(max_readers=1, reader_retry_after_ms=30)
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = feed.follow("#")
@@ -420,7 +415,7 @@ def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> No
 def test_principals_work_in_rotation(database: str) -> None:
     threads, begun, done = DatabaseThreads(database, 1, "rotating"), threading.Event(), list[str]()
 
-    def wait(conn: psycopg.Connection[Any]) -> None:
+    def wait(conn: Connection) -> None:
         assert begun.wait(WAIT_S)
 
     first = threads.submit(wait, "a")
@@ -466,7 +461,7 @@ def test_bookmarks_of_readers_are_bounded(database: str) -> None:
 
 
 @pytest.mark.conforms("X4")
-def test_malformed_requests_are_refused_with_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_malformed_requests_are_refused_with_reason(server: Serving, conn: Connection) -> None:
     named: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "filter": "#",

@@ -16,10 +16,11 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.member_reads import FetchRequest
+from tests.integration.log_kit import Connection
 
 
 @pytest.mark.conforms("X4")
-def test_a_call_for_heads_reads_each_group_once(conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_for_heads_reads_each_group_once(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a row for each stream of each group; and none at all, and no statement, for who may join no group."""
     conn.execute(
         "insert into consumer_group (kind, name, filter)"

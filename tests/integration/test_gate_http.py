@@ -10,7 +10,6 @@ from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import psycopg
 import pytest
 from starlette.routing import Route
 
@@ -26,6 +25,7 @@ from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, expired_token, revoked_token, rule, token_of
 from tests.integration.cli_kit import Shell
 from tests.integration.http_kit import Answer, Http
+from tests.integration.log_kit import Connection
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X1")
@@ -62,7 +62,7 @@ POSTS: dict[str, tuple[dict[str, Any], str, int]] = {
 
 
 @pytest.fixture
-def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None]:
+def tokens(database: str, conn: Connection) -> dict[str, str | None]:
     store = PostgresGroupStore(database)
     for group in (GROUP, HIDDEN):
         store.declare_group(Subscription.parse(group), GroupOptions())
@@ -127,9 +127,7 @@ def test_reading_needs_watch(node: Http, tokens: dict[str, str | None]) -> None:
     assert len(texts) == 1
 
 
-def test_a_group_bears_who_had_it_created(
-    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
-) -> None:
+def test_a_group_bears_who_had_it_created(node: Http, tokens: dict[str, str | None], conn: Connection) -> None:
     """So that they are counted."""
     assert post(node, "/api/v1/group/create", {"subscription": "$share/new/#"}, tokens["all"]).status == 200
     found = conn.execute("select created_by from consumer_group where name = 'new'").fetchall()
@@ -167,9 +165,7 @@ def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None
 
 
 @pytest.mark.conforms("X4")
-def test_actions_of_a_principal_are_bounded(
-    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
-) -> None:
+def test_actions_of_a_principal_are_bounded(node: Http, tokens: dict[str, str | None], conn: Connection) -> None:
     """Each has a connection of its own; others act meanwhile."""
 
     def pause(subscription: str, token: str) -> Answer:
@@ -256,7 +252,7 @@ def test_what_is_cut_keeps_no_other_field_out(shell: Shell, tokens: dict[str, st
     assert shown["streams"].startswith("[1, 2, 3")
 
 
-def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: Connection) -> None:
     """By the command line, or by SQL; those before the node was started are in the table alone."""
     made = shell.run("access", "token", "user:a").out.strip()
     process = shell.leader("n1", "--auth", "required")

@@ -13,7 +13,6 @@ from typing import Any
 
 import grpc
 import grpc.aio
-import psycopg
 import pytest
 
 from sublet_leader.feed.service import FeedLimits
@@ -44,6 +43,7 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, serve_asking, token_of
 from tests.integration.feed_kit import batch
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
@@ -100,14 +100,14 @@ HEADS = next((name, method) for name, method in METHODS if method.name == "Heads
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         assert connection.execute("select generation_id from stream where stream_id = 1").fetchall() == [(1,)]
         yield connection
 
 
 @pytest.fixture
-def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None]:
+def tokens(database: str, conn: Connection) -> dict[str, str | None]:
     """One of each kind. What they may do is given before the node starts."""
     store = PostgresGroupStore(database)
     store.declare_group(Subscription.parse(GROUP), GroupOptions())
@@ -128,7 +128,7 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
 
 
 @pytest.fixture
-def address(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> str:
+def address(empty_fleet: Fleet, tokens: dict[str, str | None], conn: Connection) -> str:
     """Return the address of a node that authenticates callers."""
     return serve_asking(empty_fleet, conn)
 
@@ -208,7 +208,7 @@ def answers_all(node: grpc.Channel, token: str | None = None) -> None:
 
 
 def test_every_rpc_answers_the_right_principal(
-    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+    node: grpc.Channel, tokens: dict[str, str | None], conn: Connection
 ) -> None:
     answers_all(node, tokens["right"])
     found = conn.execute("select distinct producer_id from producer where producer_id like 'feed/%'").fetchall()
@@ -224,7 +224,7 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
 
 @pytest.mark.parametrize("name", ["Commands", "Poll", "Publish"])
 def test_a_request_after_a_revocation_is_refused(
-    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any], name: str
+    node: grpc.Channel, tokens: dict[str, str | None], conn: Connection, name: str
 ) -> None:
     """Though its call was begun before; some of these wait for their turn to be read, too."""
     method, described = next((each, method) for each, method in METHODS if method.name == name)
@@ -251,7 +251,7 @@ def test_a_request_after_a_revocation_is_refused(
 
 @pytest.mark.conforms("X4")
 def test_who_may_not_publish_is_refused_unread(
-    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+    node: grpc.Channel, tokens: dict[str, str | None], conn: Connection
 ) -> None:
     """Its batch is not waited for, and so neither stored nor decoded."""
     over = threading.Event()
@@ -435,7 +435,7 @@ def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:
 
 
 def test_a_batch_is_stored_with_all_topics_or_not(
-    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+    node: grpc.Channel, tokens: dict[str, str | None], conn: Connection
 ) -> None:
     messages = batch(*({"topic": topic} for topic in ("orders/eu", "orders/us", "bills/eu")))
     request = pb.PublishRequest(**V, producer="p", incarnation=1, number=1, messages=messages)

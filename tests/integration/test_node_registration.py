@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import grpc.aio
-import psycopg
 import pytest
 
 from sublet_leader.jobs.node_registration import NodeRegistration
@@ -18,6 +17,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, NodeInvariantViolated
 from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, list_nodes
 from sublet_storage.notify.changes import NODE
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import SETTINGS, listening
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
@@ -28,7 +28,7 @@ SLACK_S = 4.0
 """For a busy machine."""
 
 
-def expiry(conn: psycopg.Connection[Any], name: str) -> float:
+def expiry(conn: Connection, name: str) -> float:
     """Return when a node's lease ends, in seconds of the database's clock."""
     row = conn.execute("select extract(epoch from expires_at)::float8 from node where name = %s", (name,)).fetchone()
     assert row is not None, f"{name} is not listed"
@@ -44,7 +44,7 @@ def listed(url: str, name: str, **how: Any) -> NodeRegistration:
 
 @pytest.mark.conforms("D8")
 @pytest.mark.long
-def test_a_healthy_idle_node_never_expires(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_healthy_idle_node_never_expires(database: str, conn: Connection) -> None:
     listings = [listed(database, name) for name in ("a", "b", "c")]
     seen: list[list[str]] = []
     first = expiry(conn, "a")
@@ -61,7 +61,7 @@ def test_a_healthy_idle_node_never_expires(database: str, conn: psycopg.Connecti
 
 
 @pytest.mark.conforms("D8")
-def test_a_killed_nodes_row_is_gone_in_time(conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_a_killed_nodes_row_is_gone_in_time(conn: Connection, fleet: Fleet) -> None:
     lease_s = LeaderSettings().scaled(fleet.speed).lease_duration_s
     fleet.node("stays")
     eventually(lambda: {node.name for node in list_live_nodes(conn)} == {"n1", "stays"}, 30)
@@ -84,7 +84,7 @@ def test_too_rare_renewals_are_refused() -> None:
 
 
 @pytest.mark.conforms("D8")
-def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: Connection) -> None:
     listing = listed(database, "a", notify_endpoint="postgres:")
     (before,) = list_nodes(conn)
     assert before.notify_driver == "postgres"

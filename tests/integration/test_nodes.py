@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import NodeNameTaken
@@ -22,16 +20,17 @@ from sublet_storage.node_directory import (
     register,
     renew,
 )
+from tests.integration.log_kit import Connection
 
 OLD = NodeIncarnation("a", "old", "127.0.0.1:1")
 NEW = NodeIncarnation("a", "new", "127.0.0.1:2")
 
 
-def expire(conn: psycopg.Connection[Any], node: NodeIncarnation) -> None:
+def expire(conn: Connection, node: NodeIncarnation) -> None:
     conn.execute("update node set expires_at = clock_timestamp() where incarnation = %s", (node.incarnation,))
 
 
-def test_a_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> None:
+def test_a_node_is_found_until_it_is_removed(conn: Connection) -> None:
     other = NodeIncarnation("b", "other", "127.0.0.1:3")
     register(conn, other, 10, 1)
     register(conn, OLD, 10, 1, http_address="127.0.0.1:8080")
@@ -43,7 +42,7 @@ def test_a_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> N
     assert list_live_nodes(conn) == [other]
 
 
-def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
+def test_a_living_nodes_name_is_taken(conn: Connection) -> None:
     register(conn, OLD, 10, 1)
     with pytest.raises(NodeNameTaken, match=r"'a' belongs to the node at 127.0.0.1:1, whose lease has \d") as raised:
         register(conn, NEW, 10, 1)
@@ -51,7 +50,7 @@ def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
     assert list_live_nodes(conn) == [OLD]
 
 
-def test_a_node_may_register_a_new_address(conn: psycopg.Connection[Any]) -> None:
+def test_a_node_may_register_a_new_address(conn: Connection) -> None:
     register(conn, OLD, 1, 1)
     started = list_nodes(conn)[0].started_at
     moved = NodeIncarnation(OLD.name, OLD.incarnation, "127.0.0.1:9")
@@ -62,7 +61,7 @@ def test_a_node_may_register_a_new_address(conn: psycopg.Connection[Any]) -> Non
     assert entry.remaining_s > 9
 
 
-def test_a_name_is_free_once_its_lease_has_run_out(conn: psycopg.Connection[Any]) -> None:
+def test_a_name_is_free_once_its_lease_has_run_out(conn: Connection) -> None:
     register(conn, OLD, 10, 1)
     started = list_nodes(conn)[0].started_at
     expire(conn, OLD)
@@ -72,7 +71,7 @@ def test_a_name_is_free_once_its_lease_has_run_out(conn: psycopg.Connection[Any]
     assert list_nodes(conn)[0].started_at > started
 
 
-def test_a_replaced_node_cannot_touch_its_successor(conn: psycopg.Connection[Any]) -> None:
+def test_a_replaced_node_cannot_touch_its_successor(conn: Connection) -> None:
     register(conn, OLD, 10, 1)
     expire(conn, OLD)
     register(conn, NEW, 10, 1)
@@ -97,7 +96,7 @@ def test_of_many_that_want_a_name_at_once_one_gets_it(database: str) -> None:
 
 
 @pytest.mark.conforms("D8")
-def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_collection_takes_only_what_is_stale(database: str, conn: Connection) -> None:
     register(conn, OLD, 10, 1)
     dead = NodeIncarnation("b", "dead", "127.0.0.1:3")
     register(conn, dead, 10, 1)
@@ -116,7 +115,7 @@ def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connec
 
 
 @pytest.mark.conforms("D8")
-def test_each_notify_endpoint_is_notified_once(conn: psycopg.Connection[Any]) -> None:
+def test_each_notify_endpoint_is_notified_once(conn: Connection) -> None:
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
         register(conn, NodeIncarnation(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")
@@ -128,7 +127,7 @@ def test_each_notify_endpoint_is_notified_once(conn: psycopg.Connection[Any]) ->
 
 
 def test_programs_are_never_shown_an_endpoint(
-    conn: psycopg.Connection[Any],
+    conn: Connection,
 ) -> None:
     """It ends in the key that lets in whoever has it."""
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:7?key=5ec2e7")

@@ -6,7 +6,6 @@ import asyncio
 from itertools import pairwise
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_leader.node.notification_hub import PER_TURN, NotificationHub
@@ -29,6 +28,7 @@ from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
 from sublet_storage.spaces.space_changes import create_space
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import Loose
 from tests.integration.session_kit import until
 from tests.kit import eventually
@@ -51,7 +51,7 @@ def heads(publisher: NodeSideMachine, name: str) -> list[object]:
 
 @pytest.mark.conforms("P1", "D6", "E21")
 def test_a_hub_passes_on_what_is_followed(database: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def story(conn: psycopg.Connection[object]) -> None:
+    async def story(conn: Connection) -> None:
         publisher = make_node_side_machine("n1#1")
         grown: list[int] = []
         changed: list[bool] = []
