@@ -13,10 +13,10 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.http_kit import Answer, Http
-from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, node, tokens
-from tests.kit_nodes import Fleet
+from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, Tokens, conn, node, served, tokens
+from tests.kit_nodes import Process
 
-__all__ = ["node", "tokens"]
+__all__ = ["conn", "node", "served", "tokens"]
 
 pytestmark = [pytest.mark.conforms("X1", "X4", "X7"), pytest.mark.timeout(600)]
 
@@ -157,7 +157,7 @@ def check(asked: HttpRequestCase, answer: Answer) -> None:
 
 
 @pytest.mark.long
-def test_any_request_is_answered_or_refused(node: Http, tokens: dict[str, str | None], empty_fleet: Fleet) -> None:
+def test_any_request_is_answered_or_refused(node: Http, tokens: Tokens, served: Process) -> None:
     dice = random.Random(SEED)
     for method, route in sorted(RIGHTS) * REQUESTS:
         asked = draw(dice, method, route)
@@ -169,4 +169,4 @@ def test_any_request_is_answered_or_refused(node: Http, tokens: dict[str, str | 
         except (AssertionError, ValueError, KeyError) as error:
             raise AssertionError(f"{asked}\n{answer.status} {answer.body[:500]!r}") from error
     assert node.ask("/healthz").status == 200
-    assert "Traceback" not in empty_fleet.nodes["n1"].output()
+    assert "Traceback" not in served.output()
