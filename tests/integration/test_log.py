@@ -10,10 +10,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 import pytest
-from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, PoisonBlock, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import TopicFilter
@@ -113,31 +111,6 @@ def test_a_registration_does_not_wait_for_ever(database: str, conn: Connection, 
             register_producer(second, "p")
         assert register_producer(second, "q")
     assert append(conn, [stamped(stream, ProducerStamp("p", 1, 2), b"b")]) == [AppendResult(AppendOutcome.APPENDED, 2)]
-
-
-@pytest.mark.conforms("W1")
-def test_an_append_to_several_streams_is_atomic(conn: Connection) -> None:
-    one, two = (each.stream_id for each in open_streams(conn))
-    good = block(b"x", b"y")
-    with pytest.raises(psycopg.Error, match="count 0: a block has 1"):
-        append(conn, [BlockAppend(one, good), BlockAppend(two, replace(good, count=0))])
-    assert {head.head for head in read_heads(conn, [one, two]).values()} == {0}
-    assert conn.execute("select count(*) from block").fetchone() == (0,)
-    answers = append(conn, [BlockAppend(two, good), BlockAppend(one, block(b"z"))])
-    assert [answer.end_offset for answer in answers] == [2, 1], "in the given order"
-
-
-@pytest.mark.conforms("W2")
-def test_a_retry_waits_for_the_attempt_it_doubts(database: str, conn: Connection, stream: int) -> None:
-    stamp, answers = ProducerStamp("p", 1, 1), []
-    with connect(database) as other, conn.transaction():
-        append(conn, [stamped(stream, stamp, b"a")])
-        retry = threading.Thread(target=lambda: answers.extend(append(other, [stamped(stream, stamp, b"a")])))
-        retry.start()
-        eventually(lambda: waiting_for_locks(database))
-        assert not answers
-    retry.join(10)
-    assert answers == [AppendResult(AppendOutcome.DUPLICATE, 1)]
 
 
 def test_a_dead_connection_leaves_it_unknown(database: str, conn: Connection, stream: int) -> None:
