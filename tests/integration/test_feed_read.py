@@ -55,6 +55,11 @@ def feed(server: Serving) -> Iterator[Feed]:
         yield feed
 
 
+@pytest.fixture
+def stream(conn: Connection) -> int:
+    return stream_of(conn, "default")
+
+
 def numbers(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
@@ -63,8 +68,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 @pytest.mark.conforms("P1")
-def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, b"before")
     feed.history("#", "latest")
     position = feed.bookmark
@@ -79,9 +83,9 @@ def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: Connection) -
 
 
 @pytest.mark.conforms("P1")
-def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: Connection) -> None:
+def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: Connection, stream: int) -> None:
     """By an exception of a signal handler: the next read gives it, and no bookmark lies behind it before that."""
-    stream, client = stream_of(conn, "default"), Path(feed_reader.__file__)
+    client = Path(feed_reader.__file__)
     with feed.follow("#", "latest") as reader:
         for line in itertools.count(1):
             put(conn, stream, b"%d" % line)
@@ -97,8 +101,7 @@ def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: Connection) 
 
 
 @pytest.mark.conforms("P3")
-def test_history_is_paged_and_in_order(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_history_is_paged_and_in_order(feed: Feed, conn: Connection, stream: int) -> None:
     for start in range(0, 3000, 300):
         put(conn, stream, *(b"%d" % n + b"." * 2000 for n in range(start, start + 300)))
     assert list(feed.history("#", "latest")) == []
@@ -159,8 +162,7 @@ def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: Connection) -> No
 
 
 @pytest.mark.conforms("P9")
-def test_history_begins_at_a_time(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_history_begins_at_a_time(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, b"1")
     row = conn.execute("select clock_timestamp()").fetchone()
     assert row is not None
@@ -172,8 +174,7 @@ def test_history_begins_at_a_time(feed: Feed, conn: Connection) -> None:
         feed.history("#", when.replace(tzinfo=None))
 
 
-def test_only_what_matches_is_sent(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_only_what_matches_is_sent(feed: Feed, conn: Connection, stream: int) -> None:
     with feed.follow("a/+", "earliest") as reader:
         for number in range(40):
             put(conn, stream, b"%d" % number, topic="a/b" if number % 10 == 0 else "c")
@@ -182,16 +183,14 @@ def test_only_what_matches_is_sent(feed: Feed, conn: Connection) -> None:
         assert reader.bookmark.offsets == {stream: 40}
 
 
-def test_a_large_block_comes_in_several_pages(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_a_large_block_comes_in_several_pages(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, *(bytes([n]) * 1_000_000 for n in range(11)))
     tables = list(feed.history())
     assert len(tables) > 2
     assert values(tables) == [bytes([n]) * 1_000_000 for n in range(11)]
 
 
-def test_what_cannot_be_read_is_refused(feed: Feed, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_what_cannot_be_read_is_refused(feed: Feed, stream: int) -> None:
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
     with feed.follow("#", "earliest") as reader:
@@ -309,8 +308,7 @@ def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             feed.follow("#")
 
 
-def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: Connection, stream: int) -> None:
     with feed.follow("#") as reader:
         put(conn, stream, b"0")
         assert read_values(reader, 1) == [b"0"]
@@ -322,8 +320,7 @@ def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: 
 
 
 @pytest.mark.conforms("P2")
-def test_every_page_bears_its_call_and_place(server: Serving, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_every_page_bears_its_call_and_place(server: Serving, conn: Connection, stream: int) -> None:
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
         pages = service.Follow(follow_request(starting_position="earliest", subscription="mine"), timeout=90)
@@ -352,8 +349,7 @@ def last_query(conn: Connection, application: str) -> Any:
     ).fetchone()
 
 
-def test_many_waiters_share_one_look(server: Serving, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
+def test_many_waiters_share_one_look(server: Serving, conn: Connection, stream: int) -> None:
     with Feed(server.address) as feed, ExitStack() as stack:
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
         put(conn, stream, b"0")
@@ -365,9 +361,10 @@ def test_many_waiters_share_one_look(server: Serving, conn: Connection) -> None:
         assert [read_values(reader, 1) for reader in readers] == [[b"1"]] * 20
 
 
-def test_heads_from_elsewhere_wake_waiters(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_from_elsewhere_wake_waiters(
+    database: str, conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
-    stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
         eventually(lambda: server.feed.head_poller.poll_count)
         end = put(conn, stream, b"0")

@@ -115,8 +115,10 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     eventually(lambda: set(lanes(chrome)) == {"anna", "bruno"}, WAIT_S)
     refused = [each for each in complaints(chrome) if "401" not in each]
     assert refused == []
+    pigeons = NodeIncarnation("other", "a life", "127.0.0.1:1")
+    register(stage.scene.connection, pigeons, 600, 1, notify_endpoint="pigeons:coop")
     chrome.get(f"http://{node.address}/#/nodes")
-    shown(chrome, "n1", "alive", "127.0.0.1")
+    shown(chrome, "n1", "alive", "127.0.0.1", "other", "pigeons")
     # The node goes away, and that is said.
     stage.fleet.nodes["n1"].kill()
     shown(chrome, "this node does not answer")
@@ -192,18 +194,6 @@ def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chr
     chrome.get(f"http://{Http.of(stage.fleet.nodes['n2']).address}/#/")
     found = "[...document.querySelectorAll('td .badge')].map((each) => [each.textContent, each.className])"
     eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
-
-
-def test_nodes_are_shown_with_their_driver(stage: Stage, chrome: Chrome) -> None:
-    register(
-        stage.scene.connection,
-        NodeIncarnation("other", "a life", "127.0.0.1:1"),
-        600,
-        1,
-        notify_endpoint="pigeons:coop",
-    )
-    chrome.get(f"http://{served(stage).address}/#/nodes")
-    shown(chrome, "other", "pigeons")
 
 
 @pytest.mark.long
