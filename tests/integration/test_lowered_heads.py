@@ -246,21 +246,6 @@ def await_known_heads(served: Serving, *choices: dict[int, int]) -> None:
 
 
 @pytest.mark.conforms("P10")
-def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
-    with (
-        serving(database) as served,
-        Feed(served.address) as feed,
-        feed.follow(starting_position="earliest") as reader,
-    ):
-        assert len(read_values(reader, 20, WAIT_S)) == 20
-        assert reader.read(0.0) is None
-        await_known_heads(served, dict.fromkeys(streams, 10))
-        lower_head(conn, streams[0])
-        with pytest.raises(PositionBeyondHead, match=f"stream {streams[0]}: {REASON}"):
-            reader.read(WAIT_S)
-
-
-@pytest.mark.conforms("P10")
 def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
     """Its node waits for a slow client, which is to take what another stream has, until the head has passed the
     position again; or the client's buffers took all, and the node ends the call and knows no heads any more."""
