@@ -44,7 +44,6 @@ def conn(database: str) -> Iterator[Connection]:
 
 @pytest.fixture
 def clients(tmp_path: Path) -> Certificates:
-    """The authority of clients."""
     return Certificates(tmp_path / "clients")
 
 

@@ -232,7 +232,6 @@ def test_killed_nodes_lose_and_repeat_nothing(conn: Connection, fleet: Fleet) ->
 
 
 def refuses(call: Callable[[], object]) -> None:
-    """For the time being."""
     with pytest.raises(grpc.RpcError) as refused:
         call()
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -118,7 +118,6 @@ def audited(shell: Shell, tokens: Tokens) -> Running:
 
 
 def audit_lines(node: Running, mark: str = '"outcome"') -> list[dict[str, Any]]:
-    """Return the lines of its audit log."""
     return [json.loads(line[line.index("{") :]) for line in node.err.splitlines() if mark in line]
 
 

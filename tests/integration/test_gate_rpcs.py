@@ -213,7 +213,6 @@ def denies_all(node: grpc.Channel, principal: str, token: str | None = None) -> 
 
 
 def answers_all(node: grpc.Channel, token: str | None = None) -> None:
-    """Each RPC, to a caller with the rights."""
     for name, method in METHODS:
         reply = call(node, name, method, REQUESTS[method.name]("orders/#"), token)
         if method.name == "Commands":
@@ -390,8 +389,6 @@ def test_a_principal_has_half_of_the_readers(node: grpc.Channel, conn: Connectio
 
 
 class Refusing(sublet_pb2_grpc.FeedServicer, sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
-    """Refuses what is published, and answers polls."""
-
     async def Publish(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "no")
 

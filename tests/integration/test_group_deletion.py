@@ -25,7 +25,6 @@ def ended(stage: Stage, *names: str) -> set[str | None]:
 
 
 def living(stage: Stage) -> int:
-    """Groups that are not deleted."""
     return int(stage.scene.ask("select count(*) from consumer_group where deleted_at is null")[0][0])
 
 

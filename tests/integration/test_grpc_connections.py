@@ -48,7 +48,6 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
 
 
 def reason_to_close(connection: socket.socket) -> bytes:
-    """Why the other side closes it."""
     return b"; ".join(content[8:] for kind, content in frames(connection) if kind == GOAWAY)
 
 

@@ -141,7 +141,6 @@ def drawn_value(dice: random.Random, depth: int = 2) -> Any:
 
 
 def check(asked: HttpRequestCase, answer: Answer) -> None:
-    """Check what applies to every answer."""
     probes = asked.path.startswith("/readyz")
     assert answer.status < 500 or (answer.status == 503 and probes)
     assert b"Traceback" not in answer.body

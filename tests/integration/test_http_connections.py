@@ -27,7 +27,6 @@ END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")
 
 @contextmanager
 def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpDatabasePool]:
-    """Closed at the end."""
     pool = HttpDatabasePool(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
     try:
         yield pool

@@ -42,7 +42,6 @@ def stage_settings(request: pytest.FixtureRequest) -> dict[str, str]:
 
 @pytest.fixture
 def stage(stage: Stage) -> Stage:
-    """Return the stage with two streams."""
     reshard(stage.scene.connection, "default", 2)
     return stage
 

@@ -45,7 +45,6 @@ def stage_settings() -> dict[str, str]:
 
 @pytest.fixture
 def stage(stage: Stage) -> Stage:
-    """Return the stage with four streams."""
     reshard(stage.scene.connection, "default", 4)
     return stage
 
@@ -55,7 +54,6 @@ def js(chrome: Chrome, what: str) -> Any:
 
 
 def shown(chrome: Chrome, *texts: str) -> None:
-    """Wait until the page says all of that."""
     said = "document.body.innerText"
     eventually(lambda: all(text in js(chrome, said) for text in texts), WAIT_S, lambda: str(js(chrome, said)), 0.05)
 
@@ -67,7 +65,6 @@ def lanes(chrome: Chrome) -> dict[str, str]:
 
 
 def complaints(chrome: Chrome) -> list[str]:
-    """Return the errors of the browser."""
     entries = chrome.get_log("browser")  # type: ignore[no-untyped-call]
     return [entry["message"] for entry in entries if "favicon" not in entry["message"]]
 

@@ -20,25 +20,21 @@ ROUNDS = 3
 
 @pytest.mark.long
 @pytest.mark.conforms("E5", "E13", "E15", "E16")
-@pytest.mark.parametrize("frozen", [False, True], ids=["killed", "frozen"])
-def test_leaders_lost_in_turn_cost_nothing(stage: Stage, frozen: bool) -> None:
-    """Under load; those that were frozen change nothing when they wake."""
+def test_leaders_lost_in_turn_cost_nothing(stage: Stage) -> None:
+    """Under load; they were frozen, and change nothing when they wake."""
     stage.serve("n1", "n2")
     stage.share("a", "b")
     granted = stage.scene.grants()
     with stage.scene.load():
-        for life in range(ROUNDS):
+        for _ in range(ROUNDS):
             stage.more()
             before, leader = stage.leader()
-            leader.signal(signal.SIGSTOP if frozen else signal.SIGKILL)
+            leader.signal(signal.SIGSTOP)
             after = stage.next_leader(before)
-            assert not frozen or after.previous_leader_s == 0, "a frozen one has its lock"
-            if frozen:
-                leader.signal(signal.SIGCONT)
-            else:
-                stage.serve(f"again-{life}")
+            assert after.previous_leader_s == 0, "a frozen one has its lock"
+            leader.signal(signal.SIGCONT)
             stage.more()
-            assert not frozen or stage.scene.claim().node.incarnation == after.node.incarnation
+            assert stage.scene.claim().node.incarnation == after.node.incarnation
     assert stage.verdict().explained == []
     assert stage.scene.grants() == granted, "a stream has changed hands"
     stage.written_by_one_at_a_time()

@@ -52,7 +52,6 @@ def folder_of(directory: Path) -> Path:
 
 
 def sleepers(directory: Path) -> list[psutil.Process]:
-    """The processes that the tests have started."""
     folder = str(folder_of(directory)) if (directory / "project/folder").exists() else "none yet"
     return [
         process
@@ -62,7 +61,6 @@ def sleepers(directory: Path) -> list[psutil.Process]:
 
 
 def files_left(directory: Path) -> list[Path]:
-    """Return the files in its temporary directory."""
     return list((directory / "tmp").iterdir())
 
 

@@ -162,16 +162,6 @@ def test_since_the_latest_there_is_nothing(conn: Connection, stream: int) -> Non
     assert fetch(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
 
 
-@pytest.mark.conforms("P3")
-def test_since_before_the_oldest_is_gone(conn: Connection, stream: int) -> None:
-    put(conn, stream, b"a", b"b")
-    put(conn, stream, b"c")
-    conn.execute("delete from block where end_offset = 2")
-    with pytest.raises(PositionGone) as gone:
-        fetch(conn, stream, 1)
-    assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (stream, 1, 2)
-
-
 @pytest.mark.conforms("P2", "P3")
 @pytest.mark.parametrize("filter", ["#", "t", "other"])
 def test_a_page_ends_before_a_hole(conn: Connection, stream: int, filter: str) -> None:

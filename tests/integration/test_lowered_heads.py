@@ -84,8 +84,6 @@ class Reader:
         self.session, self.seen = session, list[tuple[int, int, bytes]]()
 
     def until(self, fact: Callable[[], object]) -> None:
-        """Poll until that is true."""
-
         def look() -> object:
             if (batch := self.session.poll(0.1)) is not None:
                 table = batch.table
@@ -241,7 +239,6 @@ def test_what_only_a_query_saw_is_blocked(
 
 
 def await_known_heads(served: Serving, *choices: dict[int, int]) -> None:
-    """Wait until the node knows one of these heads."""
     eventually(lambda: {s: h.head for s, h in served.feed.head_poller.heads.items()} in choices, WAIT_S)
 
 
@@ -279,7 +276,7 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
 @pytest.mark.parametrize(("lose", "head"), [(lower_head, 5), (undo, 0)])
 def test_a_quiet_tail_ends_by_name(
     conn: Connection,
-    served: Fleet,
+    request: pytest.FixtureRequest,
     streams: list[int],
     shell: Shell,
     arguments: tuple[str, ...],
@@ -288,7 +285,7 @@ def test_a_quiet_tail_ends_by_name(
 ) -> None:
     if arguments == ("--node",):
         shell.environment.pop("SUBLET_DATABASE_URL", None)
-        arguments = ("--node", address_of(served.nodes["n1"]))
+        arguments = ("--node", address_of(request.getfixturevalue("served").nodes["n1"]))
     live = shell.start("tail", "#", "--from", "earliest", "--json", *arguments)
     eventually(lambda: live.out.count('"value"') == 20, WAIT_S, lambda: live.out + live.err)
     lose(conn, streams[-1])
