@@ -54,11 +54,7 @@ def story(conn: Connection) -> EpochBlocks:
     ],
 )
 def test_where_a_reader_begins_it_gets_entire_epochs(
-    conn: Connection,
-    story: EpochBlocks,
-    begin: str,
-    at_first: dict[int | None, int],
-    in_all: dict[int | None, int],
+    conn: Connection, story: EpochBlocks, begin: str, at_first: dict[int | None, int], in_all: dict[int | None, int]
 ) -> None:
     """Live, nothing that had begun; of the active ones, all; from the beginning, the completed ones too."""
     story.three_and_five()

@@ -297,10 +297,7 @@ def test_malformed_batches_are_refused_with_reason(server: Serving, conn: Connec
             with pytest.raises(grpc.RpcError) as refused:
                 service.Publish(pb.PublishRequest(**{**named, **given}), timeout=20)
             assert story in refused.value.details()
-            assert refused.value.code() in (
-                grpc.StatusCode.INVALID_ARGUMENT,
-                grpc.StatusCode.FAILED_PRECONDITION,
-            )
+            assert refused.value.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
             feed.publish("t", b"%d" % number).result(20)
     assert stored(conn) == Counter(b"%d" % number for number in range(len(cases)))
 

@@ -249,9 +249,7 @@ def test_children_come_after_their_parents(feed: Feed, database: str, conn: Conn
         assert order == sorted(order)
 
 
-def test_a_read_that_sees_a_rollover_finds_children(
-    conn: Connection,
-) -> None:
+def test_a_read_that_sees_a_rollover_finds_children(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     eu = stream_of(conn, "eu")
     reading = MultiStreamReader(conn, TopicFilter("#"), "earliest")

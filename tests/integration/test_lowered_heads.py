@@ -247,11 +247,7 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
     """Its node waits for a slow client, which is to take what another stream has, until the head has passed the
     position again; or the client's buffers took all, and the node ends the call and knows no heads any more."""
     lowered, other = streams
-    with (
-        serving(database) as served,
-        Feed(served.address) as feed,
-        feed.follow(starting_position="earliest") as reader,
-    ):
+    with serving(database) as served, Feed(served.address) as feed, feed.follow(starting_position="earliest") as reader:
         assert len(read_values(reader, 20, WAIT_S)) == 20
         for _ in range(60):
             put(conn, other, b"x" * 200_000)

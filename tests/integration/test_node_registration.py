@@ -239,9 +239,7 @@ def test_each_notify_endpoint_is_notified_once(conn: Connection) -> None:
     assert [entry.notify_driver for entry in list_nodes(conn) if entry.node == NEW] == ["poll"]
 
 
-def test_programs_are_never_shown_an_endpoint(
-    conn: Connection,
-) -> None:
+def test_programs_are_never_shown_an_endpoint(conn: Connection) -> None:
     """It ends in the key that lets in whoever has it."""
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:7?key=5ec2e7")
     register(conn, NodeIncarnation("silent", "i", "127.0.0.1:1"), 10, 1)

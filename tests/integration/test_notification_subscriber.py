@@ -106,10 +106,7 @@ def test_a_snapshot_of_groups_and_nodes(conn: Connection) -> None:
     assert (group.key, group.is_deleted) == ("$share/g/a/#", False)
     register(conn, NODE, 60, 1)
     (node,) = read_nodes(conn)
-    assert (node.key, node.data) == (
-        NODE.name,
-        {"incarnation": "one", "address": NODE.address, "http_address": None},
-    )
+    assert (node.key, node.data) == (NODE.name, {"incarnation": "one", "address": NODE.address, "http_address": None})
     conn.execute("update node set expires_at = clock_timestamp()")
     assert read_nodes(conn) == []
     register(conn, NodeIncarnation(NODE.name, "two", "127.0.0.1:2"), 60, 1)
