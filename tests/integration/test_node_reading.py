@@ -29,11 +29,11 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.messages.member_reads import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
-from tests.integration.feed_kit import address_of, serving, stub
+from tests.integration.feed_kit import address_of, refused, serving, stub
 from tests.integration.log_kit import Connection, put, stream_of
 from tests.integration.sharing_kit import ALL, Stage
 from tests.kit import WAIT_S, eventually
@@ -204,10 +204,8 @@ def test_malformed_requests_are_refused_by_name(database: str) -> None:
     ]
     with serving(database) as server, stub(server.address) as service:
         for method, request, story, name in cases:
-            with pytest.raises(grpc.RpcError) as refused:
+            with refused(story, error=name):
                 getattr(service, method)(request, timeout=20)
-            assert story in refused.value.details()
-            assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == name
         assert len(service.Heads(encode_heads_request(range(1, 17)), timeout=20).heads) == 16
 
 
@@ -218,10 +216,8 @@ def test_a_draw_of_a_locked_name_is_to_be_repeated(database: str) -> None:
         first = service.SessionEpoch(request, timeout=20).epoch
         with user.transaction():
             user.execute("select next_session_epoch(%s, 'etl')", (ALL,))
-            with pytest.raises(grpc.RpcError) as refused:
+            with refused("an open transaction keeps the name locked", grpc.StatusCode.UNAVAILABLE):
                 service.SessionEpoch(request, timeout=20)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "an open transaction keeps the name locked" in refused.value.details()
         assert service.SessionEpoch(request, timeout=20).epoch > first
 
 
