@@ -47,28 +47,12 @@ WORDS = (
     *("2026-01-31T12:00:00Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-01-31"),
 )
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    7,
-    2.5,
-    -0.0,
-    1 << 63,
-    -(1 << 63),
-    10**400,
-    float("inf"),
-    float("nan"),
-    [],
-    {},
+    *(None, True, False, 0, 1, -1, 7, 2.5, -0.0, 1 << 63, -(1 << 63), 10**400, float("inf"), float("nan"), [], {}),
 )
 QUERY = ("search", "sort", "order", "limit", "offset", "subscription", "after", "another")
 FIELDS: dict[str, tuple[str, ...]] = {
-    "create": (
-        *("starting_position", "on_data_loss", "strategy", "session_expiry_s", "atomic", "on_poison"),
-        "holds_retention",
+    "create": tuple(
+        ["starting_position", "on_data_loss", "strategy", "session_expiry_s", "atomic", "on_poison", "holds_retention"]
     ),
     "pause": ("reason",),
     "weight": ("session", "weight"),
