@@ -30,20 +30,8 @@ STRANGERS = ("none", "wrong", "expired", "revoked")
 KINDS = (*STRANGERS, "reader", "watcher", "operator", *["all"] * 9)
 TYPES = (*["application/json"] * 9, "APPLICATION/JSON; charset=utf-16", "text/plain", "", ";")
 WORDS = (
-    *(
-        GROUP,
-        "$share/other/orders/#",
-        "$share/new/#",
-        "earliest",
-        "latest",
-        "lag",
-        "desc",
-        "even",
-        "fail",
-        "n1",
-        "loop",
-    ),
-    *("", "0", "7", "-1", "1e400", "9" * 5000, "x" * 5000, "\0", "\ud800", "\u202e", "%", "a b", "\U0010ffff"),
+    *(GROUP, "$share/other/orders/#", "$share/new/#", "earliest", "latest", "lag", "desc", "even", "fail", "n1"),
+    *("loop", "", "0", "7", "-1", "1e400", "9" * 5000, "x" * 5000, "\0", "\ud800", "\u202e", "%", "a b", "\U0010ffff"),
     *("2026-01-31T12:00:00Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-01-31"),
 )
 VALUES: tuple[Any, ...] = (
@@ -51,8 +39,9 @@ VALUES: tuple[Any, ...] = (
 )
 QUERY = ("search", "sort", "order", "limit", "offset", "subscription", "after", "another")
 FIELDS: dict[str, tuple[str, ...]] = {
-    "create": tuple(
-        ["starting_position", "on_data_loss", "strategy", "session_expiry_s", "atomic", "on_poison", "holds_retention"]
+    "create": (
+        *("starting_position", "on_data_loss", "strategy", "session_expiry_s", "atomic", "on_poison"),
+        "holds_retention",
     ),
     "pause": ("reason",),
     "weight": ("session", "weight"),
