@@ -118,15 +118,14 @@ def test_in_product_order_it_is_an_antichain(world: World) -> None:
         world.hold(C, (3,))
 
 
-@pytest.mark.parametrize("wanted", [(2,), (-7,)])
-def test_what_is_completed_is_not_held_again(world: World, wanted: Epoch) -> None:
+def test_what_is_completed_is_not_held_again(world: World) -> None:
     world.hold(A, (3,))
-    with pytest.raises(
-        EpochAlreadyCompleted, match=r"is completed: in this space.* at or after 3\. Begin with such an epoch"
-    ):
-        world.hold(B, wanted)
-    with pytest.raises(EpochAlreadyCompleted, match="'a' has advanced to 3, and does not go back"):
-        world.hold(A, wanted)
+    completed = r"is completed: in this space.* at or after 3\. Begin with such an epoch"
+    for wanted in ((2,), (-7,)):
+        with pytest.raises(EpochAlreadyCompleted, match=completed):
+            world.hold(B, wanted)
+        with pytest.raises(EpochAlreadyCompleted, match="'a' has advanced to 3, and does not go back"):
+            world.hold(A, wanted)
     assert world.frontier() == [(3,)]
 
 

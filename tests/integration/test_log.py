@@ -153,6 +153,8 @@ def test_small_blocks_of_one_kind_come_together(conn: Connection, stream: int) -
 @pytest.mark.conforms("P3")
 def test_since_the_latest_there_is_nothing(conn: Connection, stream: int) -> None:
     put(conn, stream, b"a", b"b")
+    head = read_heads(conn, [stream, 999]).pop(stream)
+    assert (head.head, head.is_closed, head.is_gone) == (2, False, False)
     page = fetch(conn, stream, 2)
     assert (page.batches, page.start, page.position, page.head) == ((), 2, 2, 2)
     assert not page.is_closed
@@ -160,6 +162,9 @@ def test_since_the_latest_there_is_nothing(conn: Connection, stream: int) -> Non
     rollover(conn, "default")
     assert fetch(conn, stream, 2).is_finished
     assert fetch(conn, stream, 0, limit_blocks=0).position == 2, "at least one block is read"
+    conn.execute("update generation set state = 'gone' where state = 'closed'")
+    heads = read_heads(conn, [stream, 999])
+    assert {each: (head.is_closed, head.is_gone) for each, head in heads.items()} == {stream: (True, True)}
 
 
 @pytest.mark.conforms("P2", "P3")
@@ -213,16 +218,6 @@ def test_filters_at_their_limits_work(conn: Connection, stream: int, text: str) 
     page = fetch(conn, stream, 0, filter=TopicFilter(text))
     assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
     assert page.position == 2
-
-
-def test_heads_report_end_state_and_whether_it_is_gone(conn: Connection, stream: int) -> None:
-    put(conn, stream, b"a", b"b")
-    assert read_heads(conn, [stream, 999]).keys() == {stream}
-    assert (read_heads(conn, [stream])[stream].head, read_heads(conn, [stream])[stream].is_closed) == (2, False)
-    rollover(conn, "default")
-    conn.execute("update generation set state = 'gone' where state = 'closed'")
-    assert read_heads(conn, [stream])[stream].is_gone
-    assert read_heads(conn, [stream])[stream].is_closed
 
 
 @pytest.mark.conforms("P9")

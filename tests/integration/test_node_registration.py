@@ -105,6 +105,7 @@ def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: Connecti
     conn.execute("delete from node")
     eventually(lambda: [entry.notify_driver for entry in list_nodes(conn)] == ["postgres"])
     listing.deregister()
+    assert "sublet-directory" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_who_leaves_is_announced(database: str) -> None:
@@ -114,11 +115,6 @@ def test_who_leaves_is_announced(database: str) -> None:
         eventually(lambda: received.of(NODE, "a"))
         listing.deregister()
         eventually(lambda: received.of(NODE, "a")[-1].is_deleted)
-
-
-def test_ending_ends_the_thread_that_renews(database: str) -> None:
-    listed(database, "a").deregister()
-    assert "sublet-directory" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_node_ends_with_its_grpc_server(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
