@@ -192,13 +192,16 @@ def test_compaction_makes_no_block_too_large(conn: Connection, stream: int) -> N
     assert len(read(conn, stream)) == len(before)
 
 
-@pytest.mark.parametrize("name", ["block_messages", "block_bytes", "max_message_bytes"])
-def test_a_publisher_is_not_made_for_larger_blocks(database: str, name: str) -> None:
-    most = MAX_BLOCK_MESSAGES if name == "block_messages" else 16 * MB
-    with Publisher(database, **{name: most}):  # type: ignore[arg-type]
-        pass
-    with pytest.raises(UsageError, match=f"{name} {most + 1}: must be at most {most}"):
-        Publisher(database, **{name: most + 1})  # type: ignore[arg-type]
+def test_a_publisher_is_not_made_for_larger_blocks(database: str) -> None:
+    for name, most in (
+        ("block_messages", MAX_BLOCK_MESSAGES),
+        ("block_bytes", 16 * MB),
+        ("max_message_bytes", 16 * MB),
+    ):
+        with Publisher(database, **{name: most}):  # type: ignore[arg-type]
+            pass
+        with pytest.raises(UsageError, match=f"{name} {most + 1}: must be at most {most}"):
+            Publisher(database, **{name: most + 1})  # type: ignore[arg-type]
 
 
 def test_the_largest_message_is_stored_and_read(database: str, conn: Connection, stream: int) -> None:

@@ -211,13 +211,13 @@ def test_a_filter_skips_blocks_on_the_server(conn: Connection, stream: int) -> N
     assert (none.batches, none.position) == ((), 2)
 
 
-@pytest.mark.parametrize("text", ["+/" * 127 + "#", "/".join("+" * 128), "l" * 4_096])
-def test_filters_at_their_limits_work(conn: Connection, stream: int, text: str) -> None:
-    meant = text.replace("+", "a").replace("#", "b")
-    append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
-    page = fetch(conn, stream, 0, filter=TopicFilter(text))
-    assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
-    assert page.position == 2
+def test_filters_at_their_limits_work(conn: Connection, stream: int) -> None:
+    for text in ("+/" * 127 + "#", "/".join("+" * 128), "l" * 4_096):
+        meant, start = text.replace("+", "a").replace("#", "b"), read_heads(conn, [stream])[stream].head
+        append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
+        page = fetch(conn, stream, start, filter=TopicFilter(text))
+        assert [row["value"] for batch in page.batches for row in batch.to_pylist()] == [b"2"]
+        assert page.position == start + 2
 
 
 @pytest.mark.conforms("P9")
