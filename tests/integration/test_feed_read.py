@@ -421,18 +421,33 @@ def test_principals_work_in_rotation(database: str) -> None:
 
 @pytest.mark.conforms("X4")
 def test_one_principal_leaves_others_a_thread(database: str) -> None:
-    """To publish: however many batches it has under way, and however long they take."""
-    limits, over = FeedLimits(), threading.Event()
-    most = limits.publishing_connections_of_principal
-    threads = DatabaseThreads(database, limits.publishing_connections, "publishing", most)
-    busy = [threads.submit(lambda _: over.wait(), "a") for _ in range(limits.publishing_connections + 1)]
+    """However many requests it has under way, and however long they take."""
+    over, threads = threading.Event(), DatabaseThreads(database, 4, "reading")
+    busy = [threads.submit(lambda _: over.wait(), "a") for _ in range(5)]
     try:
         assert threads.submit(lambda _: "stored", "b").result(WAIT_S) == "stored"
-        assert sum(work.running() for work in busy) <= most
+        assert sum(work.running() for work in busy) <= 3
     finally:
         over.set()
     assert all(work.result(WAIT_S) for work in busy), "what had to wait was done then"
     threads.close()
+
+
+@pytest.mark.conforms("X4")
+def test_streams_of_readers_are_bounded(database: str, conn: Connection) -> None:
+    """Together, as are bookmarks: of each stream that matches a reader has a position in the node's memory."""
+    reshard(conn, "default", 100)
+    limits = FeedLimits(max_reader_bytes=400 * 250)
+    with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
+        readers = [service.Follow(follow_request(starting_position="earliest"), timeout=60) for _ in range(2)]
+        eventually(lambda: server.feed.readers.bytes_inside == 2 * 400 * 100, WAIT_S)
+        with pytest.raises(grpc.RpcError, match=r"3 readers are under way.* 120000 bytes") as beyond:
+            list(service.Follow(follow_request(starting_position="earliest"), timeout=60))
+        assert beyond.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for reader in readers:
+            reader.cancel()
+        eventually(lambda: server.feed.readers.bytes_inside == 0, WAIT_S)
+        assert values(list(feed.history())) == []
 
 
 @pytest.mark.conforms("X4")
@@ -444,9 +459,9 @@ def test_bookmarks_of_readers_are_bounded(database: str) -> None:
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = service.Follow(follow_request(bookmark=large), timeout=60)
         eventually(lambda: server.feed.readers.bytes_inside > 0)
-        with pytest.raises(grpc.RpcError, match=f"1 readers are .* {320 * streams} bytes") as refused:
+        with pytest.raises(grpc.RpcError, match=f"1 readers are .* {320 * streams} bytes") as beyond:
             next(service.Follow(follow_request(bookmark=large), timeout=20))
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert beyond.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert values(list(feed.history())) == []
         inside.cancel()
         eventually(lambda: server.feed.readers.bytes_inside == 0)

@@ -338,6 +338,12 @@ def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.
         "update generation set filter = 'a/#/b'",
         "update generation set filter = ''",
         "insert into generation (space_id, ordinal, filter) values (1, 999, '$a')",
+        "update space set former_filters = '{#a}'",
+        "update space set former_filters = '{NULL}'",
+        "update space set former_filters = '{{a},{b}}'",
+        "update space set retention_s = 31536000001",
+        "update space set rollover_s = 0",
+        "update space set payload_location = 's3://b/p', tier_after_s = 31536000001",
     ],
 )
 def test_an_operator_makes_no_group_that_is_none(world: RoleWorld, statement: LiteralString) -> None:

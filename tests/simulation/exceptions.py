@@ -2,7 +2,7 @@
 
 Everything else in the machines' tables occurs within a thousand seeds, or `test_seeds` fails. Each pair listed here has
 a unit test instead, as has every pair of every table: `test_group_leader_table.py` (a scenario for each) and
-`test_election_table.py` (the target of each pair), both in `tests/unit`.
+`test_election.py` (the target of each pair), both in `tests/unit`.
 """
 
 from __future__ import annotations

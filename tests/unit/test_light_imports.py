@@ -57,6 +57,11 @@ def test_what_a_borrower_loads_is_light() -> None:
     run_alone(f"import sys\n{imports}")
 
 
+def test_the_feeds_client_is_light() -> None:
+    """It needs neither the leader's libraries nor the command line's."""
+    run_alone(f"import sys, sublet; sublet.Feed('127.0.0.1:1').close()\n{loads_none((*HEAVY, 'leader'))}")
+
+
 PACKS = """
 import sys
 from sublet_storage.producer.batches.pending_block import PendingBlock, PendingMessageBatch
