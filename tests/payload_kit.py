@@ -6,14 +6,15 @@ import logging
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from pyarrow import fs
 
+from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.objects import unreferenced_objects
@@ -23,7 +24,9 @@ from sublet_storage.spaces.space_changes import create_space, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import batch, stream_of
 from tests.integration.session_kit import free_port
+from tests.kit import WAIT_S, eventually
 
+T = TypeVar("T")
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "a secret",
@@ -84,6 +87,10 @@ class LocalWorld(PlaceWorld):
 
     def remove(self, name: str) -> None:
         (self.root / name).unlink()
+
+    @property
+    def is_away(self) -> bool:
+        return self.root.with_name("elsewhere").exists()
 
     def go_away(self) -> None:
         self.root.rename(self.root.with_name("elsewhere"))
@@ -192,6 +199,17 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete orphaned objects, by default without the grace; return how many."""
     return unreferenced_objects.delete_expired_objects(conn, grace_s=grace_s)
+
+
+def when_back(work: Callable[[], T]) -> T:
+    """Return what the work returns, other than nothing, once its place answers again."""
+
+    def tried() -> T | None:
+        with suppress(PayloadUnavailable):
+            return work()
+        return None
+
+    return eventually(tried, WAIT_S)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:
