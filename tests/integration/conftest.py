@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +19,7 @@ from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.log_kit import Connection
 from tests.integration.sharing_kit import Stage
 from tests.integration.tls_kit import Certificates
+from tests.kit import server_directory
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
 
@@ -37,11 +40,27 @@ def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates
     return ours
 
 
-@pytest.fixture
-def server(server_home: Path) -> Iterator[EmbeddedPostgres]:
-    """One of the test's own, to be ended or hurt."""
-    with EmbeddedPostgres(server_home / "data") as server:
+@pytest.fixture(scope="session")
+def made_cluster() -> Iterator[Path]:
+    """The data directory of a server that has run once and has our schema, to be copied: to make one takes seconds."""
+    directory = server_directory()
+    with EmbeddedPostgres(directory / "data") as server:
         migrate(server.url)
+    yield directory / "data"
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def made_home(server_home: Path, made_cluster: Path) -> Path:
+    """A directory for embedded servers, with a copy of that as `data`."""
+    subprocess.run(["cp", "-a", made_cluster, server_home / "data"], check=True)
+    return server_home
+
+
+@pytest.fixture
+def server(made_home: Path) -> Iterator[EmbeddedPostgres]:
+    """One of the test's own, to be ended or hurt."""
+    with EmbeddedPostgres(made_home / "data") as server:
         yield server
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -30,23 +31,44 @@ ID = limits.MAX_ID_BYTES
 WANTED: dict[str, Any] = {"subscription": "$share/other/#", "weight": 1.0, "starting_position": "latest"}
 
 
-def control_group(stage: Stage) -> sublet.Session:
-    """A group whose member goes on meanwhile."""
-    return sublet.Session(ALL, stage.scene.url, starting_position="earliest")
+class Served:
+    """A node, by the proto alone, and a group whose member goes on meanwhile."""
+
+    def __init__(self, stage: Stage, channel: grpc.Channel, control: sublet.Session) -> None:
+        self.stage, self.control = stage, control
+        self.session, self.feed = sublet_pb2_grpc.SessionStub(channel), sublet_pb2_grpc.FeedStub(channel)
+
+    def consumes_on(self) -> None:
+        self.stage.scene.publish(1)
+        assert self.control.poll(WAIT_S) is not None
+
+    def refuses(self, call: Callable[[], object], story: str) -> None:
+        """As an invalid argument, with the reason; and the group goes on."""
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, (story, refused.value.details())
+        assert re.search(story, str(refused.value.details()))
+        self.consumes_on()
 
 
-@contextmanager
-def session_and_feed(stage: Stage) -> Iterator[tuple[Any, Any]]:
-    ((address,),) = stage.scene.ask("select address from node where name = 'n1'")
-    with grpc.insecure_channel(address) as channel:
-        yield sublet_pb2_grpc.SessionStub(channel), sublet_pb2_grpc.FeedStub(channel)
+@pytest.fixture(scope="module")
+def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    stage = Stage(shared_database, tmp_path_factory.mktemp("stage"))
+    with closing(stage):
+        stage.serve("n1")
+        ((address,),) = stage.scene.ask("select address from node where name = 'n1'")
+        with (
+            sublet.Session(ALL, shared_database, starting_position="earliest") as control,
+            grpc.insecure_channel(address) as channel,
+        ):
+            yield Served(stage, channel, control)
 
 
 class Client:
     """One agent that speaks the proto, batch after batch."""
 
-    def __init__(self, stub: Any) -> None:
-        self.stub, self.proof, self.number = stub, proven("host"), 0
+    def __init__(self, stub: Any, host: str) -> None:
+        self.stub, self.proof, self.number = stub, proven(host), 0
         self.agent = self.proof["subscriber_id"].removesuffix(".1")
 
     def send(self, *commands: pb.Command) -> list[str]:
@@ -136,23 +158,15 @@ def commands(me: Client) -> list[tuple[pb.Command, pb.Command, str]]:
     ]
 
 
-def test_each_limit_of_a_command_is_answered(stage: Stage) -> None:
+def test_each_limit_of_a_command_is_answered(served: Served) -> None:
     """At the limit all is well, beyond it the command alone is refused; a group consumes meanwhile."""
-    stage.serve("n1")
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        me = Client(stubs[0])
-        cases = commands(me)
-        for number, (good, beyond, story) in enumerate(cases):
-            stage.scene.publish(1)
-            assert me.send(good) == [], story
-            plain = to_leader(ping=pb.Ping(borrower_ids=[me.borrower()], sent_at=1.0))
-            (text,) = me.send(plain, beyond, plain)
-            assert story in text, text
-            if number % 5 == 0:
-                assert control.poll(WAIT_S) is not None
+    me = Client(served.session, "commands")
+    for good, beyond, story in commands(me):
+        assert me.send(good) == [], story
+        plain = to_leader(ping=pb.Ping(borrower_ids=[me.borrower()], sent_at=1.0))
+        (text,) = me.send(plain, beyond, plain)
+        assert story in text, text
+    served.consumes_on()
 
 
 def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
@@ -177,62 +191,42 @@ def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
     ]
 
 
-def test_each_limit_of_a_batch_is_answered(stage: Stage) -> None:
+def test_each_limit_of_a_batch_is_answered(served: Served) -> None:
     """A batch beyond a limit is refused as a whole, as an invalid argument, and may be sent again as several."""
-    stage.serve("n1")
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        me = Client(stubs[0])
-        for good, beyond, story in batches(me):
-            stage.scene.publish(1)
-            assert me.send(*good) == []
-            with pytest.raises(grpc.RpcError) as refused:
-                me.send(*beyond)
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert re.search(story, str(refused.value.details()))
-            assert control.poll(WAIT_S) is not None
-        (text,) = me.send(to_leader(ping=pb.Ping(borrower_ids=[me.borrower()] * 1_001, sent_at=1.0)))
-        assert "borrower_ids: 1001 entries" in text
+    me = Client(served.session, "batches")
+    for good, beyond, story in batches(me):
+        assert me.send(*good) == []
+        served.refuses(partial(me.send, *beyond), story)
+    (text,) = me.send(to_leader(ping=pb.Ping(borrower_ids=[me.borrower()] * 1_001, sent_at=1.0)))
+    assert "borrower_ids: 1001 entries" in text
 
 
-def test_each_limit_of_a_request_is_answered(stage: Stage) -> None:
-    stage.serve("n1")
+def test_each_limit_of_a_request_is_answered(served: Served) -> None:
     version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
     far = [*range(1, limits.MAX_STREAMS + 1)]
     bookmark = pb.FeedBookmark(known=1, positions=[pb.FeedPosition(stream_id=1, offset=1)] * 2)
     history: dict[str, Any] = {**version, "subscription_id": "r", "starting_position": "latest", "filter": "#"}
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        feed, poll = stubs[1], proven("host")
-        assert len(feed.Heads(pb.HeadsRequest(**version, stream_ids=far), timeout=WAIT_S).heads) == 16
-        cases: list[tuple[Any, Any, str]] = [
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[*far, 10_001]), "10001 streams"),
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[1, 1]), "twice"),
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[MAX_OFFSET] * 200_000), "bytes"),
-            (feed.History, pb.HistoryRequest(**history | {"filter": "t" * 4_097}), "4096"),
-            (feed.History, pb.HistoryRequest(**history | {"filter": "/" * 128}), "129 levels"),
-            (feed.History, pb.HistoryRequest(**history | {"starting_position": "1" * 65}), "starting_position"),
-            (feed.History, pb.HistoryRequest(**history | {"subscription_id": "r" * 256}), "subscription_id"),
-            (feed.History, pb.HistoryRequest(**version, filter="#", subscription_id="r", bookmark=bookmark), "twice"),
-            (feed.Publish, pb.PublishRequest(**version, producer="p", number=2**53 + 1, messages=b"x"), "number"),
-            (feed.Publish, pb.PublishRequest(**version, producer="p", incarnation=MAX_OFFSET, number=1), "1 to"),
-            (stubs[0].Poll, pb.PollRequest(**poll | {"subscriber_id": "s" * 256}), "subscriber_id"),
-        ]
-        for call, request, story in cases:
-            stage.scene.publish(1)
-            with pytest.raises(grpc.RpcError) as refused:
-                list(call(request, timeout=WAIT_S))
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, (story, refused.value.details())
-            assert story in str(refused.value.details())
-            assert control.poll(WAIT_S) is not None
-        too_large = pb.PublishRequest(**version, producer="p", number=1, messages=b"x" * (5 << 20))
-        with pytest.raises(grpc.RpcError) as refused:
-            feed.Publish(too_large, timeout=WAIT_S)
-        assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
+    feed, poll = served.feed, proven("requests")
+    assert len(feed.Heads(pb.HeadsRequest(**version, stream_ids=far), timeout=WAIT_S).heads) == 16
+    cases: list[tuple[Any, Any, str]] = [
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[*far, 10_001]), "10001 streams"),
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[1, 1]), "twice"),
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[MAX_OFFSET] * 200_000), "bytes"),
+        (feed.History, pb.HistoryRequest(**history | {"filter": "t" * 4_097}), "4096"),
+        (feed.History, pb.HistoryRequest(**history | {"filter": "/" * 128}), "129 levels"),
+        (feed.History, pb.HistoryRequest(**history | {"starting_position": "1" * 65}), "starting_position"),
+        (feed.History, pb.HistoryRequest(**history | {"subscription_id": "r" * 256}), "subscription_id"),
+        (feed.History, pb.HistoryRequest(**version, filter="#", subscription_id="r", bookmark=bookmark), "twice"),
+        (feed.Publish, pb.PublishRequest(**version, producer="p", number=2**53 + 1, messages=b"x"), "number"),
+        (feed.Publish, pb.PublishRequest(**version, producer="p", incarnation=MAX_OFFSET, number=1), "1 to"),
+        (served.session.Poll, pb.PollRequest(**poll | {"subscriber_id": "s" * 256}), "subscriber_id"),
+    ]
+    for call, request, story in cases:
+        served.refuses(lambda call=call, request=request: list(call(request, timeout=WAIT_S)), story)  # type: ignore[misc]
+    too_large = pb.PublishRequest(**version, producer="p", number=1, messages=b"x" * (5 << 20))
+    with pytest.raises(grpc.RpcError) as refused:
+        feed.Publish(too_large, timeout=WAIT_S)
+    assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 
 def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
