@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
@@ -226,10 +226,3 @@ def proven(name: str) -> dict[str, Any]:
 
 def event(number: int) -> GroupEventPayload:
     return GroupEventPayload(str(number).encode())
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 60)
-
-    asyncio.run(bounded())

@@ -21,9 +21,9 @@ from sublet_protocol.pubsub import server
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import a_node, an_agent, proven, run, until
+from tests.integration.session_kit import a_node, an_agent, proven, until
 from tests.integration.sharing_kit import ALL, Stage
-from tests.kit import WAIT_S
+from tests.kit import WAIT_S, in_loop
 
 pytestmark = pytest.mark.conforms("X4")
 
@@ -229,64 +229,58 @@ def test_each_limit_of_a_request_is_answered(served: Served) -> None:
     assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is answered when to come again, and those that are there stay."""
     monkeypatch.setattr(server, "MAX_SUBSCRIBERS_OF_CONNECTION", 3)
-
-    async def test() -> None:
-        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
-            stub = sublet_pb2_grpc.SessionStub(channel)
-            agents = [proven(f"a{number}") for number in range(4)]
-            for proof in agents[:3]:
-                await stub.Commands(pb.CommandBatch(**proof, number=1))
-            calls: list[tuple[Any, Any]] = [
-                (stub.Commands, pb.CommandBatch(**agents[3], number=1)),
-                (stub.Poll, pb.PollRequest(**agents[3])),
-            ]
-            for call, request in calls:
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call(request)
-                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                metadata: Any = refused.value.trailing_metadata()
-                assert int(dict(metadata)[RETRY_AFTER_METADATA]) > 0
-            for proof in agents[:3]:
-                await stub.Commands(pb.CommandBatch(**proof, number=2))
-            options = (("grpc.use_local_subchannel_pool", 1),)
-            async with grpc.aio.insecure_channel(node.address, options=options) as other:
-                await sublet_pb2_grpc.SessionStub(other).Commands(pb.CommandBatch(**agents[3], number=1))
-            node.sessions.machine.expire(float("inf"))
-            later = proven("later")
-            await stub.Commands(pb.CommandBatch(**later, number=1))
-
-    run(test)
+    async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+        stub = sublet_pb2_grpc.SessionStub(channel)
+        agents = [proven(f"a{number}") for number in range(4)]
+        for proof in agents[:3]:
+            await stub.Commands(pb.CommandBatch(**proof, number=1))
+        calls: list[tuple[Any, Any]] = [
+            (stub.Commands, pb.CommandBatch(**agents[3], number=1)),
+            (stub.Poll, pb.PollRequest(**agents[3])),
+        ]
+        for call, request in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            metadata: Any = refused.value.trailing_metadata()
+            assert int(dict(metadata)[RETRY_AFTER_METADATA]) > 0
+        for proof in agents[:3]:
+            await stub.Commands(pb.CommandBatch(**proof, number=2))
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(node.address, options=options) as other:
+            await sublet_pb2_grpc.SessionStub(other).Commands(pb.CommandBatch(**agents[3], number=1))
+        node.sessions.machine.expire(float("inf"))
+        later = proven("later")
+        await stub.Commands(pb.CommandBatch(**later, number=1))
 
 
-def test_others_have_their_turn_between_slices() -> None:
+@in_loop
+async def test_others_have_their_turn_between_slices() -> None:
     """A batch of very many items is executed in slices, in its order; what else is ready comes between them."""
+    order: list[object] = []
 
-    async def test() -> None:
-        order: list[object] = []
+    def received(subscriber_id: str, message: object) -> None:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "another")
+        order.append(message)
 
-        def received(subscriber_id: str, message: object) -> None:
-            if not order:
-                asyncio.get_running_loop().call_soon(order.append, "another")
-            order.append(message)
-
-        async with a_node(on_message=received) as node, an_agent(node.address) as agent:
-            streams = tuple(StreamProgress(number, 1, 1) for number in range(1, 1_001))
-            agent.node.send(Ping(tuple(f"a/{number}" for number in range(1_000)), 1.0))
-            agent.node.send(UpdateProgress("a/1", 1, streams))
-            await until(lambda: len(order) == 11)
-            assert order.index("another") == 1
-            order.remove("another")
-            pings = [one for one in order if isinstance(one, Ping)]
-            reports = [one for one in order if isinstance(one, UpdateProgress)]
-            assert order == [*pings, *reports]
-            assert {len(ping.borrower_ids) for ping in pings} == {limits.SLICE_ITEMS}
-            assert tuple(stream for report in reports for stream in report.streams) == streams
-            assert Channel.BORROWER not in dict(node.subscriptions())
-
-    run(test)
+    async with a_node(on_message=received) as node, an_agent(node.address) as agent:
+        streams = tuple(StreamProgress(number, 1, 1) for number in range(1, 1_001))
+        agent.node.send(Ping(tuple(f"a/{number}" for number in range(1_000)), 1.0))
+        agent.node.send(UpdateProgress("a/1", 1, streams))
+        await until(lambda: len(order) == 11)
+        assert order.index("another") == 1
+        order.remove("another")
+        pings = [one for one in order if isinstance(one, Ping)]
+        reports = [one for one in order if isinstance(one, UpdateProgress)]
+        assert order == [*pings, *reports]
+        assert {len(ping.borrower_ids) for ping in pings} == {limits.SLICE_ITEMS}
+        assert tuple(stream for report in reports for stream in report.streams) == streams
+        assert Channel.BORROWER not in dict(node.subscriptions())
 
 
 class _Untaken:
@@ -312,23 +306,20 @@ class _Untaken:
         raise RuntimeError(code, text)
 
 
-def test_answers_that_are_not_taken_are_bounded() -> None:
+@in_loop
+async def test_answers_that_are_not_taken_are_bounded() -> None:
     """Each may have all that a mailbox gives at a time."""
-
-    async def test() -> None:
-        proof = proven("host")
-        async with a_node() as node:
-            calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
-            served = [asyncio.create_task(call.poll(node, pb.PollRequest(**proof))) for call in calls]
-            for call in calls:
-                await call.answered.wait()
-            refused = _Untaken()
-            with pytest.raises(RuntimeError, match="are under way"):
-                await node.sessions.Poll(pb.PollRequest(**proof), refused)
-            assert RETRY_AFTER_METADATA in dict(refused.trailers)
-            for call in calls:
-                call.over.set()
-            await asyncio.gather(*served)
-            await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())
-
-    run(test)
+    proof = proven("host")
+    async with a_node() as node:
+        calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
+        served = [asyncio.create_task(call.poll(node, pb.PollRequest(**proof))) for call in calls]
+        for call in calls:
+            await call.answered.wait()
+        refused = _Untaken()
+        with pytest.raises(RuntimeError, match="are under way"):
+            await node.sessions.Poll(pb.PollRequest(**proof), refused)
+        assert RETRY_AFTER_METADATA in dict(refused.trailers)
+        for call in calls:
+            call.over.set()
+        await asyncio.gather(*served)
+        await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())
