@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 from sublet_leader.node.events import CommitWrites
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import (
-    ForceRelease,
-    GrantStream,
-    GroupWrites,
-    LendingOutcome,
-    LendingStatus,
-)
+from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupWrites, LendingOutcome, LendingStatus
 from tests.simulation.database import StatementOutcome
 from tests.simulation.network import BOTH_DIRECTIONS
 

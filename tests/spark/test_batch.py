@@ -65,10 +65,7 @@ def test_frame_is_one_snapshot(spark: Any, stage: Stage) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "condition",
-    ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"],
-)
+@pytest.mark.parametrize("condition", ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"])
 def test_push_down_changes_no_rows(spark: Any, stage: Stage, pushdown: None, condition: str) -> None:
     publish_by_minute(stage, 60)
     ours = history(spark, stage, pushDownPredicate="true").where(condition)
