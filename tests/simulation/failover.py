@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.publishers import PublisherFrontier
+from tests.simulation.world import Happenings
 from tests.support.memory_store.catalogue import MemoryCatalogue
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 FENCED = True
 """Whether a term ends with its timeline."""
-_RUNS = 0.1
 _RETRY_INTERVAL_S = 1.5
 
 
@@ -38,13 +37,12 @@ class Standby:
     committed: frozenset[str]
 
 
-class Failover:
+class Failover(Happenings):
     """At most one failover per run."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the failover of {simulation.seed}")
-        self.runs = self._random.random() < _RUNS
+        super().__init__(simulation, "the failover")
+        self.runs = self._random.random() < 0.1
         self.happened = 0
 
     def begin(self, until: float) -> None:

@@ -11,6 +11,7 @@ from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupWrites, LendingOutcome, LendingStatus
 from tests.simulation.database import StatementOutcome
 from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
@@ -31,11 +32,12 @@ _ORDER_EVERY_S = 6.0
 _MAX_AGENTS = 5
 
 
-class FaultInjector:
+class FaultInjector(Happenings):
     """Each run has its own mixture: a third of the kinds never comes, so that the others come more often."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
+        super().__init__(simulation, "the faults")
+        self._random = simulation.world.random
         spared = {k for k in (*_NODE, *_GROUP, *_ALL, *_AGENT, *_USER) if self._world.chance(0.3)} - _ALWAYS
         self._node, self._group, self._all, self._agent, self._user = (
             [kind for kind in kinds if kind not in spared] for kinds in (_NODE, _GROUP, _ALL, _AGENT, _USER)
@@ -46,7 +48,7 @@ class FaultInjector:
         if self._world.chance(0.04):
             self._start_in_vain()
         self._snatching = False
-        self._world.after(0.5, self._befall)
+        self._repeat(self._befall, 3.0, first_s=0.5)
         clock = Random(f"the clock of {self._simulation.seed}")
         if clock.random() < 0.3:
             self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
@@ -94,9 +96,6 @@ class FaultInjector:
                     return
 
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._world.after(self._random.expovariate(1 / 3.0), self._befall)
         kind = self._random.random()
         living = self._simulation.living()
         if kind < 0.38:

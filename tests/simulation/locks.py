@@ -23,17 +23,13 @@ from sublet_storage.db.liveness_lock import (
     compute_lock_key,
 )
 from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.nodes import SimulatedNode
     from tests.simulation.simulation import Simulation
 
-_TROUBLE_EVERY_S = 6.0
-_AGENT_TROUBLE_EVERY_S = 3.0
-_BOTH_EVERY_S = 10.0
-_NEAR = ("none", "cut", "flap", "unnoticed", "break off")
-_CUT_OFF = ("flap", "unnoticed", "unnoticed")
 _RETRY_S = 0.02
 _NO_ANSWER_S = 0.9
 
@@ -279,12 +275,11 @@ class AgentLock(ProcessLock):
         return self._world.now >= self._agent.simulation.lock_fault_injector.down_until
 
 
-class LockFaultInjector:
+class LockFaultInjector(Happenings):
     """Faults of these connections, and of agents' polls, during the safety phase."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the locks of {simulation.seed}")
+        super().__init__(simulation, "the locks")
         self._of_agents = Random(f"the agents' locks of {simulation.seed}")
         self._of_failover = Random(f"the locks in the failover of {simulation.seed}")
         self._of_both = Random(f"leaders and holders of {simulation.seed}")
@@ -293,11 +288,11 @@ class LockFaultInjector:
     def begin(self, until: float) -> None:
         self._until = until
         if self._random.random() < 0.8:
-            self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+            self._repeat(self._befall, 6.0)
         if self._of_agents.random() < 0.8:
-            self._world.after(self._of_agents.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+            self._repeat(self._befall_agent, 3.0, self._of_agents)
         if self._of_both.random() < 0.6:
-            self._world.after(self._of_both.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
+            self._repeat(self._befall_both, 10.0, self._of_both)
 
     def restart(self) -> None:
         """Close all connections, as a restart of the database does."""
@@ -355,20 +350,12 @@ class LockFaultInjector:
             self._simulation.network.part(agent.name, node.address, paths, for_s)
 
     def _befall_agent(self) -> None:
-        if self._world.now >= self._until:
-            return
-        random = self._of_agents
-        self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
         if agents := self._simulation.living():
-            self._disturb_agent(random.choice(agents), random)
+            self._disturb_agent(self._of_agents.choice(agents), self._of_agents)
 
     def _befall_both(self) -> None:
         """Crash a node together with an agent; or the agent has faults of its lock, or is only cut off."""
-        if self._world.now >= self._until:
-            return
-        random = self._of_both
-        self._world.after(random.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
-        kind = random.choice(("crash", "crash", "trouble", "part", "part"))
+        kind = self._of_both.choice(("crash", "crash", "trouble", "part", "part"))
         if kind == "part":
             self._part_both()
         elif (agent := self._crash_leader()) is not None:
@@ -376,7 +363,7 @@ class LockFaultInjector:
                 self._simulation.crashes += 1
                 agent.crash()
             else:
-                self._disturb_agent(agent, random)
+                self._disturb_agent(agent, self._of_both)
 
     def _part_both(self) -> None:
         """Crash a node; meanwhile an agent is cut off, whose lock is where it was."""
@@ -420,9 +407,6 @@ class LockFaultInjector:
                 agent.lock.break_off()
 
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
         node = self._random.choice(self._simulation.nodes)
         match self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart")):
             case "cut":

@@ -10,40 +10,37 @@ release the stream; others never check.
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
+from tests.simulation.world import Happenings
 from tests.support.memory_store.catalogue import MemoryStream
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_RUNS = 0.3
-_INTERVAL_S = 6.0
 _AT_REST = (LendingStatus.BLOCKED, LendingStatus.FINISHED)
 
 
-class LoweredHeads:
+class LoweredHeads(Happenings):
     """Lowers heads in a part of all runs. `happened`: how often."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the lowered heads of {simulation.seed}")
+        super().__init__(simulation, "the lowered heads")
         self._unseen: dict[int, set[int]] = {}
         self.happened = 0
 
     def begin(self, until: float) -> None:
         self._until = until
-        if self._random.random() < _RUNS and not self._simulation.failover.runs and not self._simulation.users.runs:
-            self._later()
+        if self._random.random() < 0.3 and not self._simulation.failover.runs and not self._simulation.users.runs:
+            self._repeat(self._befall, 6.0)
 
     def holds(self, stream_id: int) -> bool:
         """Return whether nothing may be published there yet."""
         if not self._unseen.get(stream_id):
             return False
-        head = self._simulation.streams.streams[stream_id].head
+        head = self._streams.streams[stream_id].head
         beyond = {row.group_id for row in self._rows(stream_id) if row.position > head and row.status not in _AT_REST}
         return bool(beyond & self._unseen[stream_id])
 
@@ -56,25 +53,19 @@ class LoweredHeads:
     def concerns(self, group_id: int) -> bool:
         """Return whether a stream of the group is in a state that cannot be exported."""
         rows = self._simulation.store.rows(group_id)
-        heads = self._simulation.streams.streams
+        heads = self._streams.streams
         return any(
             row.position > heads[row.stream_id].head or row.status is LendingStatus.BLOCKED
             for row in rows.values()
             if row.stream_id in self._unseen
         )
 
-    def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
-
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._later()
         groups = self._simulation.checkers.live_groups()
         has_query = any(agent.checkpoint is not None for agent in self._simulation.living())
         if has_query or any(group.options.atomic for group in groups):
             return
-        found = [each for each in self._simulation.streams.streams.values() if self._is_quiet(each)]
+        found = [each for each in self._streams.streams.values() if self._is_quiet(each)]
         if found:
             self._lower(self._random.choice(found))
 
@@ -94,7 +85,7 @@ class LoweredHeads:
         self._world.say("database", f"loses the end of stream {stream.stream_id}: it ends at {head}, not {stream.head}")
         self.happened += 1
         self._unseen[stream.stream_id] = {row.group_id for row in self._rows(stream.stream_id)}
-        self._simulation.streams.lower_head(stream.stream_id, head)
+        self._streams.lower_head(stream.stream_id, head)
         self._simulation.journal.lower_head(stream.stream_id, head)
         del self._simulation.publishing.epochs[stream.stream_id][head:]
         self._simulation.checkers.deliveries.head_lowered(stream.stream_id, head)

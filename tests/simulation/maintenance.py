@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING
 
 from sublet_storage.readers.epoch_steps import BlockEpochSummary
 from sublet_storage.spaces.small_block_compaction import BlockToMerge, compute_append_times, find_runs
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_RUNS = 0.6
-_INTERVAL_S = 3.0
 _HOUR_S = 3_600.0
 _MAX_STREAMS = 28
 
 
-class Maintenance:
+class Maintenance(Happenings):
     """Runs in a part of all runs. `merged`, `taken`: numbers of blocks and generations removed; `deleted`: of
     generations whose rows are deleted."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
-        self._random = Random(f"the maintenance of {simulation.seed}")
+        super().__init__(simulation, "the maintenance")
         self._deleting = Random(f"the rows that maintenance deletes of {simulation.seed}")
         self._hours = self._random.choice((0.0, 1.0, 3.0))
         self._retention_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
@@ -39,13 +37,10 @@ class Maintenance:
 
     def begin(self, until: float) -> None:
         self._until = until
-        if self._random.random() < _RUNS:
-            self._befall()
+        if self._random.random() < 0.6:
+            self._repeat(self._befall, 3.0, first_s=0.0)
 
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
         self._world.let_hours_pass(self._random.uniform(0.0, self._hours))
         self._roll_over()
         self._retain()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.errors import Conflict, NotFound
@@ -17,12 +16,11 @@ from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import Group, LendingStatus
 from tests.simulation.checkers.lives import Violation
 from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_RUNS = 0.5
-_INTERVAL_S = 9.0
 _POLL_INTERVAL_S = 0.2
 _MAX_AGENTS = 6
 _KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
@@ -30,22 +28,21 @@ _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
 _ATOMIC = ("earliest", "latest", "offset", "time")
 
 
-class Operators:
+class Operators(Happenings):
     """Acts in a part of all runs."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._streams, self._store = simulation.streams, simulation.store
-        self._random = Random(f"the operators of {simulation.seed}")
+        super().__init__(simulation, "the operators")
+        self._store = simulation.store
         self._paused: set[int] = set()
         self._resetting: set[int] = set()
         self.resets = 0
 
     def begin(self, until: float) -> None:
         self._until = until
-        if self._random.random() < _RUNS:
+        if self._random.random() < 0.5:
             self._kinds = [kind for kind in _KINDS if self._random.random() < 0.7] or ["reset"]
-            self._later()
+            self._repeat(self._befall, 9.0)
 
     def mend(self) -> None:
         """Resume paused groups, and reset blocked streams to where they can continue."""
@@ -54,13 +51,7 @@ class Operators:
                 self._resume(group)
         self._unblock()
 
-    def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
-
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._later()
         group = self._simulation.groups.live(self._random.choice(self._simulation.groups.subscriptions))
         if group is not None:
             self._act(group)

@@ -5,31 +5,29 @@ A space comes and goes, and its topics move with it. It has its own random gener
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING
+
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_RUNS = 0.5
-_INTERVAL_S = 9.0
 _MAX_STREAMS = 28
 
 
-class Rollovers:
+class Rollovers(Happenings):
     """Acts in a part of all runs."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
-        self._random = Random(f"the turnover of {simulation.seed}")
+        super().__init__(simulation, "the turnover")
 
     def begin(self, until: float) -> None:
         self._until = until
-        if self._random.random() < _RUNS:
+        if self._random.random() < 0.5:
             self._later()
 
     def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._act)
+        self._world.after(self._random.expovariate(1 / 9.0), self._act)
 
     def _act(self) -> None:
         if self._world.now >= self._until:

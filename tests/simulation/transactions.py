@@ -36,13 +36,11 @@ from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
     from tests.simulation.simulation import Simulation
-
-_RUNS = 0.35
-_OF_AGENTS = 0.6
 
 
 class _Refused(psycopg.DatabaseError):
@@ -68,14 +66,13 @@ class _Transaction:
     stored: list[tuple[int, int, range]] = field(default_factory=list)
 
 
-class UsersDatabase:
+class UsersDatabase(Happenings):
     """The database as users' transactions see it. `stored`: (group, stream, offset) in their output; `committed`:
     numbers of transactions."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the transactions of {simulation.seed}")
-        self.runs = self._random.random() < _RUNS
+        super().__init__(simulation, "the transactions")
+        self.runs = self._random.random() < 0.35
         self._away_until = 0.0
         self._numbers = 0
         self.committed: set[str] = set()
@@ -83,7 +80,7 @@ class UsersDatabase:
 
     def is_used_by(self, agent: SimulatedAgent) -> bool:
         """Return whether the sessions of that process write in transactions."""
-        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < 0.6
 
     @property
     def timeline(self) -> str:

@@ -6,6 +6,10 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
 
 EPOCH_US = 1_700_000_000_000_000
 """The database's clock at virtual time 0."""
@@ -93,3 +97,33 @@ class World:
     def say(self, who: str, *what: object) -> None:
         if self.lines is not None:
             self.lines.append(f"{self.now:9.3f} {who:<8} {' '.join(map(str, what))}")
+
+
+class Happenings:
+    """Something that befalls a run, until the safety phase ends. It has its own random generator, so that all else in
+    the run is the same as without it."""
+
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
+        self._random = random.Random(f"{name} of {simulation.seed}")
+        self._until = float("-inf")
+
+    def _repeat(
+        self,
+        happening: Callable[[], object],
+        interval_s: float,
+        chance: random.Random | None = None,
+        first_s: float | None = None,
+    ) -> None:
+        """Call it at random intervals of about that length until the phase ends; `first_s`: the first, 0: at once."""
+        chance = chance or self._random
+
+        def happen() -> None:
+            if self._world.now < self._until:
+                self._world.after(chance.expovariate(1 / interval_s), happen)
+                happening()
+
+        if first_s == 0.0:
+            happen()
+        else:
+            self._world.after(first_s or chance.expovariate(1 / interval_s), happen)
