@@ -31,11 +31,10 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from tests.simulation.locks import AgentLock
-from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
-from tests.simulation.sessions import CountedWork, Session
+from tests.simulation.sessions import BEYOND_HEAD, CountedWork, Session, Work
 from tests.simulation.transactions import WritingSession
-from tests.simulation.work import BEYOND_HEAD, Work
+from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

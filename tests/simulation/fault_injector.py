@@ -10,8 +10,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupWrites, LendingOutcome, LendingStatus
 from tests.simulation.database import StatementOutcome
-from tests.simulation.network import BOTH_DIRECTIONS
-from tests.simulation.world import Happenings
+from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent

@@ -22,8 +22,7 @@ from sublet_storage.db.liveness_lock import (
     PeerLocksChecked,
     compute_lock_key,
 )
-from tests.simulation.network import BOTH_DIRECTIONS
-from tests.simulation.world import Happenings
+from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent

@@ -24,7 +24,7 @@ from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeIncarnation
 from tests.simulation.database import DatabaseLink
 from tests.simulation.locks import NodeLock
-from tests.simulation.process import Process
+from tests.simulation.world import Process
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation

@@ -32,8 +32,7 @@ from sublet_borrower.planner.planned_ranges import (
 from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
-from tests.simulation.sessions import Session
-from tests.simulation.work import Work
+from tests.simulation.sessions import Session, Work
 from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:

@@ -11,23 +11,16 @@ from sublet_leader.settings import LeaderSettings
 from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.checkers.rest import check_rest
-from tests.simulation.database import WatchedGroups
-from tests.simulation.failover import Failover
+from tests.simulation.database import Failover, WatchedGroups
 from tests.simulation.fault_injector import FaultInjector
-from tests.simulation.groups import Groups
-from tests.simulation.journal import Journal
 from tests.simulation.locks import AdvisoryLocks, LockFaultInjector
-from tests.simulation.lowered_heads import LoweredHeads
-from tests.simulation.maintenance import Maintenance
-from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
-from tests.simulation.operators import Operators
-from tests.simulation.process import MAX_DRIFT
-from tests.simulation.publishing import Publishing
+from tests.simulation.operators import Groups, Operators
+from tests.simulation.publishing import Journal, Publishing
 from tests.simulation.queries import Checkpoint, Queries
-from tests.simulation.rollover import Rollovers
+from tests.simulation.streams import LoweredHeads, Maintenance, Rollovers
 from tests.simulation.transactions import UsersDatabase
-from tests.simulation.world import Weather, World
+from tests.simulation.world import MAX_DRIFT, Network, Weather, World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 
 SAFETY_S = 48.0

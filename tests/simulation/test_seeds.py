@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from tests.simulation.exceptions import EXCEPTIONS
-from tests.simulation.runs import Figures, all_pairs
+from tests.simulation.runs import EXCEPTIONS, Figures, all_pairs
 
 ENOUGH_FOR_ALL_PAIRS = 1000
 """Number of seeds; with fewer the rare pairs may not occur."""

@@ -34,8 +34,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
-from tests.simulation.sessions import Session
-from tests.simulation.work import Work
+from tests.simulation.sessions import Session, Work
 from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.process import MAX_DRIFT
+from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
 
 
 APART_S = LeaderSettings().lock_recheck_delay_s / (1 + MAX_DRIFT)

@@ -19,7 +19,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.work import BEYOND_HEAD
+from tests.simulation.sessions import BEYOND_HEAD
 
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
