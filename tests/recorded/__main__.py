@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.kit import server_directory
+from tests.recorded.anomaly_report import report_lines
 from tests.recorded.checks import Anomaly, check
-from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import History, Outcome, read
 from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
 from tests.recorded.stage import Stage

@@ -27,8 +27,7 @@ from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubletError, UnknownOutcome, UsageError
-from tests.recorded.history import Outcome
-from tests.recorded.record import Record
+from tests.recorded.history import Outcome, Record
 
 S = TypeVar("S", Session, AsyncSession)
 BATCH_BYTES = 2000

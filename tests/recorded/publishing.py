@@ -20,8 +20,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.producer import Publisher
-from tests.recorded.history import Outcome
-from tests.recorded.record import Record
+from tests.recorded.history import Outcome, Record
 
 INTERVAL_S = 0.5
 LONGEST = 6

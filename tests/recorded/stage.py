@@ -37,7 +37,7 @@ from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
 from tests.recorded.consuming import INDEX, TABLE, Role
-from tests.recorded.history import Group
+from tests.recorded.history import Group, Record
 from tests.recorded.plan import (
     ENDS,
     LEADER,
@@ -52,7 +52,6 @@ from tests.recorded.plan import (
     Deed,
     Plan,
 )
-from tests.recorded.record import Record
 
 PLAIN, EXACT, QUEUE = "$share/plain/#", "$share/exact/#", "$queue/jobs/a/#"
 NEWEST, LATER = "$share/newest/#", "$share/later/#"
@@ -243,17 +242,13 @@ class Stage:
             done = self._signal(self._postmaster(), signal.SIGKILL if deed.what == "kill" else signal.SIGINT)
         elif deed.whom == NETWORK:
             done = self._to_network(deed)
-        elif not self._survives(deed) or not self._is_at_work(deed.whom):
-            done = False
         else:
-            done = self._to_process(deed)
+            is_spared = deed.what in ENDS and deed.whom in self.plan.spared
+            done = not is_spared and self._is_at_work(deed.whom) and self._to_process(deed)
         if done:
             self._say(str(deed))
             self.befell[f"{deed.what} {deed.whom.split()[0].rstrip('-123')}"] += 1
             self._record.write("deed", deed=str(deed))
-
-    def _survives(self, deed: Deed) -> bool:
-        return deed.what not in ENDS or deed.whom not in self.plan.spared
 
     def _is_at_work(self, name: str) -> bool:
         process = self._processes.get(name)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sublet_storage.groups.model.records import HistoryRecord
+from tests.recorded.anomaly_report import report_lines
 from tests.recorded.checks import Kind, check
-from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import Call, Effect, Group, History, Message, Outcome
 
 LOOPS, EXACT = Group("$share/loops/#"), Group("$share/exact/#", exact=True)

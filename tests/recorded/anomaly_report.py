@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.recorded.checks.anomaly import Anomaly
+from tests.recorded.checks import Anomaly
 from tests.recorded.history import Call, History
 
 BEFORE_S, AFTER_S = 10.0, 3.0
