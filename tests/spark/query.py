@@ -1,8 +1,8 @@
-"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [SINK [MASTER [CONF]]]]]`.
+"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [SINK]]]`.
 
 Consumes $share/spark/# from `format("sublet")` into a SINK: `files`, one for each batch, which a batch that is done
 again does not write again, or `table`, public.sunk, which has no key, under a guard. PLACE has the checkpoint and the
-files. OPTIONS and CONF are JSON objects. DIE is WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source,
+files. OPTIONS is a JSON object. DIE is WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source,
 worker) where in that batch (before or behind the sink). It ends at SIGTERM.
 """
 
@@ -82,19 +82,11 @@ def victims(what: str) -> list[int]:
     return [pid for pid, parent in found.items() if what == "source" or parent in found]
 
 
-def main(
-    url: str,
-    place: str,
-    options: str = "{}",
-    die: str = "",
-    sink: str = "files",
-    master: str = "local[2,4]",
-    conf: str = "{}",
-) -> None:
+def main(url: str, place: str, options: str = "{}", die: str = "", sink: str = "files") -> None:
     """Say `running` when the query is, and `ended` at the end."""
     leave = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    spark = spark_session(master, json.loads(conf))
+    spark = spark_session("local[2,4]")
     reader = spark.readStream.format("sublet").option("url", url).option("subscription", "$share/spark/#")
     for name, value in {"sessionName": "query", "startingPosition": "earliest", **json.loads(options)}.items():
         reader = reader.option(name, value)

@@ -55,3 +55,17 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None, *, rem
     for key, value in {**SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def streamed(spark: Any, name: str, filter: str, schema: str | None = None, **options: object) -> Any:
+    """A streaming frame of the group $share/NAME/FILTER, from its beginning; the session has that name, too."""
+    wanted = {"subscription": f"$share/{name}/{filter}", "sessionName": name, "startingPosition": "earliest"} | options
+    reader = spark.readStream.format("sublet").options(**wanted)
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def to_its_end(writer: Any, checkpoint: Path, timeout_s: float = 360.0) -> Any:
+    """The query, which has had what there is."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(int(timeout_s)), f"the query has not ended: {query.status}"
+    return query

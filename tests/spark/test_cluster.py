@@ -25,7 +25,6 @@ from tests.spark.cluster import a_cluster, kill_all
 from tests.spark.packing import pack_environment, zip_code
 from tests.spark.session import CACHE, QUICK_JAVA
 from tests.spark.stage import SPEED, WAIT_S, Stage
-from tests.spark.test_source import Query
 
 pytestmark = pytest.mark.spark
 
@@ -134,17 +133,3 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
             publish(stage, 600, 300)
             eventually(lambda: len(job.values()) >= 900, 4 * WAIT_S, job.output)
             assert job.values() == list(range(900))
-
-
-@pytest.mark.conforms("E25", "E27")
-@pytest.mark.long
-def test_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
-    stage.serve("n1")
-    query = Query(stage, tmp_path / "query", maxOffsetsPerTrigger=50)
-    driver = query.start(master="local-cluster[2,1,1024]")
-    stage.publish(100)
-    eventually(lambda: query.values() == list(range(100)), 4 * WAIT_S, driver.output)
-    stage.publish(200, 100)
-    java("CoarseGrainedExecutorBackend", psutil.Process(driver.pid)).kill()
-    eventually(lambda: query.values() == list(range(300)), 4 * WAIT_S, driver.output)
-    assert driver.stop() == 0
