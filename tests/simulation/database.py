@@ -12,18 +12,14 @@ from msgspec import structs
 
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
-from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
-from sublet_storage.groups.model.lending_rules import apply_change
-from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     ForceRelease,
     Group,
-    GroupOptions,
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
@@ -49,10 +45,11 @@ NO_ANSWER_S = 0.8
 class WatchedGroups(MemoryGroupStore):
     """The twin, which passes requests and answers to the checkers."""
 
+    checkers: Checkers
+
     def __init__(self, streams: MemoryCatalogue, world: World) -> None:
         super().__init__(streams, world.clock_us)
         self._world = world
-        self.checkers: Checkers | None = None
         self.on_sync: Callable[[int], None] = lambda group_id: None
         self._timelines: dict[int, int] = {}
 
@@ -68,22 +65,13 @@ class WatchedGroups(MemoryGroupStore):
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
 
-    def open_group(
-        self,
-        subscription: Subscription,
-        start: StartingPosition = StartingPosition.LATEST,
-        principal: str | None = None,
-    ) -> Group:
-        return self._opened(super().open_group(subscription, start, principal))
-
-    def declare_group(
-        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
-    ) -> Group:
-        return self._opened(super().declare_group(subscription, options, principal))
+    def opened(self, group: Group) -> None:
+        self._timelines[group.group_id] = self.timeline
+        self.checkers.opened(group)
 
     def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         group_id = super().delete_group(subscription, user)
-        if group_id is not None and self.checkers is not None:
+        if group_id is not None:
             self.checkers.deleted(group_id)
         return group_id
 
@@ -101,10 +89,9 @@ class WatchedGroups(MemoryGroupStore):
             self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s, lock_key, rival)
         self._timelines[leadership_id] = self.timeline
-        if self.checkers is not None:
-            self.checkers.claimed(before, claim)
-            if before is not None and before.remaining_s > 0 and not older and claim.term != before.term:
-                self.checkers.authority.claimed_by_lock(before)
+        self.checkers.claimed(before, claim)
+        if before is not None and before.remaining_s > 0 and not older and claim.term != before.term:
+            self.checkers.authority.claimed_by_lock(before)
         if older and leadership_id in self._lives:
             self._seize_all(leadership_id, claim.term)
         return claim
@@ -113,8 +100,7 @@ class WatchedGroups(MemoryGroupStore):
         for writes, result in zip(batch, results, strict=True):
             if writes.needs_stream_sync and not result.has_stale_term:
                 self.on_sync(writes.group_id)
-        if self.checkers is not None:
-            self.checkers.committed(batch, results)
+        self.checkers.committed(batch, results)
 
     # --- failovers --------------------------------------------------------------------------------------------------
 
@@ -152,22 +138,8 @@ class WatchedGroups(MemoryGroupStore):
             if not row.grant_id:
                 rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
-                entry = ForceRelease(row.stream_id, row.grant_id, FAILED_OVER)
-                self._keep(
-                    apply_change(
-                        entry,
-                        row,
-                        self._facts(row.stream_id),
-                        held_back=False,
-                        term=term,
-                        now_us=now,
-                        draw_key=GrantSecret.draw,
-                    ),
-                    term,
-                    now,
-                )
-                if self.checkers is not None:
-                    self.checkers.authority.was_seized((group_id, row.stream_id))
+                self._change(ForceRelease(row.stream_id, row.grant_id, FAILED_OVER), row, term, now)
+                self.checkers.authority.was_seized((group_id, row.stream_id))
             after = rows[row.stream_id]
             if row.status is LendingStatus.HELD and after.status is not LendingStatus.RESERVED:
                 continue
@@ -187,7 +159,6 @@ class WatchedGroups(MemoryGroupStore):
             group = structs.replace(group, options=structs.replace(group.options, starting_position=start))
         former = {stream_id: row.grant_id for stream_id, row in before.items()}
         taken = [stream_id for stream_id, row in after.items() if row.grant_id != former.get(stream_id, 0)]
-        assert self.checkers is not None
         if leader is not None:
             self.checkers.authority.cut_short(group_id, leader.term)
         self.checkers.was_reset(group, after, moves, taken)
@@ -229,14 +200,7 @@ class WatchedGroups(MemoryGroupStore):
         life.rows = self._set_revoked_at(life, life.rows)
         life.frontiers, life.spaces = dict(progress.frontiers), self._spaces_of_rows(life)
         self._lives[group.group_id] = life
-        if self.checkers is not None:
-            self.checkers.opened(group, before, progress)
-        return group
-
-    def _opened(self, group: Group) -> Group:
-        self._timelines.setdefault(group.group_id, self.timeline)
-        if self.checkers is not None:
-            self.checkers.opened(group)
+        self.checkers.opened(group, before, progress)
         return group
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
@@ -311,17 +312,7 @@ class MemoryGroupStore:
             return LendingChangeResult(entry, LendingOutcome.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
-        transition = apply_change(
-            entry,
-            row,
-            facts,
-            held_back=bool(parents),
-            term=writes.term,
-            now_us=now,
-            draw_key=GrantSecret.draw,
-            on_data_loss=on_data_loss,
-        )
-        self._keep(transition, writes.term, now)
+        transition = self._change(entry, row, writes.term, now, on_data_loss, held_back=bool(parents))
         if isinstance(entry, AdvancePosition) and _only_moves(entry, row, transition, facts):
             self._only_moved.add((writes.group_id, entry.stream_id))
         return LendingChangeResult(
@@ -454,7 +445,11 @@ class MemoryGroupStore:
         if options.atomic:
             self._begin_epochs(life, options.starting_position)
         self._lives[group.group_id] = life
+        self.opened(group)
         return group
+
+    def opened(self, group: Group) -> None:
+        """Look at a group that begins."""
 
     def _set_revoked_at(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
         """New rows say when they were taken from members of former groups of that name, who may be unaware of it."""
@@ -531,6 +526,21 @@ class MemoryGroupStore:
     def _has_stale_term(self, leadership_id: int, term: int, now: int) -> bool:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
+
+    def _change(
+        self,
+        change: LendingChange,
+        row: LendingRow,
+        term: int,
+        now: int,
+        on_data_loss: OnDataLoss = OnDataLoss.FAIL,
+        *,
+        held_back: bool = False,
+    ) -> LendingTransitionResult:
+        how: dict[str, Any] = {"held_back": held_back, "term": term, "now_us": now, "on_data_loss": on_data_loss}
+        transition = apply_change(change, row, self._facts(row.stream_id), draw_key=GrantSecret.draw, **how)
+        self._keep(transition, term, now)
+        return transition
 
     def _keep(self, transition: LendingTransitionResult, term: int, now: int) -> None:
         row, rows = transition.row, self._lives[transition.row.group_id].rows
