@@ -85,8 +85,8 @@ class Process:
         """Return its output so far."""
         return self.log.read_text(errors="replace")
 
-    def await_serving(self, timeout_s: float = 60.0) -> None:
-        eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
+    def await_serving(self) -> None:
+        eventually(lambda: "serves on" in self.output(), 60.0, self.output, 0.05)
 
     def kill(self) -> None:
         """Send SIGKILL, and wait."""

@@ -10,8 +10,7 @@ import pytest
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.consumption import Consumption, consume
-from tests.spark.java_archive import java_options
-from tests.spark.session import CACHE, spark_session
+from tests.spark.session import CACHE, java_options, spark_session
 from tests.spark.stage import ALL, SPEED, Stage, a_stage
 from tests.spark.work import Recorder
 

@@ -21,8 +21,7 @@ from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.kit import eventually
 from tests.readme import environment, programs
-from tests.spark.cluster import a_cluster, kill_all
-from tests.spark.packing import pack_environment, zip_code
+from tests.spark.cluster import a_cluster, kill_all, pack_environment, zip_code
 from tests.spark.session import CACHE, QUICK_JAVA
 from tests.spark.stage import SPEED, WAIT_S, Stage
 

@@ -35,8 +35,8 @@ def write(frame: Any, url: str, mode: str = "append", **options: object) -> None
     frame.write.format("sublet").option("url", url).options(**options).mode(mode).save()
 
 
-def numbers(spark: Any, first: int, count: int, partitions: int = 3) -> Any:
-    rows = spark.range(first, first + count, 1, partitions)
+def numbers(spark: Any, first: int, count: int) -> Any:
+    rows = spark.range(first, first + count, 1, 3)
     return rows.selectExpr("cast(concat('k', id % 7) as binary) as key", "cast(id as string) as value")
 
 
