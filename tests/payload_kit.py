@@ -92,7 +92,6 @@ class S3Server:
         self._server.start()
 
     def stop(self) -> None:
-        """Refuse connections."""
         self._server.stop()
 
 

@@ -26,7 +26,6 @@ class RunCosts:
         self._passed_count = 0
 
     def pytest_report_header(self) -> list[str]:
-        """Return what will run, and how long it took last time."""
         if not self._is_unfiltered():
             return []
         last = self._config.cache.get(self._cache_key(), None) if self._config.cache else None
@@ -34,20 +33,17 @@ class RunCosts:
         return [f"selected: {SELECTIONS.get(self._config.option.markexpr, self._config.option.markexpr)}; {took}"]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add the duration of one phase of a test: set-up, call or teardown."""
         folder = "/".join(Path(report.nodeid.partition("::")[0]).parts[:2])
         self._folder_seconds[folder] += report.duration
         self._passed_count += report.when == "call" and report.passed
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Store the duration of a run of all selected tests, if it succeeded."""
         if exitstatus == pytest.ExitCode.OK and self._is_unfiltered() and self._config.cache:
             taken = {"seconds": time.monotonic() - self._started_at, "passed": self._passed_count}
             self._config.cache.set(self._cache_key(), taken)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the minutes of each folder, over all workers."""
         if len(self._folder_seconds) > 1:
             by_cost = sorted(self._folder_seconds.items(), key=lambda each: -each[1])
             spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in by_cost)
@@ -75,12 +71,10 @@ class RunResults:
         self._outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the outcome of one phase of a test: set-up, call or teardown."""
         if report.when == "call" or not report.passed:
             self._outcomes[report.nodeid] = report.outcome
 
     def pytest_sessionfinish(self) -> None:
-        """Store the outcomes."""
         cache = self._config.cache if self._config.pluginmanager.hasplugin("cacheprovider") else None
         if cache and self._outcomes:
             new = {test: [outcome, *self._run] for test, outcome in self._outcomes.items()}

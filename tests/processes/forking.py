@@ -52,7 +52,6 @@ def in_a_child(story: Callable[[], None]) -> None:
 
 
 def publishers(conn: psycopg.Connection[Any]) -> list[int]:
-    """The server's processes that publishers are connected to."""
     found = conn.execute("select pid from pg_stat_activity where application_name = 'sublet publisher'")
     return [pid for (pid,) in found]
 

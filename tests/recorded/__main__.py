@@ -88,12 +88,10 @@ def report(history: History) -> int:
 
 
 def faults(stage: Stage) -> str:
-    """Return the faults of the processes, and how often each occurred."""
     return ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
 
 
 def say(text: str) -> None:
-    """Print the text at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -16,8 +16,6 @@ from tests.recorded.history import Call, Effect, Group, History, Message, Outcom
 
 
 class Kind(StrEnum):
-    """Which promise."""
-
     LOST = "lost"  # acknowledged and not stored, or stored and never consumed by a group that was promised it
     TWICE = "stored twice"
     PHANTOM = "phantom"  # stored, given out or effective, though nobody asked for it, or at another place
@@ -80,7 +78,6 @@ class Lives:
         return bisect_left([line.grant_id for line in self._resets[stream]], grant)
 
     def of(self, stream: int) -> list[Life]:
-        """The stream's own lives, in order."""
         resets = self._resets[stream]
         starts = [0, *(line.position for line in resets)]
         ends = [int(found[1]) if (found := _WAS_AT.search(line.reason)) else 0 for line in resets]
@@ -91,7 +88,6 @@ class Lives:
         return bisect_right(self._times, self._granted.get((stream, grant), 0))
 
     def is_known(self, stream: int, grant: int) -> bool:
-        """Whether history says that it was granted."""
         return (stream, grant) in self._granted
 
 
@@ -437,7 +433,6 @@ def _what(before: HistoryRecord, line: HistoryRecord) -> str:
 
 
 def check(history: History) -> list[Anomaly]:
-    """Return all that is wrong with it."""
     found = list(check_log(history))
     for group in history.groups:
         for each in (check_deliveries, check_order, check_lendings, *([check_effects] if group.exact else [])):

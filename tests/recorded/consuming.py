@@ -157,7 +157,6 @@ class Worker:
                 continue
 
     async def _asynchronous(self, opening: AsyncSession) -> None:
-        """Do the same on an event loop."""
         async with opening as session:
             self._opened(session)
             while not session.is_closed:

@@ -134,7 +134,6 @@ class Group:
     exact: bool = False
 
     def takes(self, topic: str) -> bool:
-        """Return whether its filter matches."""
         return not self.roots or topic.split("/", 1)[0] in self.roots
 
 

@@ -171,7 +171,6 @@ class Resources:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since it was started."""
         return time.monotonic() - self._began
 
     def figures(self, seconds: float) -> list[Figure]:

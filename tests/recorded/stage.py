@@ -120,7 +120,6 @@ class Stage:
         return {self._life(name): process.pid for name, process in list(self._processes.items())}
 
     def lives(self) -> int:
-        """Return how many processes have been started."""
         return sum(self._lives.values())
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -194,7 +193,6 @@ class Stage:
         self._command("groups", "resume", MOVED, check=False)
 
     def _rest(self) -> None:
-        """Wait until all groups have consumed everything."""
         rested = 0
         left: dict[str, str] = {}
 
@@ -215,7 +213,6 @@ class Stage:
             self._processes[name].stop(WAIT_S)
 
     def _left(self) -> dict[str, str]:
-        """Return {group: what it has not consumed}."""
         found = {}
         try:
             with connect(self.url) as connection:
@@ -334,7 +331,6 @@ class Stage:
             self._start(name)
 
     def _kill_orders(self) -> None:
-        """Kill the operator and its current commands."""
         operator = self._processes[OPERATOR]
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(operator.pid).children() if operator.alive else []:
@@ -419,7 +415,6 @@ class Stage:
         return f"{name}.{self._lives[name]}"
 
     def _command(self, *words: str, check: bool = True) -> str:
-        """Run a command of `sublet`; return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "sublet.cli", *words],
             env={**os.environ, "SUBLET_DATABASE_URL": self.url},
@@ -485,7 +480,6 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Return addresses of this machine that are free."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -494,7 +488,6 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def _is_backend(process: psutil.Process) -> bool:
-    """Return whether it is the backend of a client."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return "[local]" in " ".join(process.cmdline())
     return False

@@ -35,7 +35,6 @@ def main() -> int:
 
 
 def print_run(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
-    """Run one seed and print its trace: process, time, event."""
     simulation = Simulation(seed, trace=True)
     wrong = ""
     try:

@@ -103,7 +103,6 @@ class SimulatedAgent(Process):
                 self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(CloseSubscription(handle)))
 
     def crash(self) -> None:
-        """Stop at once, in the middle of anything."""
         if self.alive:
             self.alive = False
             self.wishes.clear()
@@ -166,7 +165,6 @@ class SimulatedAgent(Process):
         self.awake(if_alive)
 
     def handle(self, event: AgentEvent) -> None:
-        """Pass one event to the machine and execute the outcome."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         if isinstance(event, NodeMessageReceived):

@@ -205,8 +205,6 @@ class WatchedGroups(MemoryGroupStore):
 
 
 class StatementOutcome(Enum):
-    """Outcome of a statement."""
-
     ANSWERED = "answered"
     REFUSED = "refused"  # not executed, and the node knows it
     LOST = "lost"  # not executed, and the node does not know it

@@ -171,7 +171,6 @@ class FaultInjector(Happenings):
                     self._world.after(turn * rnd.uniform(0.5, 3.0), node.restart)
 
     def _hang_database(self, deaf_s: float) -> None:
-        """Let the database send nothing for a while, then receive nothing."""
         dumb_s = self._random.uniform(3.0, 9.0)
         self._world.say("database", f"says nothing for {deaf_s:.1f} s, then receives nothing for {dumb_s:.1f} s")
         for node in self._simulation.nodes:
@@ -224,7 +223,6 @@ class FaultInjector(Happenings):
                     self._announce()
 
     def _announce(self) -> None:
-        """Notify some of the nodes that streams have changed."""
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
                 self._world.after(self._random.uniform(0.0, 0.3), node.learn_of_streams)

@@ -294,7 +294,6 @@ class LockFaultInjector(Happenings):
             self._repeat(self._befall_both, 10.0, self._of_both)
 
     def restart(self) -> None:
-        """Close all connections, as a restart of the database does."""
         self._simulation.locks.restart(self._world.now)
         for lock in self._all_locks():
             lock.cut()

@@ -58,7 +58,6 @@ class SimulatedNode(Process):
             self.handle(NodeStarted())
 
     def crash(self) -> None:
-        """Stop at once, with the loss of all memory."""
         if self.alive:
             self.alive = False
             self.world.say(self.name, "CRASHES")
@@ -74,12 +73,10 @@ class SimulatedNode(Process):
             self._in_this_life(lambda: self.handle(ShutdownRequested(self.now + 5.0)))
 
     def restart(self) -> None:
-        """Shut down gracefully and start again."""
         self.shut_down()
         self.start()
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
-        """Revoke streams for an operator."""
         self._in_this_life(lambda: self.handle(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator"))))
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
@@ -87,15 +84,12 @@ class SimulatedNode(Process):
         self._in_this_life(lambda: self.handle(NodeDesiredStateRead(draining, step_down)))
 
     def learn_of_streams(self) -> None:
-        """Deliver a notification that streams were opened or closed."""
         self._in_this_life(lambda: self.handle(StreamsChanged()))
 
     def learn_of_desired_state(self, group_id: int) -> None:
-        """Deliver a notification that a group's desired state has changed."""
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
     def learn_of_poll(self, changed: AgentLongPollChanged) -> None:
-        """Report that an agent's poll is missing, or back."""
         if self.alive:
             self._in_this_life(lambda: self.handle(changed))
 
@@ -103,7 +97,6 @@ class SimulatedNode(Process):
         self._in_this_life(lambda: self.handle(AgentMessageReceived(agent, message)))
 
     def handle(self, event: NodeEvent) -> None:
-        """Pass one event to the machine and execute the outcome."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome)

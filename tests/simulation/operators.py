@@ -55,7 +55,6 @@ class Groups:
         return self._wanted[subscription].options.starting_position
 
     def live(self, subscription: Subscription) -> Group | None:
-        """Return its present group; None if there is none."""
         return next((g for g in self._simulation.checkers.live_groups() if g.subscription == subscription), None)
 
     def declare(self, subscription: Subscription) -> None:

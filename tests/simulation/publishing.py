@@ -45,7 +45,6 @@ class Journal:
         self.appended: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def append(self, stream_id: int, count: int, at_us: int) -> None:
-        """Record a block of `count` messages, appended at that time."""
         own, keys = self._may_have(stream_id), self.keys[stream_id]
         for _ in range(count):
             key = own[int(self._random.random() * len(own))]
@@ -58,7 +57,6 @@ class Journal:
         self.appended[stream_id].append((len(keys), at_us))
 
     def lower_head(self, stream_id: int, head: int) -> None:
-        """Forget the messages from that offset on, which are lost."""
         keys = self.keys[stream_id]
         del keys[head:]
         last = {key: offset for offset, key in enumerate(keys)}
@@ -138,7 +136,6 @@ class Publishers:
         self._append(stream_id, [self._epoch(one) for _ in range(count)])
 
     def turn(self) -> None:
-        """Let publishers join, advance, leave and die."""
         if not self._numbers:
             return
         for one in tuple(self._holding):
@@ -287,11 +284,9 @@ class Publishing:
         self._of[space_id] = Publishers(self._simulation, space_id, self.epochs)
 
     def dropped(self, space_id: int) -> None:
-        """Stop publishing into a dropped space."""
         self._of.pop(space_id).end(for_good=True)
 
     def any_space(self) -> int:
-        """Return the id of a space."""
         return self._random.choice(list(self._of))
 
     def saved(self) -> dict[int, list[PublisherFrontier]]:
@@ -309,7 +304,6 @@ class Publishing:
         self._of[self._streams.streams[stream_id].generation.space_id].publish(stream_id, count)
 
     def turn(self) -> None:
-        """Let publishers join, advance, leave and die."""
         for publishers in self._of.values():
             publishers.turn()
 

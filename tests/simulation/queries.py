@@ -65,8 +65,6 @@ class Checkpoint:
 
 
 class Query(Session):
-    """One process of the query."""
-
     def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
         super().__init__(agent, handle)
         self._checkpoint = checkpoint
@@ -97,7 +95,6 @@ class Query(Session):
         return stream_id not in self._streams and super().is_idle(stream_id)
 
     def leave(self) -> None:
-        """Stop the query, in the middle of anything."""
         self._over = True
         self._planning.abandon()
 

@@ -50,7 +50,6 @@ class _Row(dict[Any, Any]):
 
 @contextmanager
 def counting() -> Iterator[Counter[Pair]]:
-    """Count every look-up in the machines' tables."""
     seen: Counter[Pair] = Counter()
     with ExitStack() as stack:
         for machine, place in _READ_BY.items():
@@ -115,7 +114,6 @@ class Figures:
 
 
 def all_pairs() -> set[Pair]:
-    """Return every (machine, status, kind)."""
     return {(name, status, kind) for name, table in TABLES.items() for status, row in table.items() for kind in row}
 
 

@@ -62,7 +62,6 @@ class AtomicWork(Work):
 
     @classmethod
     def of(cls, group_id: int, grant: Grant) -> AtomicWork:
-        """Return the work that begins with that grant."""
         assert grant.consumed is not None
         plan = EpochStepPlanner(grant.position, grant.consumed)
         filter = TopicFilter.parse(grant.filter)
@@ -109,7 +108,6 @@ class AtomicReading:
             self._report(work)
 
     def note(self, work: AtomicWork, reported: Sequence[GroupFrontier]) -> None:
-        """Record that more epochs may be completed."""
         work.granted.has_new_frontier = work.granted.has_new_frontier or bool(reported)
 
     def _give_up(self, work: AtomicWork) -> None:
@@ -260,7 +258,6 @@ class Session:
         """Do nothing: current calls are finished when the revokes arrive."""
 
     def close(self) -> None:
-        """End the session, in the middle of anything."""
         for work in self._work.values():
             work.over = True
 

@@ -81,7 +81,6 @@ class Simulation:
         return tuple(n.address for n in self.nodes if n.alive or self.world.chance(0.3))
 
     def living(self) -> list[SimulatedAgent]:
-        """Return the agents that have not crashed."""
         return [agent for agent in self.agents.values() if agent.alive]
 
     def join(self, like: SimulatedAgent | None = None) -> SimulatedAgent:
@@ -99,7 +98,6 @@ class Simulation:
         return agent
 
     def start_query(self, checkpoint: Checkpoint) -> SimulatedAgent:
-        """Start a process that continues this query."""
         self._made += 1
         agent = SimulatedAgent(self, f"a{self._made}", self._borrower, self._drift, None, checkpoint)
         self.agents[agent.name] = agent
@@ -119,7 +117,6 @@ class Simulation:
     @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
     @mock.patch("sublet_storage.db.reconnecting_connection.IDLE_S", math.inf)  # of this machine's clock
     def run(self) -> None:
-        """Run the safety phase, then the liveness phase, then the final checks."""
         with self.users.in_place():
             self._run()
 

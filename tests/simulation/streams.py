@@ -44,7 +44,6 @@ class Rollovers(Happenings):
         self._later()
 
     def _roll_again(self, space_id: int, times: int) -> None:
-        """Roll over several times, before anything is published again."""
         over = self._world.now >= self._until or space_id in self._streams.dropped
         if len(self._streams.streams) < _MAX_STREAMS and not over:
             self._world.say("operator", f"rolls space {space_id} over, and {times - 1} times more")
@@ -108,7 +107,6 @@ class Maintenance(Happenings):
         return (now_us - self._since.setdefault((generation_id, closed), now_us)) / 1_000_000
 
     def _roll_over(self) -> None:
-        """Roll over every hour, if there are messages."""
         for generation in tuple(self._streams.generations.values()):
             if generation.closed or len(self._streams.streams) >= _MAX_STREAMS:
                 continue

@@ -90,11 +90,9 @@ class UsersDatabase(Happenings):
         return self._simulation.store.is_older(group_id)
 
     def in_place(self) -> Any:
-        """Return a context in which the product's transactions use this database."""
         return mock.patch("sublet_borrower.consumer.transaction.connect", self.connect)
 
     def connect(self, *_: object, **__: object) -> _Connection:
-        """Return a new connection, or raise if the database is unreachable."""
         if self._world.now < self._away_until:
             raise DatabaseUnreachable("the database cannot be reached")
         return _Connection(self)
@@ -104,7 +102,6 @@ class UsersDatabase(Happenings):
         return _Transaction(self._numbers)
 
     def fails(self) -> bool:
-        """Return whether a connection breaks now."""
         return not self._world.calm and self._random.random() < 0.04
 
     def advance(self, key: bytes, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
@@ -181,7 +178,6 @@ class _Connection:
             self._break()
 
     def store(self, group_id: int, stream_id: int, offsets: range) -> None:
-        """Execute the user's own statement."""
         assert self._transaction is not None
         self._transaction.stored.append((group_id, stream_id, offsets))
 

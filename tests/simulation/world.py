@@ -35,7 +35,6 @@ class Weather:
 
     @classmethod
     def calm(cls) -> Weather:
-        """Return weather without faults."""
         return _CALM
 
 
@@ -56,7 +55,6 @@ class World:
 
     @property
     def calm(self) -> bool:
-        """Return whether the faults are over."""
         return self.weather is _CALM
 
     def clock_us(self) -> int:
@@ -68,7 +66,6 @@ class World:
         return self.clock_us() + self._hours_us
 
     def let_hours_pass(self, hours: float) -> None:
-        """Let hours pass at once, without any event."""
         self._hours_us += round(hours * 3_600_000_000)
 
     @property
@@ -98,7 +95,6 @@ class World:
         self.now = end
 
     def chance(self, probability: float) -> bool:
-        """Return True with this probability."""
         return self.random.random() < probability
 
     def say(self, who: str, *what: object) -> None:
@@ -157,7 +153,6 @@ class Process:
 
     @property
     def now(self) -> float:
-        """Return the seconds of its own clock."""
         return self._begun_at + self.world.now * self.rate
 
     def until(self, moment: float) -> float:

@@ -33,7 +33,6 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database, nodes and records of the test's own."""
     with a_stage(database, tmp_path) as stage:
         yield stage
 

@@ -112,7 +112,6 @@ def stay(spark: Any, query: Any, leave: threading.Event) -> None:
 
 
 def say(text: str) -> None:
-    """To the log, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -69,7 +69,6 @@ def test_nothing_is_overwritten(spark: Any, database: str, tmp_path: Path) -> No
 
 
 def start(url: str, place: Path, name: str, die: str = "") -> Process:
-    """A life of the query."""
     return Process("tests.spark.writing", url, str(place), die, log=place / f"{name}.log", speed=SPEED)
 
 

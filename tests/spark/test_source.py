@@ -171,7 +171,6 @@ class Query:
         self.starts = 0
 
     def start(self, die: str = "") -> Process:
-        """Another life of it."""
         self.starts += 1
         arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink)
         log = self._place / f"driver-{self.starts}.log"
@@ -193,7 +192,6 @@ class Query:
         return runs
 
     def values(self) -> list[int]:
-        """All that is in the sink."""
         return sorted(value for rows in self.batches().values() for _, _, value in rows)
 
 
@@ -211,7 +209,6 @@ class TableQuery(Query):
         return found
 
     def values(self) -> list[int]:
-        """What all have written."""
         return [value for (value,) in self._stage.connection.execute("select value from public.sunk order by value")]
 
 

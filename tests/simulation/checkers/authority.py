@@ -36,8 +36,6 @@ AGE_S = LeaderSettings().lock_watch_age_s / (1 + MAX_DRIFT)
 
 
 class Authority:
-    """Remembers what was said and answered, and compares."""
-
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
         self.moves = self.claims_by_lock = self.claims_from_living = 0
@@ -82,7 +80,6 @@ class Authority:
         self.claims_from_living += any(node.alive and node.machine.ref == before.node for node in nodes)
 
     def was_reset(self, key: Key, position: int) -> None:
-        """An operator wants it to go on from there."""
         self._positions[key] = position
 
     def reported(self, work: Work) -> None:

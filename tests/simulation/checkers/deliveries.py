@@ -105,7 +105,6 @@ class Deliveries:
         self._unnoticed_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
-        """Somebody ended this grant by hand."""
         self._taken.add((group_id, stream_id, grant_id))
 
     def was_reset(self, key: Key, position: int, grant_id: int) -> None:

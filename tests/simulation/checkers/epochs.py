@@ -47,7 +47,6 @@ class First:
     _known: dict[Epoch, bool] = field(default_factory=dict)
 
     def leaves_out(self, epoch: Epoch) -> bool:
-        """Whether the group is given nothing of it."""
         if epoch not in self._known:
             over = self.completed is not None and not self.completed.admits(epoch)
             self._known[epoch] = over or any(is_at_or_before(epoch, other) for other in self.begun)
@@ -97,7 +96,6 @@ class ExpectedMessages:
                 had[new, at[1]] = set(had[at])
 
     def forget(self, group_id: int) -> None:
-        """The group begins anew."""
         for had in (self.given, self.done):
             for at in [key for key in had if key[0] == group_id]:
                 del had[at]
@@ -109,7 +107,6 @@ class ExpectedMessages:
                 raise Violation(f"{group} begins with {row}, and epoch {epoch} is on the wrong side of that")
 
     def leaves_out(self, group_id: int, space_id: int, epoch: Epoch) -> bool:
-        """Whether the group is given nothing of it."""
         of_space = self._first.setdefault((group_id, space_id), First(None, ()))  # nothing, where that came later
         return of_space.leaves_out(epoch)
 
@@ -324,7 +321,6 @@ class Epochs:
     # --- rows and what is said of them ------------------------------------------------------------------------------
 
     def reported(self, work: Work, reported: ProgressReported) -> None:
-        """A session says how far it is: the position and the epochs go together."""
         if reported.consumed is not None:
             self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))
 

@@ -67,7 +67,6 @@ class Names:
         self._reconnecting.pop(key, None)
 
     def answered(self, group_id: int, answer: LendingChangeResult) -> None:
-        """An entry was written."""
         key = group_id, answer.change.stream_id
         status = answer.lending.status if answer.lending is not None else None
         if answer.outcome is LendingOutcome.APPLIED and isinstance(answer.change, GrantStream):

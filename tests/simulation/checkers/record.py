@@ -76,7 +76,6 @@ class Record:
         self.read_on()
 
     def read_on(self) -> None:
-        """The lines that are new."""
         lines = self._store.lines
         while self._read < len(lines):
             self._take(lines[self._read])

@@ -54,7 +54,6 @@ class MemoryStream:
     block_summaries: list[BlockEpochSummary] = field(default_factory=list)
 
     def facts(self, lower: LowerFrontier | None) -> StreamFacts:
-        """The stream as it is now."""
         return StreamFacts(
             self.stream_id,
             self.generation.generation_id,
@@ -165,7 +164,6 @@ class MemoryCatalogue:
         self.lost_uppers[generation.space_id] = lost.join(UpperFrontier.from_epochs(begun))
 
     def facts(self, stream_id: int) -> StreamFacts | None:
-        """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
         return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
 
@@ -181,7 +179,6 @@ class MemoryCatalogue:
         return tuple(s.stream_id for s in self._open((space_id,)))
 
     def live_spaces(self) -> tuple[Space, ...]:
-        """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
     def spaces_that_matched(self, filter: TopicFilter) -> set[int]:

@@ -180,7 +180,6 @@ class MemoryGroupStore:
         return life.group
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
-        """As the function of the database."""
         self._epochs[subscription, session] = drawn = max(self._epochs.values(), default=0) + 1
         return drawn
 
@@ -358,7 +357,6 @@ class MemoryGroupStore:
         term: int,
         now_us: int,
     ) -> tuple[GroupFrontier, ...]:
-        """How far an atomic group has come."""
         found = []
         for space_id in sorted(life.spaces & life.frontiers.keys()):
             before, lower = life.frontiers[space_id], lowers.get(space_id)
