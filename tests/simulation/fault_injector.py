@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_leader.node.events import CommitWrites
+from sublet_leader.node.events import CommitWrites, NodeDesiredStateRead, StreamsChanged
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupWrites, LendingOutcome, LendingStatus
@@ -60,14 +61,14 @@ class FaultInjector(Happenings):
         nodes = self._simulation.nodes
         if self._world.now >= self._until:
             for node in nodes:
-                node.order(draining=False, step_down={})
+                node.tell(NodeDesiredStateRead(False, {}))
             return
         node = operator.choice(nodes)
         led = node.machine.election.leaderships()
         draining = operator.random() < 0.4
         some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
-        node.order(draining=draining, step_down=some)
+        node.tell(NodeDesiredStateRead(draining, some))
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _set_clock_back(self, clock: Random) -> None:
@@ -91,7 +92,7 @@ class FaultInjector(Happenings):
                     self._snatching = False
                     self._world.say("operator", f"rolls over and revokes stream {entry.stream_id} while it is granted")
                     self._simulation.streams.rollover(stream.generation.space_id)
-                    node.revoke(writes.group_id, (entry.stream_id,))
+                    node.revoke(writes.group_id, entry.stream_id)
                     return
 
     def _befall(self) -> None:
@@ -203,7 +204,7 @@ class FaultInjector(Happenings):
             case "revoke":
                 streams = tuple(s for s in rows if self._world.chance(0.3))
                 for node in simulation.nodes:
-                    node.revoke(group.group_id, streams)
+                    node.revoke(group.group_id, *streams)
             case "lock":
                 self._lock_row(group.group_id, rnd.choice(rows))
             case "take":
@@ -225,7 +226,7 @@ class FaultInjector(Happenings):
     def _announce(self) -> None:
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
-                self._world.after(self._random.uniform(0.0, 0.3), node.learn_of_streams)
+                self._world.after(self._random.uniform(0.0, 0.3), partial(node.tell, StreamsChanged()))
 
     def _retire(self) -> None:
         """Delete the oldest closed generation, if no group loses messages but those that skip them."""
@@ -255,7 +256,7 @@ class FaultInjector(Happenings):
         nodes, row = self._simulation.nodes, self._simulation.store.rows(group_id)[stream_id]
         if self._world.chance(0.5):
             for node in nodes:
-                node.revoke(group_id, (stream_id,))
+                node.revoke(group_id, stream_id)
         if self._world.chance(0.5) and (holder := self._simulation.agents.get(row.agent or "")):
             for node in nodes:
                 holder.lose(node.address)

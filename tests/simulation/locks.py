@@ -331,7 +331,8 @@ class LockFaultInjector(Happenings):
             self._report_poll(node, agent, late_s + self._of_agents.uniform(0.001, 0.01), is_held=False)
 
     def _report_poll(self, node: SimulatedNode, agent: SimulatedAgent, delay_s: float, *, is_held: bool) -> None:
-        self._world.after(delay_s, lambda: node.learn_of_poll(AgentLongPollChanged(agent.name, is_held)))
+        changed = AgentLongPollChanged(agent.name, is_held)
+        self._world.after(delay_s, lambda: node.tell(changed) if node.alive else None)
 
     def _break_polls(self, agent: SimulatedAgent, for_s: float) -> None:
         """Nodes hold no poll of a living agent; some of them for ever."""
@@ -344,8 +345,7 @@ class LockFaultInjector(Happenings):
     def _lose_messages(self, agent: SimulatedAgent, for_s: float) -> None:
         """Lose what a living agent sends, as a gateway does that has forgotten its connections, and mostly the rest."""
         paths = BOTH_DIRECTIONS if self._of_agents.random() < 0.7 else ("there",)
-        for node in self._simulation.nodes:
-            self._simulation.network.part(agent.name, node.address, paths, for_s)
+        self._simulation.network.isolate(agent.name, paths, for_s)
 
     def _befall_agent(self) -> None:
         if agents := self._simulation.living():

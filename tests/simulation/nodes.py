@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node.events import (
-    AgentLongPollChanged,
-    AgentMessageReceived,
     GroupLeaderEvent,
-    NodeDesiredStateRead,
     NodeEvent,
     NodeStarted,
     ShutdownRequested,
-    StreamsChanged,
 )
 from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeIncarnation
 from tests.simulation.database import DatabaseLink
@@ -76,32 +72,20 @@ class SimulatedNode(Process):
         self.shut_down()
         self.start()
 
-    def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
-        self._in_this_life(lambda: self.handle(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator"))))
+    def revoke(self, group_id: int, *streams: int) -> None:
+        self.tell(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator")))
 
-    def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
-        """Deliver an operator's desired state: to lead nothing, or not under these terms."""
-        self._in_this_life(lambda: self.handle(NodeDesiredStateRead(draining, step_down)))
-
-    def learn_of_streams(self) -> None:
-        self._in_this_life(lambda: self.handle(StreamsChanged()))
-
-    def learn_of_desired_state(self, group_id: int) -> None:
-        self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
-
-    def learn_of_poll(self, changed: AgentLongPollChanged) -> None:
-        if self.alive:
-            self._in_this_life(lambda: self.handle(changed))
-
-    def receive(self, agent: str, message: ToLeader) -> None:
-        self._in_this_life(lambda: self.handle(AgentMessageReceived(agent, message)))
+    def tell(self, event: NodeEvent, life: int | None = None) -> None:
+        """Deliver an event to the present incarnation, or to that one only, once it is awake."""
+        self._in_this_life(lambda: self.handle(event), life)
 
     def handle(self, event: NodeEvent) -> None:
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome)
+        answered = partial(self.tell, life=self.lives)
         for request in outcome.requests:
-            self.way.ask(request, self.machine.ref, self.settings.lease_duration_s, self._answers())
+            self.way.ask(request, self.machine.ref, self.settings.lease_duration_s, answered)
             self.simulation.fault_injector.asked(self, request)
         for agent, message in outcome.sends:
             self.simulation.network.to_agent(self.address, agent, message)
@@ -118,11 +102,6 @@ class SimulatedNode(Process):
     def tick(self) -> None:
         if self.alive:
             self.handle(Tick())
-
-    def _answers(self) -> Callable[[NodeEvent], None]:
-        """Return a function that handles the database's answer in this incarnation only."""
-        life = self.lives
-        return lambda answer: self._in_this_life(lambda: self.handle(answer), life)
 
     def _in_this_life(self, happening: Callable[[], object], life: int | None = None) -> None:
         life = self.lives if life is None else life

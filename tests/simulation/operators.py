@@ -8,10 +8,12 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from sublet_leader.node.events import StreamsChanged
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, GroupOptions, LendingStatus, OnDataLoss
 from tests.simulation.checkers.lives import Violation
 from tests.simulation.world import BOTH_DIRECTIONS, Happenings
@@ -200,7 +202,7 @@ class Operators(Happenings):
         for node in self._simulation.nodes:
             if self._random.random() < 0.7:
                 later_s = self._random.uniform(0.0, 0.3)
-                self._world.after(later_s, partial(node.learn_of_desired_state, group.group_id))
+                self._world.after(later_s, partial(node.tell, StreamsChanged(group_id=group.group_id)))
 
     # --- resets -----------------------------------------------------------------------------------------------------
 
@@ -229,12 +231,10 @@ class Operators(Happenings):
         if group.group_id in self._resetting:
             return
         self._resetting.add(group.group_id)
-        drain_timeout_s = self._random.choice((2.0, 10.0, 30.0))
-        force = self._random.random() < 0.25
+        drain_timeout_s, force = self._random.choice((2.0, 10.0, 30.0)), self._random.random() < 0.25
         value = self._value_of(target)
-        is_ours = group.group_id not in self._paused
         self._say(f"resets {group.subscription} to {target} {value}, {streams or 'all'}, {force=}")
-        if is_ours:
+        if group.group_id not in self._paused:
             self._store.apply_command(group.subscription, PauseGroup("to be reset"))
             self._notify(group)
 
@@ -260,9 +260,12 @@ class Operators(Happenings):
             if not stream.generation.gone and position != since:
                 raise Violation(f"{group} was reset to {target}, stream {stream_id} to {position}, not {since}")
 
+    def _held(self, group: Group) -> list[LendingRow]:
+        rows = self._store.rows(group.group_id).values()
+        return sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
+
     def _wait(self, group: Group, drain_timeout_s: float, then: Callable[[], None]) -> None:
-        held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
-        if held and drain_timeout_s > 0:
+        if self._held(group) and drain_timeout_s > 0:
             self._world.after(_POLL_INTERVAL_S, lambda: self._wait(group, drain_timeout_s - _POLL_INTERVAL_S, then))
         else:
             then()
@@ -282,10 +285,9 @@ class Operators(Happenings):
 
     def _revoke_in_silence(self, group: Group) -> None:
         """Force the revoke of a stream from a slow holder, which is cut off at about the deadline."""
-        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
-        if not rows:
+        if not (rows := self._held(group)):
             return
-        row = self._random.choice(sorted(rows, key=lambda row: row.stream_id))
+        row = self._random.choice(rows)
         paths = self._random.choice((BOTH_DIRECTIONS, ("back",)))
         self._say(f"wants stream {row.stream_id} of group {group.group_id} back")
         holder = self._simulation.agents[row.agent or ""]
@@ -294,13 +296,13 @@ class Operators(Happenings):
 
         def revoke() -> None:
             for node in self._simulation.nodes:
-                node.revoke(group.group_id, (row.stream_id,))
+                node.revoke(group.group_id, row.stream_id)
 
         self._world.after(slow_s, revoke)
 
         def fall_silent() -> None:
-            for node in self._simulation.nodes if self._world.now < self._until else ():
-                self._simulation.network.part(holder.name, node.address, paths, 15.0)
+            if self._world.now < self._until:
+                self._simulation.network.isolate(holder.name, paths, 15.0)
 
         due_s = self._simulation.revoke_deadline_s
         later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
@@ -308,13 +310,11 @@ class Operators(Happenings):
 
     def _make_anew(self, group: Group) -> None:
         """Delete a group, and mostly declare it anew, while a holder is cut off."""
-        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
-        if rows:
-            holder = self._random.choice(sorted(rows, key=lambda row: row.stream_id)).agent or ""
+        if rows := self._held(group):
+            holder = self._random.choice(rows).agent or ""
             for node in self._simulation.nodes:
-                self._simulation.network.part(
-                    holder, node.address, self._random.choice((BOTH_DIRECTIONS, ("back",))), 12.0
-                )
+                paths = self._random.choice((BOTH_DIRECTIONS, ("back",)))
+                self._simulation.network.part(holder, node.address, paths, 12.0)
             self._simulation.groups.delete(group.subscription)
 
     def _start_twin(self) -> None:
@@ -322,10 +322,8 @@ class Operators(Happenings):
         named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
         if named and len(self._simulation.living()) < _MAX_AGENTS:
             before, paths = self._random.choice(named), self._random.choice((BOTH_DIRECTIONS, ("back",)))
-            for node in self._simulation.nodes:
-                self._simulation.network.part(before.name, node.address, paths, 12.0)
-            later_s = self._random.uniform(0.0, 2.0)
-            self._world.after(later_s, partial(self._simulation.join, before))
+            self._simulation.network.isolate(before.name, paths, 12.0)
+            self._world.after(self._random.uniform(0.0, 2.0), partial(self._simulation.join, before))
 
     def _retire(self) -> None:
         """Let retention delete what groups have not read, except `$queue` groups and, here, atomic ones, which would

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class Network:
 
         def deliver() -> None:
             if node.alive:
-                node.receive(agent.name, message)
+                node.tell(AgentMessageReceived(agent.name, message))
             elif (broken := (agent.name, address, node.lives)) not in self._broken:
                 self._broken.add(broken)
                 self._world.after(0.001, lambda: agent.lose(address))
@@ -245,6 +246,11 @@ class Network:
         self._world.say("network", f"{agent_id} and {address} are parted ({', '.join(paths)}) for {duration_s:.1f} s")
         for way in paths:
             self._parted[agent_id, address, way] = self._world.now + duration_s
+
+    def isolate(self, agent_id: str, paths: tuple[str, ...], duration_s: float) -> None:
+        """For that long, part the agent from all nodes."""
+        for address in self._nodes:
+            self.part(agent_id, address, paths, duration_s)
 
     def heal(self) -> None:
         self._parted.clear()
