@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
@@ -138,17 +140,10 @@ class SimulatedAgent(Process):
         """Report the session's progress, and the end of what an aborting user had in hand."""
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
-        reported = ProgressReported(
-            work.stream_id,
-            work.grant_id,
-            work.position,
-            is_final=final,
-            size=size,
-            lag=max(lag, 0),
-            delivered_end=until,
-            read_error=BEYOND_HEAD if final and work.beyond_head else "",
-            is_beyond_head=final and work.beyond_head,
-        )
+        place, beyond_head = (work.stream_id, work.grant_id, work.position), final and work.beyond_head
+        reported = ProgressReported(*place, is_final=final, size=size, lag=max(lag, 0), delivered_end=until)
+        if beyond_head:
+            reported = replace(reported, read_error=BEYOND_HEAD, is_beyond_head=True)
         self.say(handle, work, reported)
 
     def say(self, handle: int, work: Work, reported: ProgressReported) -> None:

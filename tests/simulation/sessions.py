@@ -63,17 +63,9 @@ class AtomicWork(Work):
     @classmethod
     def of(cls, group_id: int, grant: Grant) -> AtomicWork:
         assert grant.consumed is not None
-        plan = EpochStepPlanner(grant.position, grant.consumed)
-        filter = TopicFilter.parse(grant.filter)
-        granted = CompleteEpochStream(
-            grant.stream_id,
-            grant.grant_id,
-            grant.generation_id,
-            filter,
-            grant.position,
-            step_planner=plan,
-            grant_key=grant.grant_key,
-        )
+        plan, filter = EpochStepPlanner(grant.position, grant.consumed), TopicFilter.parse(grant.filter)
+        place = grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position
+        granted = CompleteEpochStream(*place, step_planner=plan, grant_key=grant.grant_key)
         return cls(group_id, grant.stream_id, grant.grant_id, grant.position, granted, grant.consumed)
 
 

@@ -91,15 +91,20 @@ def test_killed_worker_is_tried_again(stage: Stage, start: Start) -> None:
 
 @pytest.mark.conforms("E25")
 @pytest.mark.parametrize(
-    ("values", "cause_class", "said"),
+    ("values", "cause_class", "said", "note"),
     [
-        ({"bad_value": b"777"}, "builtins.ValueError", "ValueError: cannot"),
-        ({"exit_value": b"777"}, ".UserCodeCalledExit", r"UserCodeCalledExit: the function asked .* SystemExit\(3\)"),
+        ({"bad_value": b"777"}, "builtins.ValueError", "ValueError: cannot", "in __call__"),
+        (
+            {"exit_value": b"777"},
+            ".UserCodeCalledExit",
+            r"UserCodeCalledExit: the function asked .* SystemExit\(3\)",
+            "In the task:",
+        ),
     ],
     ids=["raises", "exits"],
 )
 def test_failing_function_names_the_record(
-    stage: Stage, start: Start, values: dict[str, Any], cause_class: str, said: str
+    stage: Stage, start: Start, values: dict[str, Any], cause_class: str, said: str, note: str
 ) -> None:
     """The job stops, no task is tried again, and progress ends before the record."""
     stage.serve("n1")
@@ -112,7 +117,7 @@ def test_failing_function_names_the_record(
     assert isinstance(cause, TaskFailed)
     assert cause.class_name.endswith(cause_class)
     assert said.startswith(f"{cause_class.rpartition('.')[2]}: {cause.message[:6]}")
-    assert any("in __call__" in note for note in cause.__notes__)
+    assert any(note in each for each in cause.__notes__)
     assert sum(task.failures for task in running.status().tasks) > 0
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert stage.holders() == {}, "released, not evicted"

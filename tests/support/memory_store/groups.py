@@ -72,8 +72,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.node_directory import NodeIncarnation
-from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
-from tests.support.memory_store.reset_plan import plan_reset
+from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs, plan_reset
 
 NOBODY = NodeIncarnation("nobody", "", "")
 GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
