@@ -26,9 +26,11 @@ Rows = list[tuple[int, int, int]]
 
 
 class Sink:
-    """Writes each batch once, and dies where the test says so."""
+    """Writes each batch once, and dies where the test says so. With a URL it writes to a table there, which would have
+    a row twice that is written twice."""
 
-    def __init__(self, place: Path, die: str) -> None:
+    def __init__(self, place: Path, die: str, url: str) -> None:
+        self._guard, self._query = Guard(place / "checkpoint", url) if url else None, place.name
         self._place = place / "sink"
         self._what, self._where, self._batch = die.split(":") if die else ("", "", "-1")
         self._place.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,11 @@ class Sink:
 
     def _write(self, batch: int, rows: Rows) -> None:
         written = self._place / f"{batch:06d}.json"
-        if not written.exists():
+        if self._guard is not None:
+            with self._guard(batch) as connection:
+                values = [(self._query, batch, *row) for row in rows]
+                connection.cursor().executemany("insert into public.sunk values (%s, %s, %s, %s, %s)", values)
+        elif not written.exists():
             begun = written.with_suffix(".begun")
             begun.write_text(json.dumps(sorted(rows)))
             begun.rename(written)
@@ -53,20 +59,6 @@ class Sink:
             say(f"{self._what} dies {where} the sink of batch {batch}")
             for pid in victims(self._what):
                 os.kill(pid, signal.SIGKILL)
-
-
-class Table(Sink):
-    """The same with a table, which would have a row twice that is written twice."""
-
-    def __init__(self, place: Path, die: str, url: str) -> None:
-        super().__init__(place, die)
-        self._guard, self._query = Guard(place / "checkpoint", url), place.name
-
-    def _write(self, batch: int, rows: Rows) -> None:
-        with self._guard(batch) as connection:
-            connection.cursor().executemany(
-                "insert into public.sunk values (%s, %s, %s, %s, %s)", [(self._query, batch, *row) for row in rows]
-            )
 
 
 def victims(what: str) -> list[int]:
@@ -92,7 +84,7 @@ def main(url: str, place: str, options: str = "{}", die: str = "", sink: str = "
         reader = reader.option(name, value)
     query = (
         reader.load()
-        .writeStream.foreachBatch(Sink(Path(place), die) if sink == "files" else Table(Path(place), die, url))
+        .writeStream.foreachBatch(Sink(Path(place), die, url if sink == "table" else ""))
         .option("checkpointLocation", str(Path(place) / "checkpoint"))
         .start()
     )
