@@ -61,14 +61,14 @@ class FaultInjector(Happenings):
         nodes = self._simulation.nodes
         if self._world.now >= self._until:
             for node in nodes:
-                node.tell(NodeDesiredStateRead(False, {}))
+                node.deliver(NodeDesiredStateRead(False, {}))
             return
         node = operator.choice(nodes)
         led = node.machine.election.leaderships()
         draining = operator.random() < 0.4
         some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
-        node.tell(NodeDesiredStateRead(draining, some))
+        node.deliver(NodeDesiredStateRead(draining, some))
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _set_clock_back(self, clock: Random) -> None:
@@ -226,7 +226,7 @@ class FaultInjector(Happenings):
     def _announce(self) -> None:
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
-                self._world.after(self._random.uniform(0.0, 0.3), partial(node.tell, StreamsChanged()))
+                self._world.after(self._random.uniform(0.0, 0.3), partial(node.deliver, StreamsChanged()))
 
     def _retire(self) -> None:
         """Delete the oldest closed generation, if no group loses messages but those that skip them."""

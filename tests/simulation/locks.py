@@ -332,7 +332,7 @@ class LockFaultInjector(Happenings):
 
     def _report_poll(self, node: SimulatedNode, agent: SimulatedAgent, delay_s: float, *, is_held: bool) -> None:
         changed = AgentLongPollChanged(agent.name, is_held)
-        self._world.after(delay_s, lambda: node.tell(changed) if node.alive else None)
+        self._world.after(delay_s, lambda: node.deliver(changed) if node.alive else None)
 
     def _break_polls(self, agent: SimulatedAgent, for_s: float) -> None:
         """Nodes hold no poll of a living agent; some of them for ever."""

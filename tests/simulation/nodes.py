@@ -73,9 +73,9 @@ class SimulatedNode(Process):
         self.start()
 
     def revoke(self, group_id: int, *streams: int) -> None:
-        self.tell(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator")))
+        self.deliver(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator")))
 
-    def tell(self, event: NodeEvent, life: int | None = None) -> None:
+    def deliver(self, event: NodeEvent, life: int | None = None) -> None:
         """Deliver an event to the present incarnation, or to that one only, once it is awake."""
         self._in_this_life(lambda: self.handle(event), life)
 
@@ -83,7 +83,7 @@ class SimulatedNode(Process):
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome)
-        answered = partial(self.tell, life=self.lives)
+        answered = partial(self.deliver, life=self.lives)
         for request in outcome.requests:
             self.way.ask(request, self.machine.ref, self.settings.lease_duration_s, answered)
             self.simulation.fault_injector.asked(self, request)

@@ -202,7 +202,7 @@ class Operators(Happenings):
         for node in self._simulation.nodes:
             if self._random.random() < 0.7:
                 later_s = self._random.uniform(0.0, 0.3)
-                self._world.after(later_s, partial(node.tell, StreamsChanged(group_id=group.group_id)))
+                self._world.after(later_s, partial(node.deliver, StreamsChanged(group_id=group.group_id)))
 
     # --- resets -----------------------------------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ class Network:
 
         def deliver() -> None:
             if node.alive:
-                node.tell(AgentMessageReceived(agent.name, message))
+                node.deliver(AgentMessageReceived(agent.name, message))
             elif (broken := (agent.name, address, node.lives)) not in self._broken:
                 self._broken.add(broken)
                 self._world.after(0.001, lambda: agent.lose(address))
