@@ -189,13 +189,11 @@ def _late(history: History, group: Group, calls: list[Call]) -> Iterator[Anomaly
     for call in calls:
         after = [at for grant, at in granted[call.stream] if grant > call.grant]
         late_s = call.wall - min(after) if after else 0.0
-        if late_s > TOLERANCE_S and not _stood_still(history, call):
+        frozen = history.frozen.get(call.process, ())
+        stood_still = any(begin <= call.wall < end + AWAKE_S for begin, end in frozen)
+        if late_s > TOLERANCE_S and not stood_still:
             what = f"a call on stream {call.stream} began {late_s:.2f} s after that was granted to somebody else"
             yield Anomaly(Kind.LATE, what, group.name, streams=(call.stream,), calls=(call.id,))
-
-
-def _stood_still(history: History, call: Call) -> bool:
-    return any(begin <= call.wall < end + AWAKE_S for begin, end in history.frozen.get(call.process, ()))
 
 
 def _repeats(history: History, group: Group, calls: list[Call], lives: Lives) -> Iterator[Anomaly]:
@@ -236,14 +234,11 @@ def _lost(history: History, group: Group, calls: list[Call], lives: Lives) -> It
         if not _is_promised(history, group, found):
             continue
         for number, life in enumerate(lives.of(stream)):
-            if _has(life, offset) and (stream, offset, number) not in done:
+            is_in_it = life.start <= offset and (life.end is None or offset < life.end)
+            if is_in_it and (stream, offset, number) not in done:
                 after = f", after reset {number} of the stream" if number else ""
                 what = f"{found} at {(stream, offset)} was never worked on to its end{after}"
                 yield Anomaly(Kind.LOST, what, group.name, (found,), (stream,))
-
-
-def _has(life: Life, offset: int) -> bool:
-    return life.start <= offset and (life.end is None or offset < life.end)
 
 
 def _is_promised(history: History, group: Group, found: str) -> bool:
@@ -262,14 +257,11 @@ def _from_before(history: History, group: Group, calls: list[Call], lives: Lives
                 what = f"{found} at {(call.stream, offset)} was given out, and a reset let it go on from {life.start}"
                 yield Anomaly(Kind.BEFORE, what, group.name, (found,), (call.stream,), (call.id,))
             message = history.messages.get(found)
-            if message and group.since and _is_older(message.reported_at, group.since[0], by_sql=message.by_sql):
+            # What is published by SQL comes into the log some time after it is acknowledged.
+            at = message.reported_at if message and not message.by_sql else None
+            if group.since and at is not None and at < group.since[0]:
                 what = f"{found} was given out, and was stored before {group.since[0]:.3f}, where the group began"
                 yield Anomaly(Kind.BEFORE, what, group.name, (found,), (call.stream,), (call.id,))
-
-
-def _is_older(reported_at: float | None, since: float, *, by_sql: bool) -> bool:
-    """Whether it was stored by then: what is published by SQL comes into the log some time after it is acknowledged."""
-    return reported_at is not None and not by_sql and reported_at < since
 
 
 def check_order(history: History, group: Group) -> Iterator[Anomaly]:

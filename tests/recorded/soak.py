@@ -271,16 +271,13 @@ def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None])
     say(f"--- {seconds / 60:g} minutes of seed {seed}: {faults(stage)}\n{HEADING}")
     say("\n".join(str(each) for each in judged if each.peak))
     failed += [f"{each.whose}: {each.measure} grew by {each.growth:.1f}" for each in judged if not each.is_flat]
-    failed += [f"{name} was not judged" for name in _not_judged(judged)]
+    names = {each.whose.partition(".")[0] for each in judged}
+    wanted = (*PROXIED, "database", "block", "lending")
+    failed += [f"{name} was not judged" for name in wanted if name not in names]
     if report(read(stage.records)):
         failed.append("a promise was broken, or messages are lost")
     say("sound" if not failed else "\n".join(["NOT SOUND", *failed]))
     return not failed
-
-
-def _not_judged(judged: list[Figure]) -> list[str]:
-    names = {each.whose.partition(".")[0] for each in judged}
-    return [name for name in (*PROXIED, "database", "block", "lending") if name not in names]
 
 
 def _print_progress(

@@ -163,7 +163,8 @@ class SimulatedAgent(Process):
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         if isinstance(event, NodeMessageReceived):
-            self._note_groups()
+            for wish in (*self.wishes.values(), *self._leaving.values()):
+                wish.group_id = self.machine.group_id(wish.handle) or wish.group_id
         for node, message in outcome.sends:
             self.simulation.network.to_node(self, node, message)
         for notify in outcome.updates:
@@ -176,10 +177,6 @@ class SimulatedAgent(Process):
     def tick(self) -> None:
         if self.alive:
             self.handle(Tick())
-
-    def _note_groups(self) -> None:
-        for wish in (*self.wishes.values(), *self._leaving.values()):
-            wish.group_id = self.machine.group_id(wish.handle) or wish.group_id
 
     def _look_nodes_up(self) -> None:
         if self.alive:

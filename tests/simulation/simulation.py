@@ -117,7 +117,7 @@ class Simulation:
     @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
     @mock.patch("sublet_storage.db.reconnecting_connection.IDLE_S", math.inf)  # of this machine's clock
     def run(self) -> None:
-        with self.users.in_place():
+        with mock.patch("sublet_borrower.consumer.transaction.connect", self.users.connect):
             self._run()
 
     def _run(self) -> None:

@@ -89,9 +89,6 @@ class UsersDatabase(Happenings):
         """Return whether the group has no leader on this timeline, as the database's function `advance` checks."""
         return self._simulation.store.is_older(group_id)
 
-    def in_place(self) -> Any:
-        return mock.patch("sublet_borrower.consumer.transaction.connect", self.connect)
-
     def connect(self, *_: object, **__: object) -> _Connection:
         if self._world.now < self._away_until:
             raise DatabaseUnreachable("the database cannot be reached")
@@ -292,7 +289,9 @@ class WritingSession(Session):
             if not granted.is_ended and batch.ticket in granted.outstanding
         ]
         if not self._in_hand or self._whims.random() < 0.4:
-            self._take_more()
+            for work in list(self._granted.values()):
+                if self._whims.random() < 0.6 and not work.granted.is_stopping:
+                    self._take_batch(work)
         if self._in_hand:
             self._try(self._some())
         self._soon(self._turn)
@@ -304,11 +303,6 @@ class WritingSession(Session):
             del some[self._whims.randrange(1, len(some)) :]
         self._whims.shuffle(some)
         return some
-
-    def _take_more(self) -> None:
-        for work in list(self._granted.values()):
-            if self._whims.random() < 0.6 and not work.granted.is_stopping:
-                self._take_batch(work)
 
     def _take_batch(self, work: GrantedWork) -> None:
         agent, granted = self._agent, work.granted

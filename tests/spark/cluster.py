@@ -34,7 +34,7 @@ def a_cluster(directory: Path) -> Iterator[str]:
         log = directory / "master.log"
         arguments = ["--host", HOSTS[0], "--port", "0", "--webui-port", "0"]
         processes.append(_launch("master.Master", arguments, log))
-        url = _await_words(log, "Starting Spark master at ")
+        url = eventually(lambda: _found(log, "Starting Spark master at "), 60, log.read_text)
         for host in HOSTS:  # an application may come before they are there: it waits for them
             log = directory / f"worker-{host}.log"
             arguments = ["--host", host, "--port", "0", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
@@ -69,12 +69,8 @@ def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[byte
         )
 
 
-def _await_words(log: Path, words: str) -> str:
-    """What follows these words in the log, once they are there."""
-    return eventually(lambda: _found(log, words), 60, log.read_text)
-
-
 def _found(log: Path, words: str) -> str:
+    """What follows these words in the log, once they are there."""
     text = log.read_text(errors="replace")
     return text.partition(words)[2].split()[0] if words in text and text.endswith("\n") else ""
 

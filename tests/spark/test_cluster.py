@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +74,8 @@ class Job:
                 found += [int(value) for value in table.column("order").to_pylist()]
         return sorted(found)
 
-    def kill(self) -> None:
+    def close(self) -> None:
         kill_all(self._process)
-
-
-@contextmanager
-def a_job(stage: Stage, place: Path, *arguments: str, python: str) -> Iterator[Job]:
-    job = Job(stage, place, *arguments, python=python)
-    try:
-        yield job
-    finally:
-        job.kill()
 
 
 def publish(stage: Stage, first: int, count: int) -> None:
@@ -122,7 +112,7 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
     with a_cluster(tmp_path) as master:
         arguments = ["--master", master, "--py-files", "sublet.zip", "--archives", "packed.tar.gz#environment"]
         arguments += ["--conf", f"spark.pyspark.python={python}"]
-        with a_job(stage, tmp_path, *arguments, python=python) as job:
+        with closing(Job(stage, tmp_path, *arguments, python=python)) as job:
             publish(stage, 0, 300)
             eventually(lambda: job.values() == list(range(300)), 4 * WAIT_S, job.output)
             java("CoarseGrainedExecutorBackend", psutil.Process(os.getpid())).kill()

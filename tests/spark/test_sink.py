@@ -85,12 +85,6 @@ def newest(conn: Connection) -> int:
     return int(row[0])
 
 
-def is_in_doubt(conn: Connection, place: Path) -> bool:
-    """Whether the sink has stored a batch of which Spark's checkpoint does not know that it is done."""
-    noted = [int(file.name) for file in (place / "checkpoint" / "commits").glob("[0-9]*")]
-    return newest(conn) > max(noted, default=-1)
-
-
 @pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.timeout(200 * (2 + MAX_KILLS))
@@ -99,7 +93,8 @@ def test_killed_query_stores_each_batch_once(database: str, conn: Connection, tm
     for number, die in enumerate(KILLS[:MAX_KILLS]):
         driver = start(database, tmp_path, f"driver-{number}", die)
         wait_until_dead(driver)
-        in_doubt += is_in_doubt(conn, tmp_path)
+        noted = [int(file.name) for file in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")]
+        in_doubt += newest(conn) > max(noted, default=-1)
     driver = start(database, tmp_path, "last")
     before = newest(conn)
     eventually(lambda: newest(conn) > before + 1, 2 * WAIT_S, driver.output)

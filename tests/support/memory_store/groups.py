@@ -222,9 +222,9 @@ class MemoryGroupStore:
             expires = now + round(lease_s * MICROSECONDS)
             self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, until)
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
-                self._history.append(
-                    _takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
-                )
+                why = f"node {node.name} leads; {f'before: {held.node.name}' if held else 'first leader'}"
+                record = HistoryRecord(now, leadership_id, 0, TAKEOVER, why, 0, None, None, 0, term, is_forced=False)
+                self._history.append(record)
         return self._claim(leadership_id, now)
 
     def _is_gone(self, held: _Leadership, rival: LeaderLivenessLock | None) -> bool:
@@ -636,11 +636,3 @@ def _only_moves(
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
     return plain and transition.outcome is LendingOutcome.APPLIED and row.position < change.position
-
-
-def _takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
-    """As Postgres writes it; `before`: the leadership until then, of another incarnation."""
-    then = "first leader" if before is None else f"before: {before}"
-    return HistoryRecord(
-        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
-    )
