@@ -269,15 +269,9 @@ class Worker:
     def _begin(self, batch: Batch) -> str:
         call = f"{self._called}/{next(self._numbers)}"
         offsets, values = (batch.table.column(name).to_pylist() for name in ("offset", "value"))
-        self._record.write(
-            "begin",
-            call=call,
-            group=self._role.group,
-            session=self._called,
-            stream=batch.stream_id,
-            grant=batch.grant_id,
-            messages=[(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)],
-        )
+        messages = [(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)]
+        whose = {"call": call, "group": self._role.group, "session": self._called}
+        self._record.write("begin", **whose, stream=batch.stream_id, grant=batch.grant_id, messages=messages)
         return call
 
     def _end(self, call: str, outcome: Outcome, why: str = "") -> None:

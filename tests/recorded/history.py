@@ -224,17 +224,9 @@ class _Reader:
             )
 
     def _begin(self, name: str, line: dict[str, Any]) -> None:
-        self._calls[line["call"]] = Call(
-            line["call"],
-            line["group"],
-            name,
-            line["session"],
-            line["stream"],
-            line["grant"],
-            tuple((offset, found) for offset, found in line["messages"]),
-            line["at"],
-            line["wall"],
-        )
+        messages, where = tuple(map(tuple, line["messages"])), (line["session"], line["stream"], line["grant"])
+        call = Call(line["call"], line["group"], name, *where, messages, line["at"], line["wall"])
+        self._calls[call.id] = call
 
     def _end(self, line: dict[str, Any]) -> None:
         begun = self._calls[line["call"]]

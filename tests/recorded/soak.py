@@ -116,14 +116,8 @@ def judge(whose: str, measure: str, samples: Iterable[Sample], seconds: float) -
     values = [value for _, value in late] or [0.0]
     median = statistics.median(values)
     bound = BOUNDS[measure]
-    return Figure(
-        whose,
-        measure,
-        median,
-        max(values),
-        growth(late, seconds * (1 - WARM_UP)),
-        max(bound.floor, bound.share * median),
-    )
+    grown, most = growth(late, seconds * (1 - WARM_UP)), max(bound.floor, bound.share * median)
+    return Figure(whose, measure, median, max(values), grown, most)
 
 
 def growth(late: list[Sample], window_s: float) -> float | None:

@@ -507,14 +507,8 @@ class MemoryGroupStore:
     def _claim(self, leadership_id: int, now: int) -> Leadership:
         held = self._leaderships[leadership_id]
         previous_leader_s = max(held.previous_leader_until_us - now, 0) / MICROSECONDS
-        return Leadership(
-            leadership_id,
-            held.node,
-            held.term,
-            (held.expires_us - now) / MICROSECONDS,
-            held.lock_key,
-            previous_leader_s,
-        )
+        remaining_s = (held.expires_us - now) / MICROSECONDS
+        return Leadership(leadership_id, held.node, held.term, remaining_s, held.lock_key, previous_leader_s)
 
     def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
