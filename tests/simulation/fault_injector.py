@@ -14,8 +14,7 @@ from tests.simulation.database import StatementOutcome
 from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
 _NODE = ("crash", "stop", "start", "start", "start", "pause", "flutter", "trouble", "trouble", "cut", "silence")

@@ -25,8 +25,7 @@ from sublet_storage.db.liveness_lock import (
 from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
 _RETRY_S = 0.02

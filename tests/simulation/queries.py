@@ -36,7 +36,7 @@ from tests.simulation.sessions import Session, Work
 from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.processes import SimulatedAgent
     from tests.simulation.simulation import Simulation
 
 _HOLDS_S = (1.0, 6.0, 20.0, 20.0)

@@ -71,7 +71,7 @@ EXCEPTIONS: frozenset[Pair] = frozenset(
     {
         # A node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer.
         # The runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it.
-        ("election", election.ElectionStatus.ABANDONING, election.ElectionEventKind.CAMPAIGN),
+        ("election", election.ElectionStatus.ABANDONING, election.ElectionEventKind.CAMPAIGN)
     }
 )
 """The pairs that no run brings about; all others occur within a thousand seeds, or `test_seeds` fails. Every pair of

@@ -26,7 +26,7 @@ from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import EpochStepPlanner
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.processes import SimulatedAgent
 
 
 BEYOND_HEAD = "beyond the head"

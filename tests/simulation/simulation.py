@@ -8,14 +8,13 @@ from unittest import mock
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
-from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.checkers.rest import check_rest
 from tests.simulation.database import Failover, WatchedGroups
 from tests.simulation.fault_injector import FaultInjector
 from tests.simulation.locks import AdvisoryLocks, LockFaultInjector
-from tests.simulation.nodes import SimulatedNode
 from tests.simulation.operators import Groups, Operators
+from tests.simulation.processes import SimulatedAgent, SimulatedNode
 from tests.simulation.publishing import Journal, Publishing
 from tests.simulation.queries import Checkpoint, Queries
 from tests.simulation.streams import LoweredHeads, Maintenance, Rollovers

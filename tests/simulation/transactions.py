@@ -38,7 +38,7 @@ from tests.simulation.sessions import Session, Work
 from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.processes import SimulatedAgent
     from tests.simulation.simulation import Simulation
 
 

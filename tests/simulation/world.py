@@ -14,8 +14,7 @@ from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
 

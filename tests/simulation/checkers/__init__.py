@@ -32,7 +32,7 @@ from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
 
 if TYPE_CHECKING:
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedNode
     from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 

@@ -26,7 +26,7 @@ from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedNode
     from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 

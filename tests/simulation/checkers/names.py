@@ -20,7 +20,7 @@ from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent, Wish
+    from tests.simulation.processes import SimulatedAgent, Wish
     from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 
