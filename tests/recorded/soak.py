@@ -29,7 +29,7 @@ from sublet_storage.db.connect import connect
 from tests.kit import server_directory
 from tests.recorded.__main__ import faults, report, say
 from tests.recorded.history import read
-from tests.recorded.plan import PROXIED, draw
+from tests.recorded.plan import PROXIED, Plan, draw
 from tests.recorded.stage import Stage
 
 SAMPLE_INTERVAL_S = 3.0
@@ -152,16 +152,13 @@ class Resources:
     messages: float = 0.0
 
     def __post_init__(self) -> None:
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="resources", daemon=True)
 
     def start(self) -> None:
         self._began = time.monotonic()
         self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
 
     @property
     def seconds(self) -> float:
@@ -172,7 +169,7 @@ class Resources:
         return [judge(whose, measure, samples, seconds) for (whose, measure), samples in list(self.samples.items())]
 
     def _run(self) -> None:
-        while not self._over.wait(SAMPLE_INTERVAL_S):
+        while not self.over.wait(SAMPLE_INTERVAL_S):
             for name, pid in self.processes().items():
                 with contextlib.suppress(psutil.Error):
                     self._look_at_process(name, psutil.Process(pid))
@@ -234,34 +231,47 @@ def main() -> int:
     return 0 if is_sound else 1
 
 
+class WatchedStage(Stage):
+    """A run whose resources are sampled while it is played; `progress` is given a line about them now and then."""
+
+    def __init__(self, directory: Path, plan: Plan, progress: Callable[[str], None]) -> None:
+        super().__init__(directory, plan, SPEED, lambda _: None)
+        self.resources: Resources | None = None
+        self._progress = progress
+
+    def play(self) -> None:
+        self.resources = resources = Resources(self.url, self.processes, self.lives)
+        resources.start()
+        threading.Thread(target=self._print_progress, args=(resources,), daemon=True).start()
+        try:
+            super().play()
+        finally:
+            resources.over.set()
+
+    def _print_progress(self, resources: Resources) -> None:
+        while not resources.over.wait(PROGRESS_INTERVAL_S):
+            samples = list(resources.samples.items())
+            latest = {w.partition(".")[0]: found[-1][1] for (w, measure), found in samples if measure == "memory"}
+            memory = ", ".join(f"{name} {latest.get(name, 0):.0f} MiB" for name in PROXIED)
+            self._progress(
+                f"{resources.seconds / 60:5.1f} of {self.plan.seconds / 60:g} min: {resources.messages:.0f} messages "
+                f"stored, {self.befell.total()} faults; {memory}"
+            )
+
+
 def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None]) -> bool:
     """Return whether nothing leaked, the groups came to rest, and no guarantee was broken."""
     say(f"again: python -m tests.recorded.soak --minutes {seconds / 60:g} --seed {seed}")
     plan = draw(seed, seconds, DEED_EVERY_S, ORDER_EVERY_S, without=NEW_STREAMS, spared=PROXIED)
-    resources: list[Resources] = []
-    over = threading.Event()
-
-    def began(stage: Stage) -> None:
-        resources.append(Resources(stage.url, stage.processes, stage.lives))
-        resources[0].start()
-        threading.Thread(target=_print_progress, args=(stage, resources[0], seconds, over, say), daemon=True).start()
-
-    def ended() -> None:
-        over.set()
-        resources[0].stop()
-
-    stage = Stage(directory, plan, SPEED, lambda _: None, began, ended)
+    stage = WatchedStage(directory, plan, say)
     failed: list[str] = []
     try:
         stage.run()
     except AssertionError as error:
         failed.append(f"the groups did not come to rest: {error}")
-    finally:
-        over.set()
-    if not resources:
+    if stage.resources is None:
         return False
-    figures = resources[0].figures(seconds)
-    judged = [each for each in figures if each.growth is not None]
+    judged = [each for each in stage.resources.figures(seconds) if each.growth is not None]
     say(f"--- {seconds / 60:g} minutes of seed {seed}: {faults(stage)}\n{HEADING}")
     say("\n".join(str(each) for each in judged if each.peak))
     failed += [f"{each.whose}: {each.measure} grew by {each.growth:.1f}" for each in judged if not each.is_flat]
@@ -272,22 +282,6 @@ def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None])
         failed.append("a promise was broken, or messages are lost")
     say("sound" if not failed else "\n".join(["NOT SOUND", *failed]))
     return not failed
-
-
-def _print_progress(
-    stage: Stage, resources: Resources, seconds: float, over: threading.Event, say: Callable[[str], None]
-) -> None:
-    while not over.wait(PROGRESS_INTERVAL_S):
-        latest = {
-            whose.partition(".")[0]: samples[-1][1]
-            for (whose, measure), samples in list(resources.samples.items())
-            if measure == "memory"
-        }
-        memory = ", ".join(f"{name} {latest.get(name, 0):.0f} MiB" for name in PROXIED)
-        say(
-            f"{resources.seconds / 60:5.1f} of {seconds / 60:g} min: {resources.messages:.0f} messages stored, "
-            f"{sum(stage.befell.values())} faults; {memory}"
-        )
 
 
 if __name__ == "__main__":

@@ -81,20 +81,10 @@ SETTLED = 3
 
 
 class Stage:
-    """One run in a directory. `records` has the files of the processes; `say` is called with each fault. `began`,
-    `ended`: called before the first deed and after the last one."""
+    """One run in a directory. `records` has the files of the processes; `say` is called with each fault."""
 
-    def __init__(
-        self,
-        directory: Path,
-        plan: Plan,
-        speed: float,
-        say: Callable[[str], None],
-        began: Callable[[Stage], None] = lambda _: None,
-        ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, directory: Path, plan: Plan, speed: float, say: Callable[[str], None]) -> None:
         self.plan, self.records = plan, directory / "records"
-        self._call_began, self._call_ended = began, ended
         self.befell: Counter[str] = Counter()
         self._say, self._speed, self._logs = say, speed, directory / "logs"
         for made in (self.records, self._logs):
@@ -128,9 +118,7 @@ class Stage:
         """Run all of it. Raise AssertionError if the groups do not come to rest afterwards."""
         try:
             self._begin()
-            self._call_began(self)
-            self._play()
-            self._call_ended()
+            self.play()
             self._calm()
             self._rest()
         finally:
@@ -160,7 +148,8 @@ class Stage:
         for name in (*WORKERS, *PUBLISHERS, OPERATOR):
             self._start(name)
 
-    def _play(self) -> None:
+    def play(self) -> None:
+        """Carry out the plan."""
         for deed in self.plan.deeds:
             self._at(deed.at_s, partial(self._do, deed))
         self._at(self.plan.seconds * SINCE_AT, self._mark)

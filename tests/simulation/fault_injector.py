@@ -135,13 +135,12 @@ class FaultInjector(Happenings):
                     self._shut_down_later(node, later_s)
                 else:
                     self._world.after(later_s, node.start)
-            case "cut" | "silence":
-                self._world.say(
-                    node.name, "is cut off from the database" if kind == "cut" else "receives no answers of it"
-                )
-                node.way.cut(
-                    StatementOutcome.LOST if kind == "cut" else StatementOutcome.SILENT, rnd.uniform(1.0, 15.0)
-                )
+            case "cut":
+                self._world.say(node.name, "is cut off from the database")
+                node.way.cut(StatementOutcome.LOST, rnd.uniform(1.0, 15.0))
+            case "silence":
+                self._world.say(node.name, "receives no answers of it")
+                node.way.cut(StatementOutcome.SILENT, rnd.uniform(1.0, 15.0))
 
     def _shut_down_later(self, node: SimulatedNode, later_s: float) -> None:
         """Shut a node down later, unless it is the last one after the faults: without a node nothing can be

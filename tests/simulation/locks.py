@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
+_FAULTS = {
+    "cut": "has the connection of its lock cut",
+    "flap": "has the connection of its lock cut again and again",
+    "break off": "has lost the connection of its lock, which the database does not know",
+}
 _RETRY_S = 0.02
 _NO_ANSWER_S = 0.9
 
@@ -392,34 +397,30 @@ class LockFaultInjector(Happenings):
         faults = ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
         fault = random.choice(faults)
         self._world.say(agent.name, f"fault of its lock: {fault}")
+        self._disturb_lock(agent.lock, fault, random, 40)
+
+    def _disturb_lock(self, lock: ProcessLock, fault: str, random: Random, most_cuts: int) -> None:
         match fault:
             case "cut":
-                agent.lock.cut()
+                lock.cut()
             case "flap":
-                for turn in range(random.randint(3, 40)):
-                    self._world.after(turn * random.uniform(0.02, 0.15), agent.lock.cut)
+                for turn in range(random.randint(3, most_cuts)):
+                    self._world.after(turn * random.uniform(0.02, 0.15), lock.cut)
             case "unnoticed":
-                agent.lock.cut_unnoticed()
+                lock.cut_unnoticed()
             case "break off":
-                agent.lock.break_off()
+                lock.break_off()
 
     def _befall(self) -> None:
         node = self._random.choice(self._simulation.nodes)
-        match self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart")):
-            case "cut":
-                self._world.say(node.name, "has the connection of its lock cut")
-                node.lock.cut()
-            case "flap":
-                self._world.say(node.name, "has the connection of its lock cut again and again")
-                for turn in range(self._random.randint(3, 20)):
-                    self._world.after(turn * self._random.uniform(0.02, 0.15), node.lock.cut)
-            case "break off":
-                self._world.say(node.name, "has lost the connection of its lock, which the database does not know")
-                node.lock.break_off()
-            case "restart":
-                down_s = self._random.uniform(0.05, 3.0)
-                self._world.say("database", f"restarts, for {down_s:.1f} s")
-                self.down_until = self._world.now + down_s
-                for each in self._simulation.nodes:
-                    each.way.down(down_s)
-                self.restart()
+        fault = self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart"))
+        if fault != "restart":
+            self._world.say(node.name, _FAULTS[fault])
+            self._disturb_lock(node.lock, fault, self._random, 20)
+            return
+        down_s = self._random.uniform(0.05, 3.0)
+        self._world.say("database", f"restarts, for {down_s:.1f} s")
+        self.down_until = self._world.now + down_s
+        for each in self._simulation.nodes:
+            each.way.down(down_s)
+        self.restart()
