@@ -99,7 +99,7 @@ def java(words: str, under: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.long
-@pytest.mark.conforms("E25")
+@pytest.mark.conforms("E25", "E27")
 def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
     """Workers have only what the job brings; an executor is killed, then a worker."""
     stage.serve("n1")
