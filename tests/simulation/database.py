@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 NO_ANSWER_S = 0.8
 """Timeout of a statement without a reply, as by the default settings."""
+FENCED = True
+"""Whether a term ends with its timeline."""
+_RETRY_INTERVAL_S = 1.5
 
 
 class WatchedGroups(MemoryGroupStore):
@@ -313,11 +316,6 @@ class DatabaseLink:
         return (
             answer if outcome is StatementOutcome.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
         )
-
-
-FENCED = True
-"""Whether a term ends with its timeline."""
-_RETRY_INTERVAL_S = 1.5
 
 
 @dataclass(frozen=True, slots=True)

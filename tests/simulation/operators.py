@@ -21,10 +21,14 @@ from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-
 EXPIRY_S = 12.0
 """How long a group that waits for named sessions reserves their streams."""
 _NAMES = ("$share/sim/#", "$share/second/#", "$queue/third/#")
+_POLL_INTERVAL_S = 0.2
+_MAX_AGENTS = 6
+_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
+_TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
+_ATOMIC = ("earliest", "latest", "offset", "time")
 
 
 @dataclass(slots=True)
@@ -124,13 +128,6 @@ class Groups:
         if kind < 0.2:
             return StartingPosition("time", max(self._world.wall_us() - round(since_s * 1_000_000), 0))
         return StartingPosition("offset", self._starts.randint(0, 20)) if kind < 0.27 else start
-
-
-_POLL_INTERVAL_S = 0.2
-_MAX_AGENTS = 6
-_KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
-_TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
-_ATOMIC = ("earliest", "latest", "offset", "time")
 
 
 class Operators(Happenings):

@@ -20,6 +20,9 @@ _PLACES = 8
 _RING = 1 << 64
 _TOPICS = ("orders/new", "other/old")
 Key = tuple[str, int]
+_MOST = 3
+_LEASE_S = (2.0, 10.0)
+"""Bounds of the time until the capability of a dead publisher expires."""
 
 
 @dataclass(slots=True)
@@ -83,11 +86,6 @@ class Journal:
         topics = [t for t in _TOPICS if (t.startswith("other/") and apart) == of_space.startswith("other/")]
         places = [n * _RING // _PLACES + 1 for n in range(_PLACES)]
         return [(topic, place) for topic in topics for place in places if stream.hash_from <= place < stream.hash_to]
-
-
-_MOST = 3
-_LEASE_S = (2.0, 10.0)
-"""Bounds of the time until the capability of a dead publisher expires."""
 
 
 @dataclass(slots=True, eq=False)

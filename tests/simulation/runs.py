@@ -34,6 +34,19 @@ _READ_BY = {
     "assignment": "sublet_leader.group.assignment_manager.TRANSITIONS",
 }
 """Name of each machine's table where the machine reads it."""
+EXCEPTIONS: frozenset[Pair] = frozenset(
+    {
+        # A node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer.
+        # The runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it.
+        ("election", election.ElectionStatus.ABANDONING, election.ElectionEventKind.CAMPAIGN)
+    }
+)
+"""The pairs that no run brings about; all others occur within a thousand seeds, or `test_seeds` fails. Every pair of
+every table has a unit test: `test_group_leader_table.py`, `test_election.py`."""
+CHUNK = 20
+SEEDS_A_DAY = 1_000_000
+ENOUGH_FAILURES = 20
+"""Number of failures after which the remaining seeds are not run."""
 
 
 class _Row(dict[Any, Any]):
@@ -65,22 +78,6 @@ def _watched(machine: str, seen: Counter[Pair]) -> dict[Any, _Row]:
         return note
 
     return {status: _Row(row, noting(status)) for status, row in TABLES[machine].items()}
-
-
-EXCEPTIONS: frozenset[Pair] = frozenset(
-    {
-        # A node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer.
-        # The runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it.
-        ("election", election.ElectionStatus.ABANDONING, election.ElectionEventKind.CAMPAIGN)
-    }
-)
-"""The pairs that no run brings about; all others occur within a thousand seeds, or `test_seeds` fails. Every pair of
-every table has a unit test: `test_group_leader_table.py`, `test_election.py`."""
-
-CHUNK = 20
-SEEDS_A_DAY = 1_000_000
-ENOUGH_FAILURES = 20
-"""Number of failures after which the remaining seeds are not run."""
 
 
 @dataclass(slots=True)

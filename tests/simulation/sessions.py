@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 BEYOND_HEAD = "beyond the head"
 """The read error of a holder that finds a stream to end before its position."""
+_MAX_BYTES = (1, 5, 20, 1000)
+"""Bounds of a step; here a message is one byte."""
+_ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 
 
 @dataclass(slots=True)
@@ -46,11 +49,6 @@ class Work:
     over: bool = field(default=False, kw_only=True)
     since: int | None = field(default=None, kw_only=True)
     read_at: float | None = field(default=None, kw_only=True)
-
-
-_MAX_BYTES = (1, 5, 20, 1000)
-"""Bounds of a step; here a message is one byte."""
-_ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 
 
 @dataclass(slots=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _MAX_STREAMS = 28
+_HOUR_S = 3_600.0
+_AT_REST = (LendingStatus.BLOCKED, LendingStatus.FINISHED)
 
 
 class Rollovers(Happenings):
@@ -67,9 +69,6 @@ class Rollovers(Happenings):
             self._world.say("operator", f"creates space {name}")
             self._streams.add_space(name, "other/#", self._random.randint(1, 3), rolls=(1,))
             self._simulation.publishing.created(len(self._streams.spaces))
-
-
-_HOUR_S = 3_600.0
 
 
 class Maintenance(Happenings):
@@ -175,9 +174,6 @@ class Maintenance(Happenings):
         own = [(end, at_us) for end, at_us in blocks if mark.first < end <= mark.end]
         starts = [0, *(end - mark.first for end, _ in own[:-1])]
         return own[-1][1], starts, [at_us for _, at_us in own]
-
-
-_AT_REST = (LendingStatus.BLOCKED, LendingStatus.FINISHED)
 
 
 class LoweredHeads(Happenings):

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
-
 EPOCH_US = 1_700_000_000_000_000
 """The database's clock at virtual time 0."""
+MAX_DRIFT = 0.08
+"""How far a clock's rate may be off: a margin of 1 s in a lease of 10 s tolerates a little less than a tenth."""
+BOTH_DIRECTIONS = ("there", "back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,6 @@ class Happenings:
             self._world.after(first_s or chance.expovariate(1 / interval_s), happen)
 
 
-MAX_DRIFT = 0.08
-"""How far a clock's rate may be off: a margin of 1 s in a lease of 10 s tolerates a little less than a tenth."""
-
-
 class Process:
     """Base of simulated processes, which can be paused as by SIGSTOP: events during a pause wait in order.
 
@@ -203,9 +201,6 @@ class Process:
         self.world.say(self.name, f"goes on, {len(backlog)} things waited")
         for happening in backlog:
             self.awake(happening)
-
-
-BOTH_DIRECTIONS = ("there", "back")
 
 
 class Network:

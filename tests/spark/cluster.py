@@ -24,6 +24,17 @@ from tests.spark.session import CACHE, QUICK_JAVA
 
 HOSTS = ("127.0.0.1", "127.0.0.2")
 """Spark starts no second attempt of a task on the host that runs the first: loopback has many addresses."""
+LEFT_OUT = {"pyspark", "py4j", "sublet"}
+"""Spark brings its own, and of ours the test sends the code apart."""
+SPARED = {"__pycache__", "include", "tests"}
+PACKAGES = (
+    "borrower/pyspark_sublet",
+    "borrower/sublet_borrower",
+    "leader/sublet_leader",
+    "protocol/sublet_protocol",
+    "storage/sublet_storage",
+    "sublet",
+)
 
 
 @contextmanager
@@ -82,19 +93,6 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
     process.wait()
-
-
-LEFT_OUT = {"pyspark", "py4j", "sublet"}
-"""Spark brings its own, and of ours the test sends the code apart."""
-SPARED = {"__pycache__", "include", "tests"}
-PACKAGES = (
-    "borrower/pyspark_sublet",
-    "borrower/sublet_borrower",
-    "leader/sublet_leader",
-    "protocol/sublet_protocol",
-    "storage/sublet_storage",
-    "sublet",
-)
 
 
 def pack_environment(target: Path) -> None:

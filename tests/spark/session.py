@@ -36,6 +36,25 @@ SETTINGS = {
     "spark.executor.extraJavaOptions": QUICK_JAVA,
     "spark.log.level": "OFF",
 }
+PROGRAM = """
+import os
+import sys
+
+from pyspark.sql import SparkSession
+
+draft, archive = sys.argv[1:]
+options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit=" + draft
+builder = SparkSession.builder.master("local[1]").config("spark.driver.extraJavaOptions", options)
+spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "1").getOrCreate()
+rows = spark.range(9).groupBy("id").count()
+assert rows.count() == len(rows.collect()) == 9
+assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
+java = spark.sparkContext._gateway.proc
+spark.stop()
+java.stdin.close()
+java.wait()
+os.rename(draft, archive)
+"""
 
 
 def quick_path(place: Path) -> str:
@@ -73,27 +92,6 @@ def to_its_end(writer: Any, checkpoint: Path) -> Any:
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     assert query.awaitTermination(360), f"the query has not ended: {query.status}"
     return query
-
-
-PROGRAM = """
-import os
-import sys
-
-from pyspark.sql import SparkSession
-
-draft, archive = sys.argv[1:]
-options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit=" + draft
-builder = SparkSession.builder.master("local[1]").config("spark.driver.extraJavaOptions", options)
-spark = builder.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "1").getOrCreate()
-rows = spark.range(9).groupBy("id").count()
-assert rows.count() == len(rows.collect()) == 9
-assert spark.range(9).mapInArrow(lambda batches: batches, "id long").count() == 9
-java = spark.sparkContext._gateway.proc
-spark.stop()
-java.stdin.close()
-java.wait()
-os.rename(draft, archive)
-"""
 
 
 def java_options(cache: Path) -> str:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
 
+StreamOffset = tuple[int, ConsumedFrontier]
+"""Of a row: (position, what is consumed behind it)."""
+
 
 @dataclass(slots=True)
 class First:
@@ -240,10 +243,6 @@ class Announcements:
 
     def _named(self, name: str) -> int:
         return next(space.space_id for space in self._simulation.streams.spaces.values() if space.name == name)
-
-
-StreamOffset = tuple[int, ConsumedFrontier]
-"""Of a row: (position, what is consumed behind it)."""
 
 
 class Epochs:
