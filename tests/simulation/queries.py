@@ -115,20 +115,20 @@ class Query(Session):
         batch = batches[-1]
         before = batches[-2].ranges if len(batches) > 1 else ()
         self._planning.restore((*before, *batch.done), batch.ranges)
-        self._resume(set(batch.ranges), [])
+        self._resume(list(batch.ranges), [])
 
-    def _resume(self, open: set[PlannedRange], again: list[RunnablePlannedRange]) -> None:
+    def _resume(self, open: list[PlannedRange], again: list[RunnablePlannedRange]) -> None:
         """Resolve which ranges of the batch are to be repeated; lost ones are left out of it."""
         for planned in tuple(open):
             if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
-                open.discard(planned)
+                open.remove(planned)
             elif (
                 became := self._status(self._checkpoint.batches[-1].group_id, planned)
             ) is not PlannedRangeStatus.OPEN:
                 self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
                 self._planning.drop_started(planned)
-                open.discard(planned)
+                open.remove(planned)
         if open:
             self._soon(lambda: self._resume(open, again))
         else:
