@@ -14,6 +14,13 @@ from itertools import pairwise
 from sublet_storage.groups.model.records import HistoryRecord
 from tests.recorded.history import Call, Effect, Group, History, Message, Outcome, StreamOffset
 
+_WAS_AT = re.compile(r"was at (\d+)")
+TOLERANCE_S = 0.5
+"""What a busy machine may put between the moment in which a program is given a batch and that in which it looks at the
+clock."""
+AWAKE_S = 1.0
+"""What has stood still may look at the clock so much later."""
+
 
 class Kind(StrEnum):
     LOST = "lost"  # acknowledged and not stored, or stored and never consumed by a group that was promised it
@@ -46,9 +53,6 @@ class Anomaly:
 
     def __str__(self) -> str:
         return f"{self.kind}{f' in {self.group}' if self.group else ''}: {self.what}"
-
-
-_WAS_AT = re.compile(r"was at (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +140,6 @@ def _torn(history: History, places: dict[str, list[StreamOffset]]) -> Iterator[A
         if there and len(there) < len(asked):
             what = f"of transaction {number} of {origin} {there} are in the log, and of {asked} the others are not"
             yield Anomaly(Kind.TORN, what, messages=tuple(asked))
-
-
-TOLERANCE_S = 0.5
-"""What a busy machine may put between the moment in which a program is given a batch and that in which it looks at the
-clock."""
-
-AWAKE_S = 1.0
-"""What has stood still may look at the clock so much later."""
 
 
 def check_deliveries(history: History, group: Group) -> Iterator[Anomaly]:

@@ -15,6 +15,9 @@ from typing import Any
 
 from sublet_storage.groups.model.records import HistoryRecord
 
+StreamOffset = tuple[int, int]
+"""(stream, offset)."""
+
 
 class Record:
     """Appends to one file, from any thread. `at` is a time of the monotonic clock, which all processes of a machine
@@ -36,10 +39,6 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)
-
-
-StreamOffset = tuple[int, int]
-"""(stream, offset)."""
 
 
 class Outcome(StrEnum):

@@ -44,6 +44,24 @@ PAIRS_OF = 200
 
 Sample = tuple[float, float]
 """(seconds of the run, value)."""
+OF_MESSAGES = "block"
+OF_LIVES = ("session_epoch", "producer")
+"""Tables with a row for each name of a session or publisher, kept for days: checked by the number of started
+processes."""
+UNJUDGED = ("lending_history",)
+"""Tables with a row for each move of a stream, kept for days."""
+_TABLES = """
+select c.relname, pg_total_relation_size(c.oid) / 1048576.0 from pg_class c
+ where c.relkind = 'r' and c.relnamespace = 'sublet'::regnamespace
+   and not exists (select from pg_inherits where inhrelid = c.oid)"""
+_LOG = """
+select (select coalesce(sum(pg_total_relation_size(inhrelid)), 0) from pg_inherits
+         where inhparent = 'sublet.block'::regclass)::float8, (select sum(head) from sublet.stream)::float8"""
+HEADING = f"{'':<22} {'':<19} {'median':>10} {'peak':>10} {'growth':>9} {'at most':>9}"
+DEED_EVERY_S, ORDER_EVERY_S, SPEED = 4.0, 10.0, 2.0
+NEW_STREAMS = ("rollover", "empty-generations", "reshard", "spaces")
+"""Orders that are left out: they add streams, which stay as long as their messages."""
+PROGRESS_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +83,6 @@ BOUNDS = {
     "bytes per message": Bound("", 0.0, 0.25),
     "rows per life": Bound("", 2.0, 0.5),
 }
-
-OF_MESSAGES = "block"
-OF_LIVES = ("session_epoch", "producer")
-"""Tables with a row for each name of a session or publisher, kept for days: checked by the number of started
-processes."""
-
-UNJUDGED = ("lending_history",)
-"""Tables with a row for each move of a stream, kept for days."""
-
-_TABLES = """
-select c.relname, pg_total_relation_size(c.oid) / 1048576.0 from pg_class c
- where c.relkind = 'r' and c.relnamespace = 'sublet'::regnamespace
-   and not exists (select from pg_inherits where inhrelid = c.oid)"""
-_LOG = """
-select (select coalesce(sum(pg_total_relation_size(inhrelid)), 0) from pg_inherits
-         where inhparent = 'sublet.block'::regclass)::float8, (select sum(head) from sublet.stream)::float8"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,6 @@ class Figure:
         verdict = "flat" if self.is_flat else "GROWS" if self.growth is not None else "not judged"
         numbers = f"{self.median:10.1f} {self.peak:10.1f} {growth:>9} {self.bound:9.1f}"
         return f"{self.whose:<22} {f'{self.measure} {unit}':<19} {numbers}  {verdict}"
-
-
-HEADING = f"{'':<22} {'':<19} {'median':>10} {'peak':>10} {'growth':>9} {'at most':>9}"
 
 
 def judge(whose: str, measure: str, samples: Iterable[Sample], seconds: float) -> Figure:
@@ -205,13 +204,6 @@ class Resources:
 
     def _add(self, whose: str, measure: str, value: float) -> None:
         self.samples.setdefault((whose, measure), []).append((self.seconds, float(value)))
-
-
-DEED_EVERY_S, ORDER_EVERY_S, SPEED = 4.0, 10.0, 2.0
-NEW_STREAMS = ("rollover", "empty-generations", "reshard", "spaces")
-"""Orders that are left out: they add streams, which stay as long as their messages."""
-
-PROGRESS_INTERVAL_S = 30.0
 
 
 def main() -> int:
