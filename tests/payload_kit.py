@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,38 +35,8 @@ VALUE = 3000
 """Bytes of a message: two of them make a block large enough to be moved."""
 
 
-class PlaceWorld(ABC):
-    """A location, and what can happen to it. Names of objects are relative to it."""
-
-    uri: str
-
-    @abstractmethod
-    def names(self) -> set[str]:
-        """Return the names of all objects, without the marker and the files written to test whether it is writable."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Return the content of an object."""
-
-    @abstractmethod
-    def write(self, name: str, content: bytes) -> None:
-        """Replace the content of an object."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove an object."""
-
-    @abstractmethod
-    def go_away(self) -> None:
-        """Make the location unreachable."""
-
-    @abstractmethod
-    def come_back(self) -> None:
-        """Make it reachable again, with the content it had."""
-
-
-class LocalWorld(PlaceWorld):
-    """A directory that is mounted, and can be unmounted."""
+class LocalWorld:
+    """A directory that is mounted, and can be unmounted. Names of objects are relative to it."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "mounted" / "payloads"
@@ -75,6 +44,7 @@ class LocalWorld(PlaceWorld):
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
+        """Return the names of all objects, without the marker and the files written to test whether it is writable."""
         # `rglob` raises if a directory is removed meanwhile, and maintenance removes empty ones.
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
         return _objects({str(each.relative_to(self.root)) for each in found})
@@ -97,6 +67,7 @@ class LocalWorld(PlaceWorld):
         self.root.mkdir()
 
     def come_back(self) -> None:
+        """Make it reachable again, with the content it had."""
         shutil.rmtree(self.root)
         self.root.with_name("elsewhere").rename(self.root)
 
@@ -121,12 +92,11 @@ class S3Server:
         self._server.start()
 
     def stop(self) -> None:
-        """Refuse connections."""
         self._server.stop()
 
 
-class S3World(PlaceWorld):
-    """A bucket."""
+class S3World:
+    """The same in a bucket."""
 
     def __init__(self, server: S3Server, bucket: str) -> None:
         self._server, self._root = server, f"{bucket}/some/where"
@@ -155,6 +125,9 @@ class S3World(PlaceWorld):
 
     def come_back(self) -> None:
         self._server.start()
+
+
+PlaceWorld = LocalWorld | S3World
 
 
 @contextmanager

@@ -28,8 +28,7 @@ from bench import (
 )
 from bench.peers.known import SYSTEMS
 from tests.kit_nodes import ROOT
-from tests.spark.java_archive import java_options
-from tests.spark.session import CACHE
+from tests.spark.session import CACHE, java_options
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
