@@ -25,8 +25,7 @@ from sublet_storage.spaces.space_changes import reshard
 from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
 from tests.leftovers import Leftovers
-from tests.run_costs import RunCosts
-from tests.run_results import RunResults
+from tests.run_results import RunCosts, RunResults
 from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"

@@ -98,7 +98,6 @@ class ForkServer:
         return Forked(module, asking, NUMBER.unpack(pid)[0], handle)
 
     def close(self) -> None:
-        """Stop the process, if it was started."""
         if self._server is not None and self._channel is not None:
             self._channel.close()
             self._server.wait()

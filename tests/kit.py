@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import re
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, Self, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -65,6 +69,58 @@ def private_file(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     path.chmod(0o600)
     return path
+
+
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test that is a coroutine in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Background:
+    """Does something again and again in a thread of its own while a block runs, until it fails, which the block raises.
+
+    A step may return how much it has done. `resources` are closed when the thread has ended.
+    """
+
+    def __init__(self, step: Callable[[], int | None], every_s: float = 0.0) -> None:
+        self.done = 0
+        self.resources = ExitStack()
+        self._step, self._every_s, self._over = step, every_s, threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(WAIT_S)
+        self.resources.close()
+        self._check()
+
+    def more(self, count: int) -> None:
+        """Wait until so much more has been done."""
+        least = self.done + count
+        eventually(lambda: self.done >= least or self._failure, WAIT_S, lambda: f"{self.done} of {least}")
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(self._every_s):
+                count = self._step()
+                self.done += 1 if count is None else count
+        except BaseException as error:  # noqa: BLE001 raised where the block is
+            self._failure = error
 
 
 def for_root(test: Callable[P, None]) -> Callable[P, None]:

@@ -73,23 +73,19 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Return whether it is running."""
         return self._popen.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """Return its exit code; None while it is running."""
         return self._popen.poll()
 
     def output(self) -> str:
-        """Return its output so far."""
         return self.log.read_text(errors="replace")
 
-    def await_serving(self, timeout_s: float = 60.0) -> None:
-        eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
+    def await_serving(self) -> None:
+        eventually(lambda: "serves on" in self.output(), 60.0, self.output, 0.05)
 
     def kill(self) -> None:
-        """Send SIGKILL, and wait."""
         self._popen.kill()
         self._popen.wait()
 
@@ -132,7 +128,6 @@ class Fleet:
         return self.nodes[name]
 
     def serve(self, *names: str, url: str | None = None) -> None:
-        """Start leader nodes, and wait until they serve."""
         for node in [self.node(name, url) for name in names]:
             node.await_serving()
 

@@ -35,7 +35,9 @@ class Leftovers:
 
     def __init__(self) -> None:
         _remove_leftovers(MEMORY)
-        self._folder = _make_folder(MEMORY if "TMPDIR" not in os.environ and _is_roomy(MEMORY) else None)
+        place = MEMORY if "TMPDIR" not in os.environ and _is_roomy(MEMORY) else None
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+        self._folder.chmod(0o755)  # servers started by root run as another user
         self._found: list[str] = []
         os.environ["TMPDIR"] = str(self._folder)
         os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={self._folder}"
@@ -47,7 +49,7 @@ class Leftovers:
         """Stop the leftover processes, which fails a run that was not interrupted, and remove the folder."""
         is_aborted = exitstatus == pytest.ExitCode.INTERRUPTED
         deadline = time.monotonic() + (0 if is_aborted else END_TIMEOUT_S)
-        while (living := self._living_processes()) and time.monotonic() < deadline:
+        while (living := [p for p in psutil.process_iter() if self._is_ours(p)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         self._found = [_describe(process) for process in living]
         for process in living:
@@ -62,19 +64,14 @@ class Leftovers:
         for line in self._found:
             terminalreporter.write_line(f"left behind by the tests, and ended: {line}")
 
-    def _living_processes(self) -> list[psutil.Process]:
-        return [process for process in psutil.process_iter() if process.pid != os.getpid() and self._is_ours(process)]
-
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
-            if process.status() == psutil.STATUS_ZOMBIE:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 return False
             traces = (process.environ().get("TMPDIR", ""), *process.cmdline())
         except psutil.Error:
             return False
-        if any(OWN in trace for trace in traces):
-            return False
-        return any(str(self._folder) in trace for trace in traces)
+        return any(str(self._folder) in trace for trace in traces) and not any(OWN in trace for trace in traces)
 
 
 def _remove_leftovers(place: Path) -> None:
@@ -82,12 +79,6 @@ def _remove_leftovers(place: Path) -> None:
     for folder in place.glob(f"{PREFIX}*"):
         if not psutil.pid_exists(int(folder.name.removeprefix(PREFIX).partition("-")[0])):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_folder(place: Path | None) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-    folder.chmod(0o755)  # servers started by root run as another user
-    return folder
 
 
 def _is_roomy(place: Path) -> bool:

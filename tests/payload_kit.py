@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from pyarrow import fs
 
+from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.objects import unreferenced_objects
@@ -23,7 +23,9 @@ from sublet_storage.spaces.space_changes import create_space, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.log_kit import batch, stream_of
 from tests.integration.session_kit import free_port
+from tests.kit import WAIT_S, eventually
 
+T = TypeVar("T")
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "a secret",
@@ -33,38 +35,8 @@ VALUE = 3000
 """Bytes of a message: two of them make a block large enough to be moved."""
 
 
-class PlaceWorld(ABC):
-    """A location, and what can happen to it. Names of objects are relative to it."""
-
-    uri: str
-
-    @abstractmethod
-    def names(self) -> set[str]:
-        """Return the names of all objects, without the marker and the files written to test whether it is writable."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Return the content of an object."""
-
-    @abstractmethod
-    def write(self, name: str, content: bytes) -> None:
-        """Replace the content of an object."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Remove an object."""
-
-    @abstractmethod
-    def go_away(self) -> None:
-        """Make the location unreachable."""
-
-    @abstractmethod
-    def come_back(self) -> None:
-        """Make it reachable again, with the content it had."""
-
-
-class LocalWorld(PlaceWorld):
-    """A directory that is mounted, and can be unmounted."""
+class LocalWorld:
+    """A directory that is mounted, and can be unmounted. Names of objects are relative to it."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "mounted" / "payloads"
@@ -72,6 +44,7 @@ class LocalWorld(PlaceWorld):
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
+        """Return the names of all objects, without the marker and the files written to test whether it is writable."""
         # `rglob` raises if a directory is removed meanwhile, and maintenance removes empty ones.
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
         return _objects({str(each.relative_to(self.root)) for each in found})
@@ -85,11 +58,16 @@ class LocalWorld(PlaceWorld):
     def remove(self, name: str) -> None:
         (self.root / name).unlink()
 
+    @property
+    def is_away(self) -> bool:
+        return self.root.with_name("elsewhere").exists()
+
     def go_away(self) -> None:
         self.root.rename(self.root.with_name("elsewhere"))
         self.root.mkdir()
 
     def come_back(self) -> None:
+        """Make it reachable again, with the content it had."""
         shutil.rmtree(self.root)
         self.root.with_name("elsewhere").rename(self.root)
 
@@ -114,12 +92,11 @@ class S3Server:
         self._server.start()
 
     def stop(self) -> None:
-        """Refuse connections."""
         self._server.stop()
 
 
-class S3World(PlaceWorld):
-    """A bucket."""
+class S3World:
+    """The same in a bucket."""
 
     def __init__(self, server: S3Server, bucket: str) -> None:
         self._server, self._root = server, f"{bucket}/some/where"
@@ -148,6 +125,9 @@ class S3World(PlaceWorld):
 
     def come_back(self) -> None:
         self._server.start()
+
+
+PlaceWorld = LocalWorld | S3World
 
 
 @contextmanager
@@ -192,6 +172,17 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
     """Delete orphaned objects, by default without the grace; return how many."""
     return unreferenced_objects.delete_expired_objects(conn, grace_s=grace_s)
+
+
+def when_back(work: Callable[[], T]) -> T:
+    """Return what the work returns, other than nothing, once its place answers again."""
+
+    def tried() -> T | None:
+        with suppress(PayloadUnavailable):
+            return work()
+        return None
+
+    return eventually(tried, WAIT_S)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:

@@ -43,7 +43,6 @@ class PostgresProxy:
         self.frozen, self._thawed = threading.Event(), threading.Event()
 
     def lead_to(self, server_url: str) -> None:
-        """Connect new connections to this server."""
         parts = urlsplit(server_url)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self._server = (

@@ -34,7 +34,6 @@ class RoleWorld:
         return make_conninfo(self.admin, user=f"user_of_{user}" if user in list(DatabaseRole) else user)
 
     def execute(self, statement: str) -> None:
-        """Execute a statement as the superuser."""
         with psycopg.connect(self.admin, autocommit=True) as conn:
             conn.execute(statement)
 

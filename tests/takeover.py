@@ -6,8 +6,8 @@ database as `pg_stat_database` counts them, which a busy connection reports once
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,15 @@ select extract(epoch from clock_timestamp())::float8, xact_commit + xact_rollbac
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again; `total_s`:
-    until all its streams are reclaimed. `per_group`: transactions from the kill until then, beyond the usual rate, per
-    group moved. `granted_anew`: streams that have another grant than before.
-    """
+    """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again.
+    `per_group`: transactions from the kill until all its streams are reclaimed, beyond the usual rate, per group moved.
+    `granted_anew`: streams that have another grant than before."""
 
     nodes: int
     groups: int
     moved: int
     lease_s: float
     led_s: float
-    total_s: float
-    before_per_s: float
-    during_per_s: float
-    after_per_s: float
     per_group: float
     granted_anew: int
 
@@ -63,9 +58,7 @@ class Town:
     """Nodes, and agents that subscribe to every group; each group has a stream for each agent."""
 
     def __init__(self, url: str, directory: Path, nodes: int, groups: int, speed: float) -> None:
-        self.groups, self.settings = groups, LeaderSettings().scaled(speed)
-        self.fleet = Fleet(url, directory, speed)
-        self.connection = connect(url)
+        self.groups, self.fleet, self.connection = groups, Fleet(url, directory, speed), connect(url)
         reshard(self.connection, "default", AGENTS)
         try:
             self.fleet.serve(*(f"n{number}" for number in range(nodes)))
@@ -96,19 +89,16 @@ class Town:
     def rate(self) -> float:
         """Measure transactions per second for a while."""
         began, counted = self.row(_COUNTED)
-        ended, after = eventually(partial(self._later, began), 2 * WINDOW_S, every_s=0.2)
+        over = f"select * from ({_COUNTED}) counted (at, number) where at >= %s"
+        ended, after = eventually(lambda: self.row(over, began + WINDOW_S), 2 * WINDOW_S, every_s=0.2)
         return float((after - counted) / (ended - began))
-
-    def _later(self, began: float) -> Any:
-        row = self.row(_COUNTED)
-        return row if row[0] >= began + WINDOW_S else None
 
 
 def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed: float = 2.0) -> Takeover:
     """Kill the node that leads most groups, and measure the takeover. All times are the defaults divided by `speed`."""
-    town = Town(url, directory, nodes, groups, speed)
-    try:
-        before, grants = town.rate(), town.grants()
+    lease_s = LeaderSettings().scaled(speed).lease_duration_s
+    with closing(Town(url, directory, nodes, groups, speed)) as town:
+        rate, grants = town.rate(), town.grants()
         incarnation, led = town.row(_LED)
         began, counted = town.row(_COUNTED)
         town.fleet.nodes[incarnation.rpartition("-")[0]].kill()
@@ -116,19 +106,6 @@ def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed
         town.settle()
         ended, after = town.row(_COUNTED)
         (taken,) = town.row(_TAKEN, led, began)
-        during = (after - counted) / (ended - began)
-        return Takeover(
-            nodes,
-            groups,
-            len(led),
-            town.settings.lease_duration_s,
-            taken - began,
-            ended - began,
-            before,
-            during,
-            town.rate(),
-            max(0.0, (during - before) * (ended - began)) / len(led),
-            sum(1 for key, grant in town.grants().items() if grants.get(key) != grant),
-        )
-    finally:
-        town.close()
+        per_group = max(0.0, after - counted - rate * (ended - began)) / len(led)
+        granted_anew = sum(grants.get(key) != grant for key, grant in town.grants().items())
+        return Takeover(nodes, groups, len(led), lease_s, taken - began, per_group, granted_anew)

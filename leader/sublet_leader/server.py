@@ -195,7 +195,7 @@ class NodeServer:
     def _make_services(self) -> None:
         """Make what answers the calls of gRPC, and sends to subscribers."""
         self._publisher = make_node_side_machine(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
-        self._callers = CallerAuthorizer(self._gate, self._publisher)
+        self._callers = CallerAuthorizer(self._gate, self._publisher, self._handle)
         self._sessions = PubSubServer(
             self._publisher,
             self._on_message,
@@ -479,9 +479,7 @@ class NodeServer:
 
     def _recheck_rights(self) -> None:
         """Check the rights of all members and watchers again: what is no longer allowed ends."""
-        for denied in self._callers.find_denied_members(self._machine.leaders.values()):
-            self._handle(denied)
-        self._callers.recheck_subscribers()
+        self._callers.recheck_all(self._machine.leaders.values())
 
     def _find_maintenance_term(self) -> int | None:
         return self._machine.election.trusted_term(MAINTENANCE, boottime_clock())

@@ -129,8 +129,7 @@ begin
   end if;
   if not coalesce(p_may in ('publish', 'read', 'join', 'watch', 'operate'), false) then
     perform reject_message(shown, 'a right is one of publish, read, join, watch, operate', 'Write one of them.');
-  elsif not coalesce(octet_length(p_filter) between 1 and 4096 and topic_levels(p_filter) <= 128
-                     and p_filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]', false) then
+  elsif not are_filters(array[p_filter]) then
     perform reject_message(shown, 'a filter has 1 to 4096 bytes and 128 levels, does not begin with $, + is alone in its '
       'level, and # in the last', 'Write one such as orders/+/eu or orders/#.');
   elsif not coalesce(case when p_may in ('publish', 'read') then p_group = '*'

@@ -40,8 +40,7 @@ create table consumer_group (
                                       + substr(starting_position, 9, 2)::int - 1) = substr(starting_position, 6, 2)::int
               else false end),
   check (length(name) between 1 and 255 and name !~ '[/+#]'),
-  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
-         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
+  check (are_filters(array[filter]))
 );
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
 create index consumer_group_created on consumer_group (created_by, created_at) where created_by is not null;

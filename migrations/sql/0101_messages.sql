@@ -15,29 +15,38 @@ begin
     and strpos(p_epochs::text, '.') = 0, false);
 end $$;
 
+-- Return whether all are filters, in a plain list.
+create function are_filters(p_filters text[]) returns boolean language sql immutable as $$
+  select coalesce(array_ndims(p_filters), 1) = 1 and coalesce(bool_and(coalesce(
+           octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
+           and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]', false)), true)
+    from unnest(p_filters) as u (filter)
+$$;
+
 create table space (
   space_id bigint generated always as identity primary key,
   name text not null,
   filter text not null,
   shards integer not null check (shards between 1 and 4096),
-  retention_s bigint check (retention_s > 0),          -- null: keep for ever
-  rollover_s bigint check (rollover_s > 0),            -- null: only on command
+  retention_s bigint,                                  -- null: keep for ever
+  rollover_s bigint,                                   -- null: only on command
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
   epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
   frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved
   lower_frontier jsonb,                                -- the least epochs that may still be published (epochs.sql)
   payload_location text,                               -- where payloads are moved to; null: they stay here
-  tier_after_s bigint check (tier_after_s > 0),        -- also of open generations, if older; null: of closed ones
+  tier_after_s bigint,                                 -- also of open generations, if older; null: of closed ones
   payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
   lost_upper_frontier jsonb,                           -- the greatest epochs in streams whose rows are deleted
   filter_since bigint not null default 0,              -- the newest stream when it got its filter
   former_filters text[] not null default '{}',         -- every other one that it has had
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz,
-  -- Operators write rows, and leaders read them.
+  -- Operators write rows, and nodes read them all: what cannot be read would hold up other spaces.
   check (are_epochs(lower_frontier) and are_epochs(lost_upper_frontier)),
-  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
-         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
+  check (are_filters(array[filter]) and are_filters(former_filters)),
+  check (least(retention_s, rollover_s, tier_after_s) > 0
+         and greatest(retention_s, rollover_s, tier_after_s) <= 31536000000) -- 1000 years
 );
 create unique index space_name on space (name) where dropped_at is null;
 create unique index space_filter on space (filter) where dropped_at is null;
@@ -55,8 +64,7 @@ create table generation (
   -- are deleted, and its rows may be once every group is past them.
   is_past boolean,
   unique (space_id, ordinal),
-  check (octet_length(filter) between 1 and 4096 and length(filter) - length(replace(filter, '/', '')) < 128
-         and filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]')
+  check (are_filters(array[filter]))
 );
 create index generation_filter on generation (filter, generation_id);
 create index generation_open on generation (filter) where state = 'open';

@@ -25,7 +25,7 @@ from tests.contract.test_group_postgres import (
     test_what_is_committed_while_a_leader_waits_stays,
 )
 from tests.integration.log_kit import block
-from tests.integration.test_epochs import space, test_the_frontier_waits_for_an_open_append
+from tests.integration.test_epochs import test_the_frontier_waits_for_an_open_append, world
 from tests.integration.test_log import (
     stream,
     test_a_registration_waits_for_an_open_append,
@@ -36,7 +36,6 @@ Connection = psycopg.Connection[Any]
 
 # Where they are found, and what they are given.
 __all__ = [
-    "space",
     "stream",
     "test_a_group_made_in_a_rollover_misses_no_stream",
     "test_a_lease_that_ends_before_a_commit_is_over",
@@ -46,6 +45,7 @@ __all__ = [
     "test_many_first_subscribers_make_one_group",
     "test_the_frontier_waits_for_an_open_append",
     "test_what_is_committed_while_a_leader_waits_stays",
+    "world",
 ]
 
 pytestmark = pytest.mark.conforms("W9")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
-
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import allow, revoke
 from sublet_storage.groups.admin.access_tokens import make_token, revoke_token
+from tests.integration.log_kit import Connection
 from tests.kit_nodes import Fleet
 
 DAY_S = 86_400.0
 
 
-def serve_asking(fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+def serve_asking(fleet: Fleet, conn: Connection) -> str:
     """Start a node that asks who calls, and return its address."""
     fleet.extra = {"SUBLET_AUTH": "required"}
     fleet.serve("n1")
@@ -27,18 +24,18 @@ def rule(principal: str, right: Right, filter: str, group: str = "*") -> AccessR
     return AccessRule(principal, right, TopicFilter(filter), group)
 
 
-def token_of(conn: psycopg.Connection[Any], principal: str) -> str:
+def token_of(conn: Connection, principal: str) -> str:
     """A new token of the principal."""
     return make_token(conn, principal, DAY_S)[0].token.reveal()
 
 
-def expired_token(conn: psycopg.Connection[Any], principal: str) -> str:
+def expired_token(conn: Connection, principal: str) -> str:
     token = token_of(conn, principal)
     conn.execute("update token set expires_at = clock_timestamp() where token_id = %s", (token[4:12],))
     return token
 
 
-def revoked_token(conn: psycopg.Connection[Any], principal: str) -> str:
+def revoked_token(conn: Connection, principal: str) -> str:
     token = token_of(conn, principal)
     revoke_token(conn, token[4:12])
     return token

@@ -7,7 +7,6 @@ import contextlib
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import psycopg
@@ -17,11 +16,11 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.space_changes import create_space
 from tests.integration.session_kit import until
-from tests.kit import WAIT_S, eventually
-from tests.kit_nodes import SPEED, Fleet, Process
+from tests.kit import WAIT_S
+from tests.kit_nodes import SPEED, Fleet
 
-ALL = "$share/g/#"
 QUICK = BorrowerSettings().scaled(SPEED)
 LIMIT_S = 110.0
 
@@ -43,22 +42,17 @@ class DeliveryCounts:
 
 
 class Scene:
-    """Nodes, a publisher's side and a reader's of the tables; a session of the group on demand."""
+    """A space of its own with a group, both on nodes that others may use too: a publisher's side and a reader's of the
+    tables; a session of the group on demand."""
 
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url = url
-        self.fleet = Fleet(url, directory)
-        self.connection = connect(url)
+    def __init__(self, fleet: Fleet, space: str, shards: int) -> None:
+        self.url, self.fleet, self.space = fleet.url, fleet, space
+        self.group = f"$share/g/{space}/#"
+        self.connection = connect(fleet.url)
+        create_space(self.connection, space, f"{space}/#", shards=shards)
 
     def close(self) -> None:
-        self.fleet.close()
         self.connection.close()
-
-    def node(self, name: str) -> Process:
-        """Start one, and wait until it serves."""
-        node = self.fleet.node(name)
-        eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
-        return node
 
     def session(self, **settings: Any) -> AsyncSession:
         """One that takes each block as a batch."""
@@ -68,32 +62,36 @@ class Scene:
             "max_batch_bytes": 1,
             "settings": QUICK,
         }
-        return AsyncSession(ALL, **usual | settings)
+        return AsyncSession(self.group, **usual | settings)
 
     def publish(self, count: int, block: int = 10) -> None:
         """Under many keys, durable when it returns."""
         with Publisher(self.url, block_messages=block) as publisher:
             for number in range(count):
-                publisher.publish(f"t/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
+                publisher.publish(f"{self.space}/{number % 5}", b"%d" % number, key=b"k%d" % (number % 97))
 
     def everything(self) -> Counter[tuple[int, int]]:
-        heads = self.connection.execute("select stream_id, head from stream").fetchall()
-        return Counter((stream, offset) for stream, head in heads for offset in range(head))
+        return Counter((stream, offset) for stream, head in self.heads().items() for offset in range(head))
+
+    def heads(self) -> dict[int, int]:
+        of_space = "from stream join space using (space_id) where name = %s"
+        return dict(self.connection.execute(f"select stream_id, head {of_space}".encode(), (self.space,)).fetchall())
 
     def rows(self) -> dict[int, tuple[str, int]]:
         """Return {stream: (status, durable position)}."""
-        found = self.connection.execute("select stream_id, status, position from lending order by 1").fetchall()
-        return {stream: (status, position) for stream, status, position in found}
+        return {stream: (status, position) for stream, status, position, _ in self._lending()}
 
     def holders(self) -> set[str]:
         """The agents that hold something."""
-        found = self.connection.execute("select distinct agent from lending where status = 'held'").fetchall()
-        return {str(row[0]) for row in found}
+        return {agent for _, status, _, agent in self._lending() if status == "held"}
 
     def is_handed_over(self) -> bool:
         """Return whether no stream is held and all messages are consumed."""
-        heads = dict(self.connection.execute("select stream_id, head from stream").fetchall())
-        return self.rows() == {stream: ("free", head) for stream, head in heads.items()}
+        return self.rows() == {stream: ("free", head) for stream, head in self.heads().items()}
+
+    def _lending(self) -> list[tuple[int, str, int, str]]:
+        statement = "select stream_id, status, position, agent from lending where stream_id = any(%s) order by 1"
+        return self.connection.execute(statement, (list(self.heads()),)).fetchall()
 
     async def consume(self, session: AsyncSession, seen: DeliveryCounts, pause_s: float = 0.0) -> None:
         async for batch in session:
@@ -105,6 +103,12 @@ class Scene:
         wanted = self.everything()
         await until(lambda: sum(map(len, seen)) >= len(wanted), WAIT_S)
         assert sum((one.counts for one in seen), Counter()) == wanted
+
+
+async def polled(session: AsyncSession) -> Batch:
+    batch = await session.poll(WAIT_S)
+    assert batch is not None
+    return batch
 
 
 def run(test: Awaitable[_T]) -> _T:

@@ -87,6 +87,9 @@ class Running:
     def err(self) -> str:
         return _text(self._err)
 
+    def output(self) -> str:
+        return self.out + self.err
+
     def says(self, text: str) -> None:
         """Wait until it has said that on stdout or stderr."""
         eventually(

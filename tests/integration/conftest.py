@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,10 +16,15 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.async_kit import Scene
 from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.log_kit import Connection
 from tests.integration.sharing_kit import Stage
 from tests.integration.tls_kit import Certificates
+from tests.kit import server_directory
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
+
+if TYPE_CHECKING:
+    from tests.integration.query_kit import Checkpoint, Run, Start
 
 
 @pytest.fixture
@@ -30,11 +40,27 @@ def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates
     return ours
 
 
-@pytest.fixture
-def server(server_home: Path) -> Iterator[EmbeddedPostgres]:
-    """One of the test's own, to be ended or hurt."""
-    with EmbeddedPostgres(server_home / "data") as server:
+@pytest.fixture(scope="session")
+def made_cluster() -> Iterator[Path]:
+    """The data directory of a server that has run once and has our schema, to be copied: to make one takes seconds."""
+    directory = server_directory()
+    with EmbeddedPostgres(directory / "data") as server:
         migrate(server.url)
+    yield directory / "data"
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def made_home(server_home: Path, made_cluster: Path) -> Path:
+    """A directory for embedded servers, with a copy of that as `data`."""
+    subprocess.run(["cp", "-a", made_cluster, server_home / "data"], check=True)
+    return server_home
+
+
+@pytest.fixture
+def server(made_home: Path) -> Iterator[EmbeddedPostgres]:
+    """One of the test's own, to be ended or hurt."""
+    with EmbeddedPostgres(made_home / "data") as server:
         yield server
 
 
@@ -68,6 +94,21 @@ def stage(database: str, tmp_path: Path, stage_settings: dict[str, str]) -> Iter
 
 
 @pytest.fixture
+def start(database: str, fleet: Fleet, conn: Connection) -> Iterator[Start]:
+    """Starts processes of a query, which are stopped at the end; a node runs."""
+    from tests.integration.query_kit import Checkpoint, Run  # which imports Spark
+
+    with contextlib.ExitStack() as runs:
+
+        def start(checkpoint: Checkpoint | None = None, **options: object) -> Run:
+            run = Run(checkpoint or Checkpoint(), database, **options)
+            runs.callback(run.stop)
+            return run
+
+        yield start
+
+
+@pytest.fixture
 def world(tmp_path: Path) -> LocalWorld:
     """A place for payloads."""
     return LocalWorld(tmp_path)
@@ -80,12 +121,23 @@ def shell(database: str) -> Iterator[Shell]:
         yield shell
 
 
-@pytest.fixture
-def scene(database: str, tmp_path: Path) -> Iterator[Scene]:
-    """A database for an `AsyncSession`, and processes on it, a node to begin with."""
-    scene = Scene(database, tmp_path)
+@pytest.fixture(scope="module")
+def shared_fleet(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A node on the database that all tests of a file share."""
+    fleet = Fleet(shared_database, tmp_path_factory.mktemp("fleet"))
     try:
-        scene.node("n1")
-        yield scene
+        fleet.serve("n1")
+        yield fleet
     finally:
-        scene.close()
+        fleet.close()
+
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def scene(shared_fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A space of 16 streams, or as many as the mark `shards` says, for an `AsyncSession`; other tests use its node."""
+    mark = request.node.get_closest_marker("shards")
+    with contextlib.closing(Scene(shared_fleet, f"s{next(_numbers)}", mark.args[0] if mark else 16)) as scene:
+        yield scene

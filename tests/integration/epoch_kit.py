@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
-
-import psycopg
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import TopicFilter
@@ -14,7 +11,7 @@ from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdenti
 from sublet_storage.log.epoch_leases import hold
 from sublet_storage.readers.complete_epoch_tail import EpochTailItem, EpochTailMessages, FrontierSnapshot
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.log_kit import in_epochs
+from tests.integration.log_kit import Connection, in_epochs
 from tests.support.streams import open_streams
 
 A, B = ProducerIdentity("a", 1), ProducerIdentity("b", 1)
@@ -24,7 +21,7 @@ ALL = TopicFilter("#")
 class EpochBlocks:
     """Blocks in epochs, published by hand."""
 
-    def __init__(self, conn: psycopg.Connection[Any], space: str = "default") -> None:
+    def __init__(self, conn: Connection, space: str = "default") -> None:
         self.conn, self.space = conn, find_space(conn, space).space_id
         self._stamps: Counter[str] = Counter()
 

@@ -11,10 +11,16 @@ from typing import Any
 
 import grpc
 import pyarrow as pa
+import pytest
 
 from sublet_leader.feed.service import FeedLimits, FeedServer
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import FeedPublishRequest, encode_publish
+from sublet_protocol.messages.feed_messages import (
+    ERROR_METADATA,
+    RETRY_AFTER_METADATA,
+    FeedPublishRequest,
+    encode_publish,
+)
 from sublet_protocol.pubsub.server import SERVER_OPTIONS
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -121,3 +127,16 @@ def follow_request(bookmark: Any = None, starting_position: str = "latest", subs
     """A `FollowRequest` for everything."""
     begin = {"starting_position": starting_position} if bookmark is None else {"bookmark": bookmark}
     return pb.FollowRequest(protocol_version=PROTOCOL_VERSION, filter="#", subscription_id=subscription, **begin)
+
+
+@contextmanager
+def refused(
+    text: str | None = None, code: grpc.StatusCode | None = None, *, error: str = "", retry_after_ms: str = ""
+) -> Iterator[None]:
+    """What is called within is refused by a node, for these reasons."""
+    with pytest.raises(grpc.RpcError, match=text and re.escape(text)) as raised:
+        yield
+    found = dict(raised.value.trailing_metadata())
+    assert code in (None, raised.value.code())
+    assert error in ("", found.get(ERROR_METADATA))
+    assert retry_after_ms in ("", found.get(RETRY_AFTER_METADATA))

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.cli_kit import Running
 from tests.integration.sharing_kit import Stage
 from tests.kit import eventually
 from tests.kit_nodes import Process
@@ -42,7 +43,7 @@ class Http:
     tls: ssl.SSLContext | None = None
 
     @classmethod
-    def of(cls, node: Process) -> Http:
+    def of(cls, node: Process | Running) -> Http:
         """Return the port of a node that was started with one, once it serves."""
         found = eventually(lambda: _WHERE.search(node.output()), 60.0, node.output)
         return cls(found[1])

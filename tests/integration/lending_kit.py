@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
-
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
@@ -18,6 +16,7 @@ from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.producer import Publisher
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 from tests.kit_nodes import SPEED
 
@@ -29,7 +28,7 @@ NODE = NodeIncarnation("n1", "a life of n1", "127.0.0.1:1")
 class World:
     """A group with two streams and ten messages, led by hand."""
 
-    def __init__(self, url: str, conn: psycopg.Connection[Any], **options: Any) -> None:
+    def __init__(self, url: str, conn: Connection, **options: Any) -> None:
         self.store, self.conn = PostgresGroupStore(url), conn
         self.group = self.store.declare_group(SUBSCRIPTION, GroupOptions(**options)).group_id
         self.publish(url)
@@ -105,13 +104,13 @@ def publish_numbers(url: str, numbers: range, topic: str = "orders/eu") -> None:
             publisher.publish(topic, b"%d" % number, key=b"%d" % (number % 20))
 
 
-def open_streams(conn: psycopg.Connection[Any]) -> tuple[int, ...]:
+def open_streams(conn: Connection) -> tuple[int, ...]:
     """Return the open streams of all spaces."""
     return tuple(row[0] for row in conn.execute("select stream_id from stream where state = 'open' order by 1"))
 
 
 @contextmanager
-def a_world(url: str, conn: psycopg.Connection[Any], **options: Any) -> Iterator[World]:
+def a_world(url: str, conn: Connection, **options: Any) -> Iterator[World]:
     """A `World` that is closed."""
     world = World(url, conn, **options)
     try:

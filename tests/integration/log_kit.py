@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -23,6 +23,15 @@ from sublet_storage.spaces.space_changes import create_space, reshard
 from sublet_storage.spaces.space_queries import find_space
 from tests.support.streams import open_streams
 
+
+class OfStream(Protocol):
+    """Something that has the number of its stream."""
+
+    @property
+    def stream_id(self) -> int: ...
+
+
+O = TypeVar("O", bound=OfStream)  # noqa: E741
 Message = dict[str, Any]
 Connection = psycopg.Connection[Any]
 
@@ -86,6 +95,12 @@ def with_a_short_lived_space(database: str) -> Iterator[psycopg.Connection[Any]]
         reshard(connection, "default", 1)
         create_space(connection, "eu", "eu/#", shards=1, retention_s=100)
         yield connection
+
+
+def of_stream(found: Iterable[O], stream_id: int) -> O:
+    """Return the one of this stream."""
+    (one,) = [each for each in found if each.stream_id == stream_id]
+    return one
 
 
 def stamped(stream_id: int, stamp: ProducerStamp, *values: bytes) -> BlockAppend:

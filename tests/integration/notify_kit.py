@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psycopg
-
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
@@ -25,6 +23,7 @@ from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.subscriber import NotificationSubscriber
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 SETTINGS = NotifySettings(
@@ -59,7 +58,7 @@ class Received:
             url, registry.load_driver(driver)(url), self._counted, self._take, settings=settings
         )
 
-    def _counted(self, conn: psycopg.Connection[Any], kind: str) -> CatchUpSnapshot:
+    def _counted(self, conn: Connection, kind: str) -> CatchUpSnapshot:
         self.reads.append(kind)
         return self._read(conn, kind)
 

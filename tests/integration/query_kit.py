@@ -6,7 +6,7 @@ a batch that it has is not written again, but what it was given then has to be t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,6 +143,11 @@ class Run:
 
         eventually(there, 30.0, lambda: f"{len(self.checkpoint.values())} in the sink: {self.checkpoint}")
 
+    def until_dead(self, point: str) -> None:
+        """Go on until it dies there."""
+        with pytest.raises(Died):
+            self.until(1_000, point)
+
     def _die(self, point: str, wanted: str) -> None:
         if point == wanted:
             self.vanish()
@@ -158,6 +163,9 @@ class Run:
     def stop(self) -> None:
         if not self._is_gone:
             self.reader.stop()
+
+
+Start = Callable[..., Run]
 
 
 def rows_of(batches: Iterable[Any]) -> Rows:

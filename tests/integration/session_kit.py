@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 import grpc
 import grpc.aio
@@ -26,6 +26,7 @@ from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, OnMessage, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
+P = ParamSpec("P")
 FAST = AgentConnectionSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
@@ -220,19 +221,8 @@ async def an_agent(
 def proven(name: str) -> dict[str, Any]:
     """Return the fields of every request of one agent, for clients written with only the proto."""
     key = AgentSecret(name)
-    return {
-        "protocol_version": PROTOCOL_VERSION,
-        "subscriber_id": f"{key.agent_id}.1",
-        "agent_key": key.reveal(),
-    }
+    return {"protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{key.agent_id}.1", "agent_key": key.reveal()}
 
 
 def event(number: int) -> GroupEventPayload:
     return GroupEventPayload(str(number).encode())
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 60)
-
-    asyncio.run(bounded())

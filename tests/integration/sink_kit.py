@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import psycopg
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
@@ -18,7 +16,7 @@ from sublet_borrower.spark.sink.writer import (
     stream_writer,
 )
 from sublet_storage.producer.sink_staging import SinkBatchId
-from tests.integration.log_kit import by_key
+from tests.integration.log_kit import Connection, by_key
 
 KEYS = 7
 SCHEMA = StructType().add("key", "binary").add("value", "binary")
@@ -66,7 +64,7 @@ def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCH
     return writer
 
 
-def stored(conn: psycopg.Connection[Any]) -> list[int]:
+def stored(conn: Connection) -> list[int]:
     """Return all published numbers, with repeats; assert that those of a key are in order."""
     found = {key: [int(value) for value in values] for key, values in by_key(conn).items()}
     for key, numbers in found.items():
@@ -74,7 +72,7 @@ def stored(conn: psycopg.Connection[Any]) -> list[int]:
     return sorted(number for numbers in found.values() for number in numbers)
 
 
-def left_staged(conn: psycopg.Connection[Any]) -> int:
+def left_staged(conn: Connection) -> int:
     """Blocks that nobody has published or removed."""
     row = conn.execute("select count(*) from staged_block").fetchone()
     assert row is not None

@@ -8,8 +8,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import pytest
@@ -22,9 +21,9 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.deliveries import DeliveryVerdict
 from tests.integration.http_kit import served
-from tests.integration.session_kit import a_node, an_agent, run, until
+from tests.integration.session_kit import a_node, an_agent, proven, until
 from tests.integration.sharing_kit import ALL, Stage
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S, eventually, in_loop
 
 pytestmark = pytest.mark.conforms("X5")
 
@@ -39,8 +38,7 @@ def stage_settings() -> dict[str, str]:
     return {"SUBLET_HTTP": "yes"}
 
 
-@dataclass(frozen=True)
-class VictimGrant:
+class VictimGrant(NamedTuple):
     """A stream that the victim holds: all that can be read of it by others."""
 
     stream: int
@@ -88,6 +86,11 @@ def stub_of(stage: Stage, node: str, stub: type[Any] = sublet_pb2_grpc.SessionSt
         yield stub(channel)
 
 
+def agent_of(named: dict[str, Any]) -> str:
+    """Return the id of an agent by the fields of its requests."""
+    return str(named["subscriber_id"]).rpartition(".")[0]
+
+
 def refusal(call: Any, request: Any) -> str:
     with pytest.raises(grpc.RpcError) as raised:
         call(request, timeout=WAIT_S)
@@ -102,36 +105,29 @@ def test_an_agents_id_moves_nothing_without_its_key(stage: Stage) -> None:
     stage.share("a", pause_s=0.05)
     stage.more(5)
     streams, term = held(stage), stage.scene.claim().term
-    own = secrets.token_bytes(32)
+    own = proven("thief")
     texts = set()
+    commands = [pb.Command(message=one) for one in forged(streams, term, wanted(streams[0].borrower))]
     for node in ("n1", "n2"):
         with stub_of(stage, node) as stub:
             for agent in (streams[0].agent, "host:1:" + "a" * 26):
                 for life in ("1", "2"):
-                    for key in (b"", own, agent.encode()):
-                        named: dict[str, Any] = {
-                            "protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{agent}.{life}", "agent_key": key,
-                        }  # fmt: skip
+                    for key in (b"", own["agent_key"], agent.encode()):
+                        named = own | {"subscriber_id": f"{agent}.{life}", "agent_key": key}
                         texts.add(refusal(stub.Poll, pb.PollRequest(**named)))
-                        for message in forged(streams, term, wanted(streams[0].borrower)):
-                            batch = pb.CommandBatch(**named, number=1, commands=[pb.Command(message=message)])
-                            texts.add(refusal(stub.Commands, batch))
+                        texts.add(refusal(stub.Commands, pb.CommandBatch(**named, number=1, commands=commands)))
     (text,) = texts
     assert "the agent key is not that of the subscriber id" in text
-    thief = base64.b32encode(hashlib.sha256(own).digest()).decode().lower()[:26]
     with stub_of(stage, stage.scene.claim().node.name) as stub:
-        named = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{thief}.1", "agent_key": own}
-        foreign = wanted(f"{streams[0].agent}/2")
-        messages = [*forged(streams, term, foreign), *forged(streams, term, wanted(f"{thief}/1"))]
-        batch = pb.CommandBatch(**named, number=1, commands=[pb.Command(message=one) for one in messages])
+        foreign, mine = wanted(f"{streams[0].agent}/2"), wanted(f"{agent_of(own)}/1")
+        messages = [*forged(streams, term, foreign), *forged(streams, term, mine)]
+        batch = pb.CommandBatch(**own, number=1, commands=[pb.Command(message=one) for one in messages])
         assert not stub.Commands(batch).errors
-        answers = stub.Poll(pb.PollRequest(**named, hold_ms=5_000)).messages
+        answers = stub.Poll(pb.PollRequest(**own, hold_ms=5_000)).messages
     kinds = {one.to_borrower.WhichOneof("message") for one in answers}
     assert "invalidate" in kinds
     assert kinds <= {"invalidate", "leader_connect_response", "revoked"}
-    assert [(one.stream, one.grant, one.borrower) for one in held(stage)] == [
-        (one.stream, one.grant, one.borrower) for one in streams
-    ]
+    assert [one[:4] for one in held(stage)] == [one[:4] for one in streams]
     assert stage.verdict() == DeliveryVerdict(), "nothing is skipped, and nothing comes twice"
     assert [line for line in stage.scene.history() if line.is_forced] == []
 
@@ -141,11 +137,7 @@ def test_an_invented_epoch_takes_no_sessions_name(stage: Stage, database: str) -
     does its next process."""
     stage.serve("n1")
     stage.scene.publish(100)
-    own = secrets.token_bytes(32)
-    thief = base64.b32encode(hashlib.sha256(own).digest()).decode().lower()[:26]
-    named: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{thief}.1", "agent_key": own,
-    }  # fmt: skip
+    named = proven("thief")
     with sublet.Session(ALL, database, name="etl", starting_position="earliest") as session:
         assert session.poll(WAIT_S) is not None
         eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
@@ -156,7 +148,7 @@ def test_an_invented_epoch_takes_no_sessions_name(stage: Stage, database: str) -
             )
             for number, epoch in enumerate((other.epoch, other.epoch + 10**12, 2**63 - 1), 1):
                 asked = pb.LeaderWanted(
-                    **{**wanted(f"{thief}/{number}"), "leaving": False}, session="etl", session_epoch=epoch
+                    **wanted(f"{agent_of(named)}/{number}") | {"leaving": False}, session="etl", session_epoch=epoch
                 )
                 command = pb.Command(message=pb.ToLeader(leader_wanted=asked))
                 assert not stub.Commands(pb.CommandBatch(**named, number=number, commands=[command])).errors
@@ -234,52 +226,46 @@ def test_a_key_is_shown_nowhere(
     assert [name for name, text in places.items() for key in keys if any(one in text for one in forms(key))] == []
 
 
-def test_a_refused_agent_is_lost_for_good(
+@in_loop
+async def test_a_refused_agent_is_lost_for_good(
     drawn: list[bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As a wrong version is: by name, at once, and without the key in the error."""
     caplog.set_level(logging.DEBUG)
-
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address) as agent:
-            monkeypatch.setattr("sublet_protocol.pubsub.wire.is_key_of", lambda key, subscriber_id: False)
-            agent.node.subscribe(Channel.GROUP)
-            await until(lambda: agent.lost)
-            assert agent.lost[0].is_final
-            assert "UNAUTHENTICATED: the agent key is not that" in agent.lost[0].detail
-            assert agent.node.status is ConnectionStatus.REJECTED
-            shown = f"{agent.lost} {vars(agent.node)} {caplog.text}".encode()
-            assert not [one for key in drawn for one in forms(key) if one in shown]
-        assert node.subscriptions() == []
-
-    run(test)
+    async with a_node() as node, an_agent(node.address) as agent:
+        monkeypatch.setattr("sublet_protocol.pubsub.wire.is_key_of", lambda key, subscriber_id: False)
+        agent.node.subscribe(Channel.GROUP)
+        await until(lambda: agent.lost)
+        assert agent.lost[0].is_final
+        assert "UNAUTHENTICATED: the agent key is not that" in agent.lost[0].detail
+        assert agent.node.status is ConnectionStatus.REJECTED
+        shown = f"{agent.lost} {vars(agent.node)} {caplog.text}".encode()
+        assert not [one for key in drawn for one in forms(key) if one in shown]
+    assert node.subscriptions() == []
 
 
-def test_commands_of_a_stranger_are_not_even_read() -> None:
+@in_loop
+async def test_commands_of_a_stranger_are_not_even_read() -> None:
     """And the rightful agent, whose next number it took, goes on."""
-
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address) as agent:
-            agent.node.subscribe(Channel.GROUP, "k")
-            await until(node.subscriptions)
-            async with grpc.aio.insecure_channel(node.address) as channel:
-                stub = sublet_pb2_grpc.SessionStub(channel)
-                named = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": agent.node.subscriber_id}
-                for number in (1, 2, 3, 2**63):
-                    batch = pb.CommandBatch(**named, number=number)  # type: ignore[arg-type]
-                    batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=True))
-                    batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k"))
-                    for call, request in (
-                        (stub.Commands, batch),
-                        (stub.Poll, pb.PollRequest(**named, acknowledged=number)),  # type: ignore[arg-type]
-                    ):
-                        with pytest.raises(grpc.aio.AioRpcError) as raised:
-                            await call(request)
-                        assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert node.subscriptions() == [(Channel.GROUP, "k")]
-            agent.node.subscribe(Channel.GROUP, "l")
-            await until(lambda: len(node.subscriptions()) == 2)
-            assert not agent.lost
-            assert not agent.refused
-
-    run(test)
+    async with a_node() as node, an_agent(node.address) as agent:
+        agent.node.subscribe(Channel.GROUP, "k")
+        await until(node.subscriptions)
+        async with grpc.aio.insecure_channel(node.address) as channel:
+            stub = sublet_pb2_grpc.SessionStub(channel)
+            named = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": agent.node.subscriber_id}
+            for number in (1, 2, 3, 2**63):
+                batch = pb.CommandBatch(**named, number=number)  # type: ignore[arg-type]
+                batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, all=True))
+                batch.commands.add(unsubscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key="k"))
+                for call, request in (
+                    (stub.Commands, batch),
+                    (stub.Poll, pb.PollRequest(**named, acknowledged=number)),  # type: ignore[arg-type]
+                ):
+                    with pytest.raises(grpc.aio.AioRpcError) as raised:
+                        await call(request)
+                    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert node.subscriptions() == [(Channel.GROUP, "k")]
+        agent.node.subscribe(Channel.GROUP, "l")
+        await until(lambda: len(node.subscriptions()) == 2)
+        assert not agent.lost
+        assert not agent.refused

@@ -6,6 +6,7 @@ Times are such that a machine that is busy misses none: the eviction time, and w
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 
 import pytest
 
@@ -27,10 +28,6 @@ def stage_settings() -> dict[str, str]:
     return LONG
 
 
-def agents(stage: Stage) -> set[str]:
-    return {agent for _, status, _, agent in stage.scene.rows() if status == "held" and agent is not None}
-
-
 def holder(stage: Stage, agent: str) -> int | None:
     """The server's process that holds the agent's lock."""
     asked = "select pid from pg_locks where locktype = 'advisory' and granted and classid = %s and objid = %s"
@@ -38,13 +35,18 @@ def holder(stage: Stage, agent: str) -> int | None:
     return rows[0][0] if rows else None
 
 
-def locked(stage: Stage, count: int) -> set[str]:
-    """So many agents, each of which holds streams and its lock."""
-    return eventually(
-        lambda: found if len(found := {a for a in agents(stage) if holder(stage, a)}) == count else None,
-        WAIT_S,
-        stage.said,
-    )
+def start(stage: Stage, *nodes: str) -> dict[str, int]:
+    """Start nodes and two consumers that share the streams; return who holds the lock of each, {agent: pid}."""
+    for node in nodes:
+        stage.serve(node)
+    stage.share("a", "b")
+
+    def locked() -> dict[str, int]:
+        agents = {agent for _, status, _, agent in stage.scene.rows() if status == "held" and agent is not None}
+        pids = {agent: pid for agent in agents if (pid := holder(stage, agent)) is not None}
+        return pids if len(pids) == 2 else {}
+
+    return eventually(locked, WAIT_S, stage.said)
 
 
 def grants_at_work(stage: Stage) -> dict[int, int]:
@@ -55,86 +57,16 @@ def grants_at_work(stage: Stage) -> dict[int, int]:
     return stage.scene.grants()
 
 
-@pytest.mark.conforms("E7", "E38")
-def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
-    """Long before its eviction time is over; nothing is lost."""
-    stage.serve("n1")
-    stage.share("a", "b")
-    locked(stage, 2)
-    with stage.scene.load():
-        stage.more()
-        stage.fleet.consumers["a"].kill()
-        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
-        stage.more(of="b")
-    stage.verdict()
-    assert any(line.reason == GONE for line in stage.scene.history())
-
-
-@pytest.mark.long
-@pytest.mark.conforms("E7", "E38")
-def test_a_frozen_consumer_keeps_its_streams(stage: Stage) -> None:
-    """Until its eviction time is over: it closes nothing."""
-    stage.serve("n1")
-    stage.share("a", "b")
-    locked(stage, 2)
-    granted = stage.scene.grants()
-    frozen = stage.fleet.consumers["a"]
-    frozen.signal(signal.SIGSTOP)
-    last(4.0)
-    assert stage.scene.grants() == granted
-    frozen.signal(signal.SIGCONT)
-    with stage.scene.load():
-        stage.more(of="a")
-    assert stage.verdict().explained == []
-
-
-@pytest.mark.long
-@pytest.mark.conforms("E7")
-def test_a_consumer_whose_lock_is_cut_goes_on(stage: Stage) -> None:
-    """It takes it again, and keeps its streams."""
-    stage.serve("n1")
-    stage.share("a", "b")
-    pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
-    with stage.scene.load():
-        granted = grants_at_work(stage)
-        for agent, pid in pids.items():
-            stage.scene.ask("select pg_terminate_backend(%s)", (pid,))
-            eventually(lambda a=agent, p=pid: holder(stage, a) not in (None, p), WAIT_S, stage.said)  # type: ignore[misc]
-        stage.more(of="a")
-        stage.more(of="b")
-    assert stage.verdict().explained == []
-    assert stage.scene.grants() == granted
-
-
-@pytest.mark.conforms("E16")
-def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
-    """Consumers go on while there is no node at all: they see their locks held."""
-    stage.serve("n1")
-    stage.share("a", "b")
-    locked(stage, 2)
-    with stage.scene.load():
-        granted = grants_at_work(stage)
-        stage.fleet.nodes["n1"].kill()
-        last(1.5)
-        for name in ("a", "b"):
-            stage.more(4, of=name)
-    stage.serve("n2")
-    assert stage.verdict().explained == []
-    assert stage.scene.grants() == granted
-
-
-@pytest.mark.long
 @pytest.mark.conforms("E7", "E16", "E38")
-def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
-    """The next leader takes the streams of the dead one, and those alone, long before its reclaim grace is over."""
-    for node in ("n1", "n2"):
-        stage.serve(node)
-    stage.share("a", "b")
-    locked(stage, 2)
+@pytest.mark.parametrize("leader_lives", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_streams_of_a_killed_consumer_move_soon(stage: Stage, leader_lives: bool) -> None:
+    """And those alone, long before its eviction time or the next leader's reclaim grace is over; nothing is lost."""
+    start(stage, *(("n1",) if leader_lives else ("n1", "n2")))
     with stage.scene.load():
         grants_at_work(stage)
         held = stage.scene.rows()
-        stage.fleet.nodes[stage.scene.claim().node.name].kill()
+        if not leader_lives:
+            stage.leader()[1].kill()
         stage.fleet.consumers["a"].kill()
         eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
         stage.more(of="b")
@@ -144,27 +76,52 @@ def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
     assert lost == {stream: agent for stream, _, _, agent in held if agent in lost.values()}
 
 
-@pytest.mark.long
-@pytest.mark.conforms("E7", "E16")
-@pytest.mark.parametrize("trouble", ["frozen", "cut"])
-def test_a_new_leader_leaves_the_living_their_streams(stage: Stage, trouble: str) -> None:
-    """A frozen consumer keeps its lock, and so its streams; one whose lock is cut takes it again, and reclaims."""
-    for node in ("n1", "n2"):
-        stage.serve(node)
-    stage.share("a", "b")
-    pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
+def freeze_one(stage: Stage, pids: dict[str, int]) -> None:
+    """It closes nothing, and so keeps its lock."""
+    granted = stage.scene.grants()
+    stage.fleet.consumers["a"].signal(signal.SIGSTOP)
+    last(5.0)
+    assert stage.scene.grants() == granted
+    stage.fleet.consumers["a"].signal(signal.SIGCONT)
+
+
+def cut_their_locks(stage: Stage, pids: dict[str, int]) -> None:
+    """They take them again."""
+    stage.scene.ask("select pg_terminate_backend(pid) from unnest(%s::integer[]) pid", (list(pids.values()),))
+    eventually(lambda: all(holder(stage, a) not in (None, pid) for a, pid in pids.items()), WAIT_S, stage.said)
+
+
+def work_without_a_node(stage: Stage, pids: dict[str, int]) -> None:
+    """They see their locks held."""
+    last(1.5)
+    for name in ("a", "b"):
+        stage.more(4, of=name)
+
+
+@pytest.mark.conforms("E7", "E16", "E38")
+@pytest.mark.parametrize(
+    ("nodes", "kills", "trouble"),
+    [
+        pytest.param(["n1"], False, freeze_one, marks=pytest.mark.long),
+        pytest.param(["n1"], False, cut_their_locks, marks=pytest.mark.long),
+        (["n1"], True, work_without_a_node),
+        pytest.param(["n1", "n2"], True, freeze_one, marks=pytest.mark.long),
+        pytest.param(["n1", "n2"], True, cut_their_locks, marks=pytest.mark.long),
+    ],
+)
+def test_the_living_keep_their_streams(
+    stage: Stage, nodes: list[str], kills: bool, trouble: Callable[[Stage, dict[str, int]], None]
+) -> None:
+    """Also under a new leader, or while there is no node at all."""
+    pids = start(stage, *nodes)
     with stage.scene.load():
         granted = grants_at_work(stage)
-        stage.fleet.nodes[stage.scene.claim().node.name].kill()
-        if trouble == "frozen":
-            stage.fleet.consumers["a"].signal(signal.SIGSTOP)
-            last(5.0)
-            assert stage.scene.grants() == granted
-            stage.fleet.consumers["a"].signal(signal.SIGCONT)
-        else:
-            stage.scene.ask("select pg_terminate_backend(pid) from unnest(%s::integer[]) pid", (list(pids.values()),))
-            eventually(lambda: all(holder(stage, a) not in (None, pid) for a, pid in pids.items()), WAIT_S, stage.said)
+        if kills:
+            stage.leader()[1].kill()
+        trouble(stage, pids)
         for name in ("a", "b"):
             stage.more(of=name)
+    if kills and len(nodes) == 1:
+        stage.serve("n2")
     assert stage.verdict().explained == []
     assert stage.scene.grants() == granted

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
@@ -17,7 +14,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.space_changes import rollover
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.integration.sharing_kit import ALL as GROUP
 from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
@@ -27,14 +24,14 @@ ALL = TopicFilter("#")
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         connection.execute("update space set shards = 1")
         rollover(connection, "default")
         yield connection
 
 
-def values(conn: psycopg.Connection[Any], reading: MultiStreamReader, steps: int = 1000) -> list[int]:
+def values(conn: Connection, reading: MultiStreamReader, steps: int = 1000) -> list[int]:
     """Read block by block, each turn in reverse: no order but that of the turns is promised."""
     found: list[int] = []
     for _ in range(steps):
@@ -49,21 +46,21 @@ def values(conn: psycopg.Connection[Any], reading: MultiStreamReader, steps: int
     return found
 
 
-def published(conn: psycopg.Connection[Any], first: int) -> None:
+def published(conn: Connection, first: int) -> None:
     for number in range(first, first + 3):
         put(conn, stream_of(conn, "default"), b"%d" % number)
 
 
-def empty(conn: psycopg.Connection[Any]) -> None:
+def empty(conn: Connection) -> None:
     for _ in range(2):
         rollover(conn, "default")
 
 
-def at_once(conn: psycopg.Connection[Any]) -> list[int]:
+def at_once(conn: Connection) -> list[int]:
     return values(conn, MultiStreamReader(conn, ALL, "earliest"))
 
 
-def cut_off(conn: psycopg.Connection[Any]) -> list[int]:
+def cut_off(conn: Connection) -> list[int]:
     before = MultiStreamReader(conn, ALL, "earliest")
     found = values(conn, before, steps=1)
     return found + values(conn, MultiStreamReader(conn, ALL, Bookmark.parse(str(before.bookmark))))
@@ -71,9 +68,7 @@ def cut_off(conn: psycopg.Connection[Any]) -> list[int]:
 
 @pytest.mark.conforms("E33")
 @pytest.mark.parametrize("read", [at_once, cut_off])
-def test_empty_generations_let_nothing_pass(
-    conn: psycopg.Connection[Any], read: Callable[[psycopg.Connection[Any]], list[int]]
-) -> None:
+def test_empty_generations_let_nothing_pass(conn: Connection, read: Callable[[Connection], list[int]]) -> None:
     published(conn, 0)
     empty(conn)
     published(conn, 3)
@@ -83,7 +78,7 @@ def test_empty_generations_let_nothing_pass(
 
 
 @pytest.mark.conforms("E33")
-def test_nor_do_those_that_end_before_a_reader(conn: psycopg.Connection[Any]) -> None:
+def test_nor_do_those_that_end_before_a_reader(conn: Connection) -> None:
     published(conn, 0)
     rollover(conn, "default")
     reading = MultiStreamReader(conn, ALL, "earliest")
@@ -95,24 +90,19 @@ def test_nor_do_those_that_end_before_a_reader(conn: psycopg.Connection[Any]) ->
 
 
 @pytest.mark.conforms("E33")
-def test_a_group_is_not_granted_what_comes_after_them(
-    conn: psycopg.Connection[Any], database: str, tmp_path: Path
-) -> None:
-    stage, settings = Stage(database, tmp_path), BorrowerSettings().scaled(SPEED)
-    try:
-        stage.serve("n1")
-        put(conn, stream_of(conn, "default"), b"0")
-        with Session(GROUP, database, starting_position="earliest", auto_ack=False, settings=settings) as one:
-            slow = one.poll(WAIT_S)
-            assert slow is not None
-            empty(conn)
-            put(conn, stream_of(conn, "default"), b"1")
-            ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
-            eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
-            assert one.poll(2.0) is None
-            slow.ack()
-            later = one.poll(WAIT_S)
-            assert later is not None
-            assert later.table.column("value")[0].as_py() == b"1"
-    finally:
-        stage.close()
+def test_a_group_is_not_granted_what_comes_after_them(conn: Connection, stage: Stage) -> None:
+    stage.serve("n1")
+    put(conn, stream_of(conn, "default"), b"0")
+    settings = BorrowerSettings().scaled(SPEED)
+    with Session(GROUP, stage.scene.url, starting_position="earliest", auto_ack=False, settings=settings) as one:
+        slow = one.poll(WAIT_S)
+        assert slow is not None
+        empty(conn)
+        put(conn, stream_of(conn, "default"), b"1")
+        ended = "select count(*) from lending join stream using (stream_id) where head = 0 and status = 'finished'"
+        eventually(lambda: conn.execute(ended).fetchone() == (17,), WAIT_S, stage.said)
+        assert one.poll(2.0) is None
+        slow.ack()
+        later = one.poll(WAIT_S)
+        assert later is not None
+        assert later.table.column("value")[0].as_py() == b"1"

@@ -76,9 +76,7 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 @example([FIRST, USUAL], {"fenced"})
 @example([FIRST, [*USUAL, Sent(1, 3, in_epoch=True)]], set())
 @example([[Sent(0, 0), Sent(1, 0), Sent(1, 0, 1)]], set())
-def test_together_is_as_one_by_one(
-    conn: psycopg.Connection[Any], batches: list[list[Sent]], before_last: set[str]
-) -> None:
+def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], before_last: set[str]) -> None:
     streams = [each.stream_id for each in open_streams(conn)]
     with conn.transaction(force_rollback=True):
         for number, sent in enumerate(batches):
@@ -94,7 +92,7 @@ def test_together_is_as_one_by_one(
 
 @pytest.mark.conforms("W1")
 @pytest.mark.parametrize("is_first", [True, False])
-def test_one_that_is_invalid_stores_none(conn: psycopg.Connection[Any], is_first: bool) -> None:
+def test_one_that_is_invalid_stores_none(conn: Connection, is_first: bool) -> None:
     streams = [each.stream_id for each in open_streams(conn)]
     if not is_first:
         append(conn, [each.to_append(streams, 0) for each in FIRST])
@@ -132,7 +130,7 @@ def test_a_value_that_is_missing_is_named(
 
 
 @pytest.mark.conforms("W2")
-def test_a_page_of_streams_is_one_call(conn: psycopg.Connection[Any]) -> None:
+def test_a_page_of_streams_is_one_call(conn: Connection) -> None:
     """Each with its own messages, in time order within a stream."""
     streams = [each.stream_id for each in open_streams(conn)]
     for sequence in (1, 3):
@@ -152,11 +150,14 @@ def test_few_rejections_of_a_producer_are_stored(conn: Connection, first_step_la
     first, step, last = first_step_last
     with conn.transaction(force_rollback=True):
         conn.execute(
-            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset) values ('p', 7, 1, 0, 0)"
+            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, rejected)"
+            " select 'p', 7, 1, 0, 0, jsonb_object_agg('1:' || n, 'expired')"
+            " from generate_series(%s::bigint, %s, %s) as n",
+            (first, first + 999 * step, step),
         )
         conn.execute(
             "select record_rejection('p', 1, n, 7, 'expired') from generate_series(%s::bigint, %s, %s) as n",
-            (first, last, step),
+            (first + 1_000 * step, last, step),
         )
         ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
     assert len(rejected) == 1_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, LiteralString
 from uuid import UUID
@@ -11,8 +12,9 @@ from uuid import UUID
 import psycopg
 import pytest
 
+from sublet_storage.db.connect import connect
 from sublet_storage.log.append import register_producer
-from tests.integration.log_kit import block, read
+from tests.integration.log_kit import Connection, block, read
 from tests.support.streams import open_streams
 
 pytestmark = pytest.mark.conforms("X4")
@@ -22,13 +24,25 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
   %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
 
 APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
+STAGE = """
+insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics,
+  codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, %(count)s, %(first)s, %(last)s, %(topics)s, %(codec)s,
+  %(payload)s)"""
+PUBLISH = "select total from append_staged_blocks('s', 1, %(attempts)s)"
 ATTEMPT = UUID(int=1)
 HOLD = "select outcome from hold_epochs(%(space)s, 'etl', %(incarnation)s, %(epochs)s, 60)"
 APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
 
 
 @pytest.fixture
-def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
+def conn(shared_database: str) -> Iterator[Connection]:
+    """In a transaction that is rolled back."""
+    with connect(shared_database) as connection, connection.transaction(force_rollback=True):
+        yield connection
+
+
+@pytest.fixture
+def good(conn: Connection) -> dict[str, Any]:
     one = block(b"x")
     return {
         "stream": open_streams(conn)[0].stream_id, "count": one.count, "first": one.first_timestamp,
@@ -37,8 +51,8 @@ def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def refused(conn: psycopg.Connection[Any], row: dict[str, Any], statement: LiteralString = APPEND) -> str:
-    with pytest.raises(psycopg.Error) as raised:
+def refused(conn: Connection, row: dict[str, Any], statement: LiteralString = APPEND) -> str:
+    with pytest.raises(psycopg.Error) as raised, conn.transaction():
         conn.execute(statement, row)
     assert raised.value.sqlstate == "SB002", raised.value
     return f"{raised.value.diag.message_primary} {raised.value.diag.message_hint}"
@@ -76,7 +90,7 @@ def refused(conn: psycopg.Connection[Any], row: dict[str, Any], statement: Liter
     ],
 )
 def test_a_row_that_cannot_be_is_not_appended(
-    conn: psycopg.Connection[Any], good: dict[str, Any], wrong: dict[str, Any], story: str
+    conn: Connection, good: dict[str, Any], wrong: dict[str, Any], story: str
 ) -> None:
     """And the stream has no message more."""
     before = conn.execute("select head from stream where stream_id = %(stream)s", good).fetchone()
@@ -85,32 +99,22 @@ def test_a_row_that_cannot_be_is_not_appended(
     assert conn.execute("select head from stream where stream_id = %(stream)s", good).fetchone() == before
 
 
-def test_topics_that_are_staged_are_a_plain_list(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+def test_topics_that_are_staged_are_a_plain_list(conn: Connection, good: dict[str, Any]) -> None:
     """Readers compare each with a filter: a list in the list ended every consumer that was granted the stream."""
-    conn.execute(
-        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
-        " topics, codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 2, %(first)s, %(last)s, %(topics)s,"
-        " %(codec)s, %(payload)s)",
-        {**good, "attempt": ATTEMPT, "topics": [["a"], ["b"]]},
-    )
-    publish = "select * from append_staged_blocks('s', 1, array[%(attempt)s::uuid])"
-    assert "distinct ones in a plain list" in refused(conn, {"attempt": ATTEMPT}, publish)
+    conn.execute(STAGE, {**good, "attempt": ATTEMPT, "count": 2, "topics": [["a"], ["b"]]})
+    assert "distinct ones in a plain list" in refused(conn, {"attempts": [ATTEMPT]}, PUBLISH)
 
 
 @pytest.mark.parametrize(
     "right", [{}, {"topics": None}, {"first": "0001-01-01 00:00:00+00"}, {"last": "9999-12-31 23:59:59+00"}]
 )
-def test_a_row_at_its_limits_is_appended(
-    conn: psycopg.Connection[Any], good: dict[str, Any], right: dict[str, Any]
-) -> None:
+def test_a_row_at_its_limits_is_appended(conn: Connection, good: dict[str, Any], right: dict[str, Any]) -> None:
     assert conn.execute(APPEND, {**good, **right}).fetchone() == ("appended",)
     assert [message["value"] for message in read(conn, good["stream"])] == [b"x"]
 
 
 @pytest.mark.parametrize("incarnation", [2**63 - 1, 2**63 - 2**51, 0, -1])
-def test_no_incarnation_leaves_none_to_be_drawn(
-    conn: psycopg.Connection[Any], good: dict[str, Any], incarnation: int
-) -> None:
+def test_no_incarnation_leaves_none_to_be_drawn(conn: Connection, good: dict[str, Any], incarnation: int) -> None:
     """Neither one that is registered, nor that of a block or a capability."""
     register, wrong = "select register_producer('etl', %(incarnation)s)", {**good, "incarnation": incarnation}
     assert "it is one that was drawn" in refused(conn, wrong, register)
@@ -122,7 +126,7 @@ def test_no_incarnation_leaves_none_to_be_drawn(
 
 
 @pytest.mark.parametrize("ahead_us", [1, 2047 << 52])
-def test_no_block_fences_what_is_drawn_next(conn: psycopg.Connection[Any], good: dict[str, Any], ahead_us: int) -> None:
+def test_no_block_fences_what_is_drawn_next(conn: Connection, good: dict[str, Any], ahead_us: int) -> None:
     """Before a producer is registered, its incarnation is one that may be drawn by now."""
     if ahead_us > 1:
         wrong = {**good, "incarnation": register_producer(conn, "other") + ahead_us}
@@ -135,7 +139,7 @@ def test_no_block_fences_what_is_drawn_next(conn: psycopg.Connection[Any], good:
 
 @pytest.mark.parametrize(("held", "appended"), [("[[4]]", "[[9, 1]]"), ("[[4, 1]]", "[[9]]")])
 def test_epochs_of_a_block_have_the_spaces_numbers(
-    conn: psycopg.Connection[Any], good: dict[str, Any], held: str, appended: str
+    conn: Connection, good: dict[str, Any], held: str, appended: str
 ) -> None:
     """What is completed had others then, and honest publishers were refused."""
     space = conn.execute("select space_id from stream where stream_id = %(stream)s", good).fetchall()[0][0]
@@ -150,37 +154,31 @@ def test_epochs_of_a_block_have_the_spaces_numbers(
 
 @pytest.mark.parametrize("numbers", [1, 2])
 def test_too_many_epochs_are_refused_before_a_lock(
-    conn: psycopg.Connection[Any], database: str, good: dict[str, Any], numbers: int
+    shared_database: str, conn: Connection, good: dict[str, Any], numbers: int
 ) -> None:
     """To compare them took half a minute, and all other appends to the stream waited."""
     epochs = json.dumps([[k, 9_000 - k][:numbers] for k in range(1_001)])
     bounds = f'{{"has_unset": false, "least": [{[4] * numbers}], "greatest": {epochs}}}'
-    row = {**good, "incarnation": register_producer(conn, "etl"), "epochs": bounds}
-    conn.execute("set lock_timeout = '1s'")
-    with psycopg.connect(database) as other:
+    with connect(shared_database) as committed:
+        row = {**good, "incarnation": register_producer(committed, "etl"), "epochs": bounds}
+    conn.execute("set local lock_timeout = '1s'")
+    with psycopg.connect(shared_database) as other:
         other.execute("select sublet.register_producer('etl')")
         said = refused(conn, row, APPEND_OF.replace("bytea, null)", "bytea, %(epochs)s)"))
     assert "the greatest of its epochs, each a list of 1 to 1000" in said
 
 
-def test_an_attempt_is_appended_once(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+def test_an_attempt_is_appended_once(conn: Connection, good: dict[str, Any]) -> None:
     """One staged megabyte named 300 times stored 300."""
-    publish = "select total from append_staged_blocks('s', 1, %(attempts)s)"
-    conn.execute(
-        "insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp,"
-        " codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, 1, %(first)s, %(last)s, %(codec)s, %(payload)s)",
-        {**good, "attempt": ATTEMPT},
-    )
-    said = refused(conn, {"attempts": [UUID(int=2), ATTEMPT, ATTEMPT]}, publish)
-    assert (
-        said
-        == f"attempt {ATTEMPT} is given more than once: what it has staged is appended once. Give each attempt once."
-    )
-    assert conn.execute(publish, {"attempts": [ATTEMPT, UUID(int=2)]}).fetchall() == [(1,)]
+    conn.execute(STAGE, {**good, "attempt": ATTEMPT})
+    said = refused(conn, {"attempts": [UUID(int=2), ATTEMPT, ATTEMPT]}, PUBLISH)
+    given = f"attempt {ATTEMPT} is given more than once"
+    assert said == f"{given}: what it has staged is appended once. Give each attempt once."
+    assert conn.execute(PUBLISH, {"attempts": [ATTEMPT, UUID(int=2)]}).fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])
-def test_a_sinks_batch_has_a_number_in_bounds(conn: psycopg.Connection[Any], batch: int | None) -> None:
+def test_a_sinks_batch_has_a_number_in_bounds(conn: Connection, batch: int | None) -> None:
     enter = "select * from enter_sink_batch('orders', %(batch)s, 10, false)"
     assert "its number is from 0 to 2^53" in refused(conn, {"batch": batch}, enter)
     for good in (0, 2**53):
@@ -190,9 +188,7 @@ def test_a_sinks_batch_has_a_number_in_bounds(conn: psycopg.Connection[Any], bat
 
 @pytest.mark.conforms("X7")
 @pytest.mark.parametrize("name", ["é" * 128, "a" * 256, "", None, "a\n", "feed/" + "a" * 1277])
-def test_a_producers_name_has_a_bound_at_each_way(
-    conn: psycopg.Connection[Any], good: dict[str, Any], name: str | None
-) -> None:
+def test_a_producers_name_has_a_bound_at_each_way(conn: Connection, good: dict[str, Any], name: str | None) -> None:
     said = "its name has 1 to .* bytes of UTF-8, all of them printable"
     for statement in (
         "select register_producer(%(name)s)",
@@ -202,7 +198,7 @@ def test_a_producers_name_has_a_bound_at_each_way(
         assert re.search(said, refused(conn, {**good, "name": name}, statement))
 
 
-def test_a_producers_longest_name_is_taken(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+def test_a_producers_longest_name_is_taken(conn: Connection, good: dict[str, Any]) -> None:
     register_producer(conn, "é" * 127 + "a")
     conn.execute("update producer set incarnation = 1")
     for name in ("é" * 127 + "a", "feed/" + "a" * 1276):
@@ -210,13 +206,13 @@ def test_a_producers_longest_name_is_taken(conn: psycopg.Connection[Any], good: 
 
 
 @pytest.mark.conforms("X5")
-def test_a_nodes_producer_is_not_registered(conn: psycopg.Connection[Any]) -> None:
+def test_a_nodes_producer_is_not_registered(conn: Connection) -> None:
     """A registration would fence it for longer than its own numbers can grow."""
     assert "names that begin with feed/" in refused(conn, {}, "select register_producer('feed/user:etl/p')")
 
 
 @pytest.mark.parametrize("sink", ["é" * 130 + "a", "", None])
-def test_a_sinks_name_has_a_bound(conn: psycopg.Connection[Any], sink: str | None) -> None:
+def test_a_sinks_name_has_a_bound(conn: Connection, sink: str | None) -> None:
     assert "its name has 1 to 260 bytes" in refused(
         conn, {"sink": sink}, "select * from enter_sink_batch(%(sink)s, 1, 10, false)"
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import psycopg
 import pytest
 from psycopg import sql
 
@@ -18,11 +16,10 @@ from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.postgres import channel_name, decode_payload
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.delivery import Position
+from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import listening
 from tests.kit import eventually
 from tests.role_kit import a_role_world
-
-Connection = psycopg.Connection[Any]
 
 FEW_PER_S = 5
 """Far fewer than appends."""

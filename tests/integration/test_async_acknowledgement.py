@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -17,17 +17,19 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.producer import Publisher
-from tests.integration.async_kit import ALL, Scene, in_a_loop
+from tests.integration.async_kit import Scene, in_a_loop, polled
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S
 from tests.postgres_proxy import PostgresProxy
+
+pytestmark = pytest.mark.shards(1)
 
 NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"
 
 
 @pytest.fixture(autouse=True)
 def output(scene: Scene) -> None:
-    scene.connection.execute("create table public.output (first bigint)")
+    scene.connection.execute("create table if not exists public.output (first bigint); truncate public.output")
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def publish(scene: Scene, count: int) -> None:
     """Messages of one stream, each a batch of its own."""
     with Publisher(scene.url, block_messages=1) as publisher:
         for _ in range(count):
-            publisher.publish("t", b"", key=b"k")
+            publisher.publish(f"{scene.space}/t", b"", key=b"k")
 
 
 def progress(scene: Scene) -> int:
@@ -57,12 +59,6 @@ def progress(scene: Scene) -> int:
 
 def written(scene: Scene) -> list[int]:
     return [first for (first,) in scene.connection.execute("select first from public.output order by 1").fetchall()]
-
-
-async def polled(session: AsyncSession) -> Batch:
-    batch = await session.poll(WAIT_S)
-    assert batch is not None
-    return batch
 
 
 def write(batch: Batch, connection: psycopg.Connection[object]) -> None:
@@ -77,6 +73,20 @@ async def commit_without_an_answer(session: AsyncSession, batch: Batch, cutter: 
     cutter.cut_commit(resume=False, arrives=arrives)
     with pytest.raises(UnknownOutcome):
         await commit(session, batch)
+
+
+@contextlib.asynccontextmanager
+async def in_doubt(
+    scene: Scene, count: int, *, arrives: bool = False, auto_ack: bool = False
+) -> AsyncIterator[tuple[AsyncSession, Batch, PostgresProxy]]:
+    """A session of so many batches whose first was committed without an answer, and may be acknowledged now."""
+    publish(scene, count)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url, auto_ack=auto_ack) as session:
+            batch = await polled(session)
+            await commit_without_an_answer(session, batch, cutter, arrives)
+            cutter.resume()
+            yield session, batch, cutter
 
 
 async def fetch_beside(session: AsyncSession, scene: Scene, submitted: list[Future[Any]]) -> None:
@@ -94,23 +104,18 @@ async def fetch_beside(session: AsyncSession, scene: Scene, submitted: list[Futu
 @in_a_loop
 async def test_the_next_poll_raises_what_an_ack_did(scene: Scene) -> None:
     """To acknowledge it twice before that does not pass it over; once more after it does."""
-    publish(scene, 2)
-    with PostgresProxy(scene.url) as cutter:
-        async with scene.session(url=cutter.url, auto_ack=False) as session:
-            batch = await polled(session)
-            await commit_without_an_answer(session, batch, cutter, arrives=False)
-            cutter.resume()
-            batch.ack()
-            batch.ack()
-            with pytest.raises(UsageError, match=NOT_COMMITTED) as raised:
-                await session.poll(WAIT_S)
-            assert raised.value.__notes__ == [f"Raised by batch.ack() of {batch!r}."]
-            second = await polled(session)
-            with pytest.raises(UsageError, match="offset 0 is still to be done"):
-                await commit(session, second)
-            assert progress(scene) == 0
-            batch.ack()
+    async with in_doubt(scene, 2) as (session, batch, _):
+        batch.ack()
+        batch.ack()
+        with pytest.raises(UsageError, match=NOT_COMMITTED) as raised:
+            await session.poll(WAIT_S)
+        assert raised.value.__notes__ == [f"Raised by batch.ack() of {batch!r}."]
+        second = await polled(session)
+        with pytest.raises(UsageError, match="offset 0 is still to be done"):
             await commit(session, second)
+        assert progress(scene) == 0
+        batch.ack()
+        await commit(session, second)
     assert (written(scene), progress(scene)) == ([1], 2)
 
 
@@ -144,21 +149,16 @@ async def test_a_batch_whose_ack_is_refused_comes_again(scene: Scene) -> None:
 @in_a_loop
 async def test_an_ack_waits_for_an_unknown_outcome(scene: Scene, auto_ack: bool) -> None:
     """It was committed, and Postgres is away when it is acknowledged."""
-    publish(scene, 3)
-    with PostgresProxy(scene.url) as cutter:
-        async with scene.session(url=cutter.url, auto_ack=auto_ack) as session:
+    async with in_doubt(scene, 3, arrives=True, auto_ack=auto_ack) as (session, batch, cutter):
+        cutter.go_away()
+        batch.ack()
+        await session.wait(0.0)  # what was acknowledged before is refused by then
+        cutter.resume()
+        for first in (1, 2):
             batch = await polled(session)
-            await commit_without_an_answer(session, batch, cutter, arrives=True)
-            cutter.resume()
-            cutter.go_away()
+            assert batch.first == first
             batch.ack()
-            await session.wait(0.0)  # what was acknowledged before is refused by then
-            cutter.resume()
-            for first in (1, 2):
-                batch = await polled(session)
-                assert batch.first == first
-                batch.ack()
-            await until(lambda: progress(scene) == 3, WAIT_S)
+        await until(lambda: progress(scene) == 3, WAIT_S)
     assert written(scene) == [0]
 
 
@@ -166,26 +166,21 @@ async def test_an_ack_waits_for_an_unknown_outcome(scene: Scene, auto_ack: bool)
 @in_a_loop
 async def test_an_ack_while_postgres_is_away_is_raised(scene: Scene) -> None:
     """By `poll`, or when it is acknowledged again."""
-    publish(scene, 1)
-    with PostgresProxy(scene.url) as cutter:
-        async with scene.session(url=cutter.url, auto_ack=False) as session:
-            batch = await polled(session)
-            await commit_without_an_answer(session, batch, cutter, arrives=False)
-            cutter.resume()
-            cutter.go_away()
+    async with in_doubt(scene, 1) as (session, batch, cutter):
+        cutter.go_away()
+        batch.ack()
+        with pytest.raises(UnknownOutcome):
+            await session.poll(WAIT_S)
+        batch.ack()
+        await session.wait(0.0)  # what was acknowledged before is refused by then
+        with pytest.raises(UnknownOutcome):
             batch.ack()
-            with pytest.raises(UnknownOutcome):
-                await session.poll(WAIT_S)
+        cutter.resume()
+        batch.ack()
+        await session.wait(0.0)
+        with pytest.raises(UsageError, match=NOT_COMMITTED):
             batch.ack()
-            await session.wait(0.0)  # what was acknowledged before is refused by then
-            with pytest.raises(UnknownOutcome):
-                batch.ack()
-            cutter.resume()
-            batch.ack()
-            await session.wait(0.0)  # what was acknowledged before is refused by then
-            with pytest.raises(UsageError, match=NOT_COMMITTED):
-                batch.ack()
-            await commit(session, batch)
+        await commit(session, batch)
     assert (written(scene), progress(scene)) == ([0], 1)
 
 
@@ -194,20 +189,16 @@ async def test_an_ack_while_postgres_is_away_is_raised(scene: Scene) -> None:
 @in_a_loop
 async def test_close_raises_what_an_ack_did(scene: Scene, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Not over the exception that ended the block: then a warning says it."""
-    publish(scene, 1)
 
-    async def work(cutter: PostgresProxy) -> None:
-        async with scene.session(url=cutter.url) as session:
-            batch = await polled(session)
-            await commit_without_an_answer(session, batch, cutter, arrives=False)
-            cutter.resume()
+    async def work() -> None:
+        async with in_doubt(scene, 1, auto_ack=True) as (_, batch, _):
             batch.ack()
             if fails:
                 raise ValueError(NOT_COMMITTED)
 
-    with PostgresProxy(scene.url) as cutter, pytest.raises(ValueError if fails else UsageError, match=NOT_COMMITTED):
-        await work(cutter)
-    assert f"acknowledgement refused: subscription={ALL} stream_id=" in caplog.text
+    with pytest.raises(ValueError if fails else UsageError, match=NOT_COMMITTED):
+        await work()
+    assert f"acknowledgement refused: subscription={scene.group} stream_id=" in caplog.text
     assert progress(scene) == 0
     assert not scene.holders()
 

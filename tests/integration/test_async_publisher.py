@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EpochAlreadyCompleted, PublisherClosed
@@ -17,7 +16,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
 from sublet_storage.producer.delivery import Delivery
 from tests.integration.async_kit import in_a_loop, run
-from tests.integration.log_kit import everything
+from tests.integration.log_kit import Connection, everything
 from tests.kit import eventually
 
 
@@ -42,6 +41,13 @@ def _no_thread_is_left() -> Iterator[None]:
     eventually(lambda: threads() == [])
 
 
+async def begun(call: Coroutine[Any, Any, Any], slow: Slow) -> asyncio.Task[Any]:
+    """The call, in the middle of opening the publisher."""
+    task = asyncio.create_task(call)
+    await _until(lambda: slow.asked == 1)
+    return task
+
+
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
@@ -53,7 +59,7 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("sublet publisher")]
 
 
-def values(conn: psycopg.Connection[Any]) -> list[bytes]:
+def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for messages in everything(conn).values() for message in messages)
 
 
@@ -94,8 +100,7 @@ async def test_closed_before_it_was_opened_it_stays_closed(database: str) -> Non
 @in_a_loop
 async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None:
     publisher = AsyncPublisher(database)
-    waiting = asyncio.create_task(publisher.publish("a", b"x"))
-    await _until(lambda: slow.asked == 1)
+    waiting = await begun(publisher.publish("a", b"x"), slow)
     closing = asyncio.create_task(publisher.close())
     await asyncio.sleep(0)
     slow.may_open.set()
@@ -109,9 +114,12 @@ async def test_closing_while_it_opens_ends_it(database: str, slow: Slow) -> None
 def test_cancelling_an_opening_leaves_nothing_behind(database: str, slow: Slow, how: str) -> None:
     async def main() -> None:
         publisher = AsyncPublisher(database)
-        begun = {"open": publisher.open, "publish": lambda: publisher.publish("a", b"x"), "with": publisher.__aenter__}
-        waiting = asyncio.ensure_future(begun[how]())
-        await _until(lambda: slow.asked == 1)
+        opening = {
+            "open": publisher.open,
+            "publish": lambda: publisher.publish("a", b"x"),
+            "with": publisher.__aenter__,
+        }
+        waiting = await begun(opening[how](), slow)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
@@ -137,8 +145,7 @@ async def test_one_of_two_cancelled_the_other_publishes(database: str, slow: Slo
 @in_a_loop
 async def test_cancelled_and_asked_again_it_connects_again(database: str, slow: Slow) -> None:
     publisher = AsyncPublisher(database)
-    waiting = asyncio.create_task(publisher.publish("a", b"1"))
-    await _until(lambda: slow.asked == 1)
+    waiting = await begun(publisher.publish("a", b"1"), slow)
     waiting.cancel()
     await asyncio.wait({waiting})
     slow.may_open.set()

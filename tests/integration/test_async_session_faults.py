@@ -18,10 +18,18 @@ from typing import Any
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
-from tests.integration.async_kit import DeliveryCounts, Scene, in_a_loop, postgres_through_this_loop
+from tests.integration.async_kit import DeliveryCounts, Scene, in_a_loop, polled, postgres_through_this_loop
 from tests.integration.session_kit import until
 from tests.kit import WAIT_S, eventually
-from tests.kit_nodes import ROOT, environment
+from tests.kit_nodes import ROOT, Fleet, environment
+
+
+@pytest.fixture
+def own_scene(empty_fleet: Fleet) -> Iterator[Scene]:
+    """One whose nodes nobody else uses."""
+    empty_fleet.serve("n1")
+    with contextlib.closing(Scene(empty_fleet, "s", 16)) as scene:
+        yield scene
 
 
 def workers() -> list[threading.Thread]:
@@ -129,14 +137,15 @@ async def test_a_session_that_cannot_open_leaves_no_thread() -> None:
 @pytest.mark.conforms("E16")
 @in_a_loop
 @pytest.mark.long
-async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
+async def test_a_killed_leader_loses_and_repeats_nothing(own_scene: Scene) -> None:
+    scene = own_scene
     seen = [DeliveryCounts(), DeliveryCounts()]
     sessions = [scene.session(), scene.session()]
     tasks = [
         asyncio.create_task(scene.consume(session, one, 0.005)) for session, one in zip(sessions, seen, strict=True)
     ]
     await until(lambda: [len(session.assignment()) for session in sessions] == [8, 8], WAIT_S)
-    scene.node("n2")
+    scene.fleet.serve("n2")
     scene.publish(2_000, block=5)
     await until(lambda: all(len(one) > 20 for one in seen), WAIT_S)
     scene.fleet.nodes["n1"].kill()
@@ -149,21 +158,20 @@ async def test_a_killed_leader_loses_and_repeats_nothing(scene: Scene) -> None:
 @pytest.mark.conforms("E29")
 @in_a_loop
 @pytest.mark.long
-async def test_a_batch_in_store_waits_for_the_leader(scene: Scene) -> None:
+async def test_a_batch_in_store_waits_for_the_leader(own_scene: Scene) -> None:
     """One that was fetched and that nobody has taken is not given out when the leader's last message is too old."""
+    scene = own_scene
     async with scene.session(auto_ack=False) as session:
         scene.publish(1)
-        taken = await session.poll(WAIT_S)
-        assert taken is not None
+        taken = await polled(session)
         assert await session.poll(0.0) is None  # this fetches the next one
         scene.publish(1)
         await asyncio.sleep(1.0)
         scene.fleet.nodes["n1"].kill()
         await until(lambda: not session.may_continue(taken), WAIT_S)
         assert await session.poll(0.3) is None
-        scene.node("n2")
-        batch = await session.poll(WAIT_S)
-        assert batch is not None
+        scene.fleet.serve("n2")
+        batch = await polled(session)
         assert batch.first == 1
         await until(lambda: session.may_continue(batch), WAIT_S)
 
@@ -207,15 +215,9 @@ FORGOTTEN = "if session := await AsyncSession(sys.argv[1], sys.argv[2], starting
 @contextlib.contextmanager
 def consumer(scene: Scene, entering: str, before: str = "") -> Iterator[subprocess.Popen[str]]:
     code = "import sys\n" + textwrap.dedent(before) + textwrap.dedent(CONSUMER).format(entering=entering)
-    argv = [sys.executable, "-c", code, "$share/g/#", scene.url]
+    argv, pipe = [sys.executable, "-c", code, scene.group, scene.url], subprocess.PIPE
     with subprocess.Popen(
-        argv,
-        cwd=ROOT,
-        env=environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        argv, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as program:
         try:
             yield program
@@ -258,21 +260,21 @@ def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene, elsewhere: bool
     assert scene.is_handed_over()
 
 
-def test_the_program_of_the_page_works(scene: Scene, tmp_path: Path) -> None:
+def test_the_program_of_the_page_works(shared_fleet: Fleet, tmp_path: Path) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/asyncio.md").read_text(), re.DOTALL | re.MULTILINE)
     argv, out = [sys.executable, "-uc", program], tmp_path / "out"
+    settings = environment(extra={"SUBLET_DATABASE_URL": shared_fleet.url})
     with (
+        contextlib.closing(Scene(shared_fleet, "orders", 16)) as scene,
         out.open("w") as output,
-        subprocess.Popen(
-            argv, cwd=ROOT, env=environment(extra={"SUBLET_DATABASE_URL": scene.url}), stdout=output, stderr=output
-        ) as running,
+        subprocess.Popen(argv, cwd=ROOT, env=settings, stdout=output, stderr=output) as running,
     ):
         eventually(lambda: "'value': b'{\"id\": 1}'" in out.read_text(), WAIT_S, out.read_text)
         eventually(lambda: sum(position for _, position in scene.rows().values()) == 1, WAIT_S)
         running.send_signal(signal.SIGINT)
         assert running.wait(WAIT_S) == -signal.SIGINT
-    assert out.read_text().count("customer-7") == 1
-    assert scene.is_handed_over()
+        assert out.read_text().count("customer-7") == 1
+        assert scene.is_handed_over()
 
 
 def test_a_program_that_forgets_to_close_ends_too(scene: Scene) -> None:

@@ -6,8 +6,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -67,12 +66,10 @@ class EpochLoad:
 
 
 @pytest.fixture
-def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(database, tmp_path)
+def stage(stage: Stage) -> Stage:
     options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     stage.scene.store.declare_group(Subscription.parse(ALL), options)
-    yield stage
-    stage.close()
+    return stage
 
 
 def kill_a_consumer(stage: Stage) -> None:
@@ -107,16 +104,10 @@ def change_the_streams(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("S8", "S4")
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trouble",
-    [
-        pytest.param(kill_a_consumer, marks=pytest.mark.long),
-        pytest.param(let_a_consumer_leave, marks=pytest.mark.long),
-        pytest.param(add_a_consumer, marks=pytest.mark.long),
-        pytest.param(freeze_a_consumer, marks=pytest.mark.long),
-        pytest.param(kill_the_leader, marks=pytest.mark.long),
-        pytest.param(change_the_streams, marks=pytest.mark.long),
-    ],
+    [kill_a_consumer, let_a_consumer_leave, add_a_consumer, freeze_a_consumer, kill_the_leader, change_the_streams],
 )
 def test_epochs_stay_entire_and_are_announced_once(stage: Stage, trouble: Callable[[Stage], None]) -> None:
     stage.serve("n1", "n2")

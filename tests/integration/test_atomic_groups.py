@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -26,24 +28,66 @@ from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
-GROUP = "$share/g/#"
 FAST = BorrowerSettings().scaled(SPEED)
+_numbers = itertools.count(1)
 
 
-def declare(url: str, start: str = "latest") -> None:
-    store = PostgresGroupStore(url)
-    store.declare_group(
-        Subscription.parse(GROUP), GroupOptions(starting_position=StartingPosition.parse(start), atomic=True)
-    )
-    store.close()
+class AtomicWorld:
+    """A space, and a group of its own, at a node that other tests use too."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.space = url, f"s{next(_numbers)}"
+        self.group, self.group_id = f"$share/g/{self.space}/#", 0
+        self.connection, self.store = connect(url), PostgresGroupStore(url)
+        create_space(self.connection, self.space, f"{self.space}/#")
+        self.connection.execute("create table if not exists public.seen (number text); truncate public.seen")
+
+    def close(self) -> None:
+        self.store.close()
+        self.connection.close()
+
+    def declare(self, start: str = "latest") -> None:
+        options = GroupOptions(starting_position=StartingPosition.parse(start), atomic=True)
+        self.group_id = self.store.declare_group(Subscription.parse(self.group), options).group_id
+
+    def publisher(self, **how: Any) -> Publisher:
+        return Publisher(self.url, space=self.space, **how)
+
+    def publish(self, publisher: Publisher, epoch: int | tuple[int, int], count: int = 10) -> None:
+        for number in range(count):
+            publisher.in_epoch(epoch).publish(f"{self.space}/t", b"%d" % number, key=b"%d" % number)
+        publisher.flush()
+
+    def one_stream(self, messages: int) -> None:
+        """Epoch 1, completed, in one stream, in blocks of 10 messages."""
+        self.declare("earliest")
+        with self.publisher(block_messages=10) as publisher:
+            for number in range(messages):
+                publisher.in_epoch(1).publish(f"{self.space}/t", b"%d" % number, key=b"same").result()
+            publisher.advance(2)
+
+    def session(self, url: str = "", **arguments: Any) -> Session:
+        return Session(self.group, url or self.url, settings=FAST, **arguments)
+
+    def reader(self, url: str = "", **arguments: Any) -> Reader:
+        announced: list[GroupFrontier] = []
+        return Reader(self.session(url, on_epochs_consumed=announced.append, **arguments), announced)
+
+    def rows(self) -> list[tuple[int, Any]]:
+        moved = "(position > 0 or consumed ->> 'upto' <> '0')"
+        statement = f"select position, consumed from lending where group_id = %s and {moved} order by stream_id"
+        return self.connection.execute(statement.encode(), (self.group_id,)).fetchall()
+
+    def grant_anew(self, batch: Batch) -> None:
+        statement = "update lending set grant_id = grant_id + 1 where stream_id = %s"
+        self.connection.execute(statement, (batch.stream_id,))
 
 
 class Reader:
     """A session, the batches that it was given, and what was announced to it."""
 
-    def __init__(self, url: str, **arguments: Any) -> None:
-        self.announced: list[GroupFrontier] = []
-        self.session = Session(GROUP, url, settings=FAST, on_epochs_consumed=self.announced.append, **arguments)
+    def __init__(self, session: Session, announced: list[GroupFrontier]) -> None:
+        self.session, self.announced = session, announced
         self.batches: list[Batch] = []
 
     def until(self, fact: Callable[[], bool]) -> None:
@@ -68,21 +112,21 @@ class Reader:
         self.until(lambda: self.given() == given and consumed in (None, self.reached()))
 
 
-def publish(publisher: Publisher, epoch: int | tuple[int, int], count: int) -> None:
-    for number in range(count):
-        publisher.in_epoch(epoch).publish("t", b"%d" % number, key=b"%d" % number)
-    publisher.flush()
+@pytest.fixture
+def world(shared_fleet: Fleet) -> Iterator[AtomicWorld]:
+    with contextlib.closing(AtomicWorld(shared_fleet.url)) as world:
+        yield world
 
 
-def test_completed_epochs_come_and_are_announced(database: str, fleet: Fleet) -> None:
-    declare(database)
-    reader = Reader(database)
-    with reader.session, Publisher(database, space="default") as publisher:
+def test_completed_epochs_come_and_are_announced(world: AtomicWorld) -> None:
+    world.declare()
+    reader = world.reader()
+    with reader.session, world.publisher() as publisher:
         publisher.advance(7)
-        publish(publisher, 7, 100)
-        publish(publisher, 8, 100)
-        publish(publisher, 7, 50)
-        publisher.publish("t", b"in no epoch").result()
+        world.publish(publisher, 7, 100)
+        world.publish(publisher, 8, 100)
+        world.publish(publisher, 7, 50)
+        publisher.publish(f"{world.space}/t", b"in no epoch").result()
         reader.gets({None: 1})
         publisher.advance(8)
         reader.gets({None: 1, 7: 150}, reached=(8,))
@@ -90,38 +134,38 @@ def test_completed_epochs_come_and_are_announced(database: str, fleet: Fleet) ->
         reader.gets({None: 1, 7: 150, 8: 100}, reached=(9,))
         publisher.advance(20)
         reader.gets({None: 1, 7: 150, 8: 100}, reached=(20,))
-    again = Reader(database)
-    with again.session, Publisher(database, space="default") as publisher:
+    again = world.reader()
+    with again.session, world.publisher() as publisher:
         publisher.advance(20)
-        publish(publisher, 20, 10)
+        world.publish(publisher, 20)
         publisher.advance(21)
         again.gets({20: 10})
 
 
 @pytest.mark.conforms("S2")
-def test_a_live_group_gets_the_epochs_after_it(database: str, fleet: Fleet) -> None:
-    with Publisher(database, space="default") as publisher:
+def test_a_live_group_gets_the_epochs_after_it(world: AtomicWorld) -> None:
+    with world.publisher() as publisher:
         for epoch in (0, 1, 2, 3, 5):
-            publish(publisher, epoch, 10)
+            world.publish(publisher, epoch)
         publisher.advance(3)
-        declare(database)
-        reader = Reader(database)
+        world.declare()
+        reader = world.reader()
         with reader.session:
             reader.gets({}, reached=(6,))
             for epoch in (3, 4, 5, 6, 7, 8):
-                publish(publisher, epoch, 10)
+                world.publish(publisher, epoch)
             publisher.advance(8)
             reader.gets({6: 10, 7: 10})
             publisher.advance(9)
             reader.gets({6: 10, 7: 10, 8: 10})
 
 
-def test_epochs_of_two_numbers_come_in_product_order(database: str, fleet: Fleet) -> None:
-    declare(database, "earliest")
-    reader = Reader(database)
-    with reader.session, Publisher(database, space="default") as publisher:
+def test_epochs_of_two_numbers_come_in_product_order(world: AtomicWorld) -> None:
+    world.declare("earliest")
+    reader = world.reader()
+    with reader.session, world.publisher() as publisher:
         for epoch in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            publish(publisher, epoch, 10)
+            world.publish(publisher, epoch)
         publisher.advance((0, 1))
         reader.gets({0: 10, 1: 10})
         assert {epoch[1] for batch in reader.batches for epoch in batch.table.column("epoch").to_pylist()} == {0}
@@ -130,10 +174,10 @@ def test_epochs_of_two_numbers_come_in_product_order(database: str, fleet: Fleet
 
 
 @pytest.mark.conforms("S10")
-def test_a_group_that_is_not_atomic_gets_all_at_once(database: str, fleet: Fleet) -> None:
-    with Publisher(database, space="default") as publisher:
-        publish(publisher, 7, 10)
-        with Session(GROUP, database, settings=FAST, starting_position="earliest") as session:
+def test_a_group_that_is_not_atomic_gets_all_at_once(world: AtomicWorld) -> None:
+    with world.publisher() as publisher:
+        world.publish(publisher, 7)
+        with world.session(starting_position="earliest") as session:
             found: list[Batch] = []
             while sum(map(len, found)) < 10:
                 batch = session.poll(WAIT_S)
@@ -142,62 +186,42 @@ def test_a_group_that_is_not_atomic_gets_all_at_once(database: str, fleet: Fleet
         assert not any(batch.is_atomic or batch.completes_epochs for batch in found)
 
 
-def rows(database: str) -> list[tuple[int, Any]]:
-    with connect(database) as connection:
-        return connection.execute(
-            "select position, consumed from lending where position > 0 or consumed ->> 'upto' <> '0' order by stream_id"
-        ).fetchall()
-
-
-def one_stream(database: str, messages: int) -> None:
-    """Epoch 1, completed, in one stream, in blocks of 10 messages."""
-    declare(database, "earliest")
-    with Publisher(database, space="default", block_messages=10) as publisher:
-        for number in range(messages):
-            publisher.in_epoch(1).publish("t", b"%d" % number, key=b"same").result()
-        publisher.advance(2)
-
-
-def test_output_and_epochs_are_committed_together(database: str, fleet: Fleet) -> None:
-    one_stream(database, 20)
-    with connect(database) as connection:
-        connection.execute("create table public.seen (number text)")
-    reader = Reader(database, auto_ack=False)
+def test_output_and_epochs_are_committed_together(world: AtomicWorld) -> None:
+    world.one_stream(20)
+    reader = world.reader(auto_ack=False)
     reader.until(lambda: len(reader.batches) == 1)
     (batch,) = reader.batches
     assert batch.completes_epochs
+    values = [value.decode() for value in batch.table.column("value").to_pylist()]
     with batch.transaction() as output:
-        output.execute("insert into public.seen select unnest(%s::text[])", ([v.decode() for v in _values(batch)],))
-    assert rows(database) == [(20, {"upto": 20, "least": [[2]]})], "before anything is reported"
+        output.execute("insert into public.seen select unnest(%s::text[])", (values,))
+    assert world.rows() == [(20, {"upto": 20, "least": [[2]]})], "before anything is reported"
     with pytest.raises(UsageError, match="committed already"), batch.transaction():
         pass
-    grant = (1, batch.stream_id, batch.grant_id, batch.grant_key)
-    with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_progress.advance(connection, *grant, batch.next_offset, consumed=batch.consumed_frontier)
-    odd = '{"upto": "20", "least": [[2]]}', '{"upto": 20, "least": [["2"]]}', '{"upto": 20, "least": [[null]]}'
-    for consumed in odd:  # leaders read the row: a text in it ended each of their writes for the group
-        values = (*grant[:3], batch.next_offset, batch.grant_key.reveal(), consumed)
-        with connect(database) as connection, pytest.raises(psycopg.Error, match="is not held under grant"):
-            connection.execute("select advance(%s, %s, %s, %s, %s, %s::jsonb)", values)
+    grant = (world.group_id, batch.stream_id, batch.grant_id, batch.grant_key)
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
-    with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_progress.advance(connection, *grant, batch.next_offset, consumed=earlier)
+    for consumed in (batch.consumed_frontier, earlier):
+        with pytest.raises(GrantLost):
+            consumer_progress.advance(world.connection, *grant, batch.next_offset, consumed=consumed)
+    odd = '{"upto": "20", "least": [[2]]}', '{"upto": 20, "least": [["2"]]}', '{"upto": 20, "least": [[null]]}'
+    for text in odd:  # leaders read the row: a text in it ended each of their writes for the group
+        given = (*grant[:3], batch.next_offset, batch.grant_key.reveal(), text)
+        with pytest.raises(psycopg.Error, match="is not held under grant"):
+            world.connection.execute("select advance(%s, %s, %s, %s, %s, %s::jsonb)", given)
     reader.session.close()
 
 
 @pytest.mark.conforms("E13")
-def test_a_commit_under_a_past_grant_stays_unknown(
-    database: str, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_under_a_past_grant_stays_unknown(world: AtomicWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one without an answer nobody says that nothing was written, when its stream was granted anew since."""
-    one_stream(database, 20)
-    with PostgresProxy(database) as proxy, connect(database) as connection:
-        reader = Reader(proxy.url, auto_ack=False)
+    world.one_stream(20)
+    with PostgresProxy(world.url) as proxy:
+        reader = world.reader(proxy.url, auto_ack=False)
         reader.until(lambda: len(reader.batches) == 1)
         (batch,) = reader.batches
 
         def is_unknown_to_another_server(*_: object) -> None:
-            connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
+            world.grant_anew(batch)
 
         monkeypatch.setattr(consumer_progress, "is_committed", is_unknown_to_another_server)
         with pytest.raises(UnknownOutcome, match="granted anew since"), batch.transaction():
@@ -206,15 +230,14 @@ def test_a_commit_under_a_past_grant_stays_unknown(
 
 
 @pytest.mark.conforms("E13", "E35")
-def test_a_valid_grant_shows_what_was_committed(database: str, fleet: Fleet) -> None:
+def test_a_valid_grant_shows_what_was_committed(world: AtomicWorld) -> None:
     """Of two streams in a transaction without an answer, one is granted anew before it is found out."""
-    declare(database, "earliest")
-    with Publisher(database, space="default") as publisher:
-        publish(publisher, 1, 20)
+    world.declare("earliest")
+    with world.publisher() as publisher:
+        world.publish(publisher, 1, 20)
         publisher.advance(2)
-    with PostgresProxy(database) as proxy, connect(database) as connection:
-        connection.execute("create table public.seen (number text)")
-        reader = Reader(proxy.url, auto_ack=False)
+    with PostgresProxy(world.url) as proxy:
+        reader = world.reader(proxy.url, auto_ack=False)
         reader.until(
             lambda: len({batch.stream_id for batch in reader.batches}) > 1 and sum(reader.given().values()) == 20
         )
@@ -222,22 +245,18 @@ def test_a_valid_grant_shows_what_was_committed(database: str, fleet: Fleet) -> 
         proxy.cut_commit(resume=False)
         with pytest.raises(UnknownOutcome), reader.session.transaction(*batches) as output:
             output.execute("insert into public.seen values ('once')")
-        connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batches[0].stream_id,))
+        world.grant_anew(batches[0])
         proxy.resume()
         with reader.session.transaction(*batches) as output:
             output.execute("insert into public.seen values ('twice')")
         assert all(batch.committed for batch in batches)
-        assert connection.execute("select number from public.seen").fetchall() == [("once",)]
+        assert world.connection.execute("select number from public.seen").fetchall() == [("once",)]
         reader.session.close()
 
 
-def _values(batch: Batch) -> list[bytes]:
-    return [value for value in batch.table.column("value").to_pylist() if isinstance(value, bytes)]
-
-
-def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None:
-    one_stream(database, 20)
-    reader = Reader(database, max_batch_bytes=1, auto_ack=False)
+def test_a_transaction_ends_where_epochs_do(world: AtomicWorld) -> None:
+    world.one_stream(20)
+    reader = world.reader(max_batch_bytes=1, auto_ack=False)
     with reader.session:
         reader.until(lambda: sum(map(len, reader.batches)) == 20)
         assert [batch.completes_epochs for batch in reader.batches] == [False] * (len(reader.batches) - 1) + [True]
@@ -246,68 +265,65 @@ def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None
         last = reader.batches[-1]
         with pytest.raises(UsageError, match="that begins at offset 0 is still to be done"), last.transaction():
             pass
-        assert rows(database) == []
+        assert world.rows() == []
         with reader.session.transaction(*reader.batches):
             pass
-        assert rows(database) == [(20, {"upto": 20, "least": [[2]]})]
+        assert world.rows() == [(20, {"upto": 20, "least": [[2]]})]
 
 
 @pytest.mark.conforms("S11")
-def test_a_batch_may_be_bounded_to_entire_epochs(database: str, fleet: Fleet) -> None:
-    one_stream(database, 30)
-    reader = Reader(database, max_batch_bytes=1, whole_epochs=True)
+def test_a_batch_may_be_bounded_to_entire_epochs(world: AtomicWorld) -> None:
+    world.one_stream(30)
+    reader = world.reader(max_batch_bytes=1, whole_epochs=True)
     with reader.session:
         reader.until(lambda: sum(map(len, reader.batches)) == 30)
         (batch,) = reader.batches
         assert batch.completes_epochs
         assert (batch.first, batch.end) == (0, 30)
         assert batch.table.column("offset").to_pylist() == list(range(30))
-        reader.until(lambda: rows(database) == [(30, {"upto": 30, "least": [[2]]})])
+        reader.until(lambda: world.rows() == [(30, {"upto": 30, "least": [[2]]})])
 
 
-def test_who_leaves_in_an_epoch_leaves_all_of_it(database: str, fleet: Fleet) -> None:
-    one_stream(database, 50)
-    reader = Reader(database, max_batch_bytes=1)
+def test_who_leaves_in_an_epoch_leaves_all_of_it(world: AtomicWorld) -> None:
+    world.one_stream(50)
+    reader = world.reader(max_batch_bytes=1)
     reader.until(lambda: len(reader.batches) == 2)
     reader.session.close()
-    assert rows(database) == []
-    store = PostgresGroupStore(database)
-    (line,) = [line for line in store.history(1) if line.is_forced]
-    store.close()
+    assert world.rows() == []
+    (line,) = [line for line in world.store.history(world.group_id) if line.is_forced]
     assert (line.event, line.position, line.redelivery_end) == ("release", 0, reader.batches[-1].end)
-    again = Reader(database)
+    again = world.reader()
     with again.session:
         again.gets({1: 50})
 
 
-def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
-    one_stream(database, 10)
-    with connect(database) as connection:
-        (address,) = eventually(lambda: [node.address for node in list_live_nodes(connection)], WAIT_S)
+def test_through_nodes_there_are_no_epochs(world: AtomicWorld) -> None:
+    world.one_stream(10)
+    (node,) = list_live_nodes(world.connection)
     with (
-        Session(GROUP, nodes=[address], transport="nodes", settings=FAST) as session,
+        Session(world.group, nodes=[node.address], transport="nodes", settings=FAST) as session,
         pytest.raises(UsageError, match="is of an atomic group"),
     ):
         session.poll(WAIT_S)
 
 
-def test_entire_epochs_need_an_atomic_group(fleet: Fleet, database: str) -> None:
+def test_entire_epochs_need_an_atomic_group(world: AtomicWorld) -> None:
     with (
-        Session(GROUP, database, settings=FAST, whole_epochs=True) as session,
+        world.session(whole_epochs=True) as session,
         pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),
     ):
         eventually(lambda: session.poll(0.05), WAIT_S)
 
 
-def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: str) -> None:
-    declare(database, "earliest")
+def test_an_announcement_that_raises_hinders_no_close(world: AtomicWorld) -> None:
+    world.declare("earliest")
 
     def refuse(found: GroupFrontier) -> None:
         raise ValueError("not now")
 
-    session = Session(GROUP, database, settings=FAST, on_epochs_consumed=refuse)
-    with Publisher(database, space="default") as publisher:
-        publisher.in_epoch(1).publish("t", b"1")
+    session = world.session(on_epochs_consumed=refuse)
+    with world.publisher() as publisher:
+        publisher.in_epoch(1).publish(f"{world.space}/t", b"1")
         publisher.advance(2)
         with pytest.raises(ValueError, match="not now"):
             eventually(lambda: session.poll(0.05) and False, WAIT_S)
@@ -316,19 +332,17 @@ def test_an_announcement_that_raises_hinders_no_close(fleet: Fleet, database: st
 
 
 @pytest.mark.conforms("S4", "S9")
-def test_a_space_made_anew_has_epochs_of_its_own(database: str, fleet: Fleet) -> None:
-    with connect(database) as conn:
-        create_space(conn, "eu", "eu/#")
-        declare(database)
-        reader = Reader(database)
-        with reader.session:
-            with Publisher(database, space="eu") as publisher:
-                publisher.in_epoch(7).publish("eu/t", b"").result()
-            drop_space(conn, "eu")
-            reader.gets({7: 1}, reached=(8,))
-            create_space(conn, "eu", "eu/#")
-            with Publisher(database, space="eu") as publisher:
-                publisher.in_epoch((1, 2)).publish("eu/t", b"").result()
-                publisher.advance((2, 2))
-            reader.gets({7: 1, 1: 1}, reached=(2, 2))
-        assert [found.space for found in reader.announced] == ["eu"] * len(reader.announced)
+def test_a_space_made_anew_has_epochs_of_its_own(world: AtomicWorld) -> None:
+    world.declare()
+    reader = world.reader()
+    with reader.session:
+        with world.publisher() as publisher:
+            world.publish(publisher, 7, 1)
+        drop_space(world.connection, world.space)
+        reader.gets({7: 1}, reached=(8,))
+        create_space(world.connection, world.space, f"{world.space}/#")
+        with world.publisher() as publisher:
+            world.publish(publisher, (1, 2), 1)
+            publisher.advance((2, 2))
+        reader.gets({7: 1, 1: 1}, reached=(2, 2))
+    assert {found.space for found in reader.announced} == {world.space}

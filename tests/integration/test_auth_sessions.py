@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 
 from sublet import Session
@@ -37,6 +36,7 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.feed_kit import stub
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -49,25 +49,34 @@ READ, PUBLISH = rule("user:spark", Right.READ, "orders/#"), rule("user:spark", R
 WATCH = rule("user:spark", Right.WATCH, "orders/#", "b*")
 
 
-@pytest.fixture
-def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
-    """Return tokens by user, given with their rights before the node starts, so that it has read them."""
-    elsewhere = rule("user:spark", Right.JOIN, "bills/#")
-    for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
-        allow(conn, each)
-    return {name: token_of(conn, f"user:{name}") for name in ("spark", "other", "third")}
+class AskingNode:
+    """A node that asks who calls, with rights that it has read, and tokens of users."""
+
+    def __init__(self, url: str, conn: Connection, fleet: Fleet, environment: pytest.MonkeyPatch) -> None:
+        self.url, self.conn, self._environment = url, conn, environment
+        elsewhere = rule("user:spark", Right.JOIN, "bills/#")
+        for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
+            allow(conn, each)
+        self.tokens = {name: token_of(conn, f"user:{name}") for name in ("spark", "other", "third")}
+        self.address = serve_asking(fleet, conn)
+
+    def show(self, user: str) -> None:
+        """Have clients of this process show the user's token."""
+        self._environment.setenv("SUBLET_TOKEN", self.tokens[user])
+
+    def rows(self, statement: str) -> list[Any]:
+        return self.conn.execute(statement.encode()).fetchall()
 
 
 @pytest.fixture
-def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
-    """Return the address of a node that authenticates callers."""
-    return serve_asking(empty_fleet, conn)
+def node(database: str, conn: Connection, empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> AskingNode:
+    return AskingNode(database, conn, empty_fleet, monkeypatch)
 
 
 @pytest.fixture(params=["database", "nodes"])
-def through(database: str, address: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+def through(node: AskingNode, request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return the transport of a session."""
-    return {"transport": request.param} | ({"nodes": [address]} if request.param == "nodes" else {"url": database})
+    return {"transport": request.param} | ({"nodes": [node.address]} if request.param == "nodes" else {"url": node.url})
 
 
 def is_known(address: str, token: str) -> bool:
@@ -88,6 +97,10 @@ def polled(session: Session) -> int:
     return 0 if batch is None else len(batch)
 
 
+def wait_for_streams(session: Session) -> None:
+    eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+
+
 def poll_to_the_end(session: Session) -> str:
     """Why it ended."""
     with pytest.raises(SubscriptionEnded) as ended:
@@ -95,50 +108,32 @@ def poll_to_the_end(session: Session) -> str:
     return f"{ended.value.reason}: {ended.value}"
 
 
-def test_a_token_that_was_used_has_a_day(conn: psycopg.Connection[Any], address: str, tokens: dict[str, str]) -> None:
-    assert is_known(address, tokens["spark"])
-    used = "select token_id from token where last_used is not null"
-    eventually(lambda: conn.execute(used).fetchall() == [(tokens["spark"][4:12],)], WAIT_S)
-
-
-def test_a_member_with_the_right_consumes(
-    database: str, through: dict[str, Any], tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(database, 100)
-    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+def test_a_member_with_the_right_consumes(node: AskingNode, through: dict[str, Any]) -> None:
+    publish(node.url, 100)
+    node.show("spark")
     with Session(GROUP, **through, name="s", starting_position="earliest", settings=FAST) as session:
-        found = 0
-
-        def all_came() -> bool:
-            nonlocal found
-            found += polled(session)
-            return found == 100
-
-        eventually(all_came, WAIT_S)
+        found: list[int] = []
+        eventually(lambda: found.append(polled(session)) or sum(found) == 100, WAIT_S)  # type: ignore[func-returns-value]
 
 
-def test_a_session_without_the_right_is_denied(
-    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Session(GROUP, database, settings=FAST) as session:
+def test_a_session_without_the_right_is_denied(node: AskingNode) -> None:
+    with Session(GROUP, node.url, settings=FAST) as session:
         assert "denied: " in (why := poll_to_the_end(session))
         assert "SUBLET_TOKEN" in why
-    monkeypatch.setenv("SUBLET_TOKEN", tokens["other"])
-    with Session(GROUP, database, settings=FAST) as session:
+    node.show("other")
+    with Session(GROUP, node.url, settings=FAST) as session:
         assert "user:other has no right to join 'orders/#' in group 'billing'" in poll_to_the_end(session)
-    assert conn.execute("select count(*) from consumer_group").fetchone() == (0,), "nor is the group made"
+    assert node.conn.execute("select count(*) from consumer_group").fetchone() == (0,), "nor is the group made"
 
 
 @pytest.mark.conforms("X5")
-def test_a_sessions_name_is_not_another_principals(
-    conn: psycopg.Connection[Any], through: dict[str, Any], tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sessions_name_is_not_another_principals(node: AskingNode, through: dict[str, Any]) -> None:
     """Whether it is drawn in the database or at the node, until somebody releases it. A session that would only be
     shown under it joins without a name."""
-    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+    node.show("spark")
     with Session(GROUP, **through, name="etl", settings=FAST) as session:
-        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
-        monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
+        wait_for_streams(session)
+        node.show("third")
         with pytest.raises((PermissionDenied, SubscriptionEnded), match=r"'etl' of .* is another principal's"):
             open_and_poll(through)
         assert polled(session) == 0
@@ -146,10 +141,10 @@ def test_a_sessions_name_is_not_another_principals(
         with Session(GROUP, **through, name="etl", is_name_stable=False, settings=FAST) as other:
             eventually(lambda: polled(session) == polled(other) == 0 and len(other.assignment()) == 1, WAIT_S)
             held = "select coalesce(session, '-') from lending where status = 'held' order by 1"
-            assert conn.execute(held.encode()).fetchall() == [("-",), ("etl",)]
-        release(conn, Subscription.parse(GROUP), "etl")
+            assert node.rows(held) == [("-",), ("etl",)]
+        release(node.conn, Subscription.parse(GROUP), "etl")
         with Session(GROUP, **through, name="etl", settings=FAST) as other:
-            eventually(lambda: polled(other) == 0 and len(other.assignment()) == 2, WAIT_S)
+            wait_for_streams(other)
             assert "fenced" in poll_to_the_end(session)
 
 
@@ -158,111 +153,103 @@ def open_and_poll(through: dict[str, Any]) -> None:
         eventually(lambda: polled(session) < 0, WAIT_S)
 
 
-def test_a_member_that_loses_its_right_is_denied(
-    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_member_that_loses_its_right_is_denied(node: AskingNode) -> None:
     """And another gets its streams, though it had planned what it would keep for a day."""
-    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
-    with Session(GROUP, database, name="one", settings=FAST) as session:
-        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
-        publish(database, 100)
+    node.show("spark")
+    with Session(GROUP, node.url, name="one", settings=FAST) as session:
+        wait_for_streams(session)
+        publish(node.url, 100)
         planned = "jsonb_build_object('grant_id', grant_id, 'start', 0, 'end', 1, 'hold_s', 86400, 'consumed', null)"
-        assert conn.execute(f"update lending set in_doubt = {planned}, planned_by = session".encode()).rowcount == 2
-        monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
-        revoke(conn, JOIN)
-        eventually(lambda: conn.execute("select from lending where session = 'one'").rowcount == 0, WAIT_S)
-        assert conn.execute("select count(*) from lending_history where redelivery_end > 0").fetchone() == (2,)
+        assert (
+            node.conn.execute(f"update lending set in_doubt = {planned}, planned_by = session".encode()).rowcount == 2
+        )
+        node.show("third")
+        revoke(node.conn, JOIN)
+        eventually(lambda: node.conn.execute("select from lending where session = 'one'").rowcount == 0, WAIT_S)
+        assert node.conn.execute("select count(*) from lending_history where redelivery_end > 0").fetchone() == (2,)
         assert "denied" in (why := poll_to_the_end(session))
         assert "user:spark has no right to join" in why
-    with Session(GROUP, database, settings=FAST) as session:
-        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+    with Session(GROUP, node.url, settings=FAST) as session:
+        wait_for_streams(session)
 
 
-def test_a_revoked_token_ends_its_session(
-    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = tokens["spark"]
-    monkeypatch.setenv("SUBLET_TOKEN", token)
-    with Session(GROUP, database, settings=FAST) as session:
-        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
-        revoke_token(conn, token[4:12])
+def test_a_revoked_token_ends_its_session(node: AskingNode) -> None:
+    """One that was used has the day."""
+    node.show("spark")
+    token_id = node.tokens["spark"][4:12]
+    with Session(GROUP, node.url, settings=FAST) as session:
+        wait_for_streams(session)
+        used = "select token_id from token where last_used is not null"
+        eventually(lambda: node.rows(used) == [(token_id,)], WAIT_S)
+        revoke_token(node.conn, token_id)
         assert "denied" in poll_to_the_end(session)
 
 
 def test_a_token_is_replaced_while_its_bearer_runs(
-    database: str,
-    conn: psycopg.Connection[Any],
-    address: str,
-    tokens: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    node: AskingNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
-    file.write_text(tokens["spark"])
+    file.write_text(node.tokens["spark"])
     file.chmod(0o600)
     monkeypatch.setenv("SUBLET_TOKEN_FILE", str(file))
-    second = token_of(conn, "user:spark")
-    eventually(lambda: is_known(address, second), WAIT_S)
-    with Session(GROUP, database, settings=FAST) as session:
-        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
-        grants = conn.execute("select grant_id from lending order by 1").fetchall()
+    second = token_of(node.conn, "user:spark")
+    eventually(lambda: is_known(node.address, second), WAIT_S)
+    with Session(GROUP, node.url, settings=FAST) as session:
+        wait_for_streams(session)
+        grants = node.rows("select grant_id from lending order by 1")
         file.write_text(second)
-        revoke_token(conn, tokens["spark"][4:12])
-        eventually(lambda: not is_known(address, tokens["spark"]), WAIT_S)
-        publish(database, 10)
+        revoke_token(node.conn, node.tokens["spark"][4:12])
+        eventually(lambda: not is_known(node.address, node.tokens["spark"]), WAIT_S)
+        publish(node.url, 10)
         eventually(lambda: polled(session) > 0, WAIT_S)
-        assert conn.execute("select grant_id from lending order by 1").fetchall() == grants, "it was not let go"
+        assert node.rows("select grant_id from lending order by 1") == grants, "it was not let go"
 
 
 @pytest.mark.conforms("E39")
-def test_a_deleted_stream_is_gone_for_its_reader(
-    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str]
-) -> None:
+def test_a_deleted_stream_is_gone_for_its_reader(node: AskingNode) -> None:
     """A member may read on before it is notified that the stream was taken from its group; of others nobody reads."""
-    publish(database, 1)
+    publish(node.url, 1)
     read = "select stream_id, generation_id from stream where head > 0"
-    ((stream, generation),) = conn.execute(read).fetchall()
-    rollover(conn, "default")
-    conn.execute("update space set retention_s = 1")
-    conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    ((stream, generation),) = node.rows(read)
+    rollover(node.conn, "default")
+    node.conn.execute("update space set retention_s = 1")
+    node.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
     cleaner = EmptyGenerationCleaner(rest_s=0)
-    eventually(lambda: (apply_retention(conn), cleaner(conn), conn.execute(read).rowcount == 0)[-1], WAIT_S)
-    ((other,),) = conn.execute("select min(stream_id) from stream").fetchall()
-    with stub(address) as feed:
+    eventually(
+        lambda: (apply_retention(node.conn), cleaner(node.conn), node.conn.execute(read).rowcount == 0)[-1], WAIT_S
+    )
+    ((other,),) = node.rows("select min(stream_id) from stream")
+    with stub(node.address) as feed:
         asked = [FetchRequest(each, 0, TopicFilter("orders/#"), generation, 1, 1) for each in (stream, other)]
-        calls = [feed.Read.future(encode_fetch_request(each), metadata=bearer(tokens["spark"])) for each in asked]
+        calls = [feed.Read.future(encode_fetch_request(each), metadata=bearer(node.tokens["spark"])) for each in asked]
         assert decode_fetch_reply(calls[0].result(WAIT_S)) == FetchPositionGone(None)
         assert calls[1].code() is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_feed_follows_until_its_right_is_revoked(
-    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    token = tokens["spark"]
-    monkeypatch.setenv("SUBLET_TOKEN", token)
-    with Feed(address) as feed, feed.follow("orders/+", "earliest") as reader:
+def test_a_feed_follows_until_its_right_is_revoked(node: AskingNode) -> None:
+    node.show("spark")
+    with Feed(node.address) as feed, feed.follow("orders/+", "earliest") as reader:
         feed.publish("orders/eu", b"1").result()
         assert reader.read(WAIT_S) is not None
-        revoke(conn, READ)
-        publish(database, 1)
-
+        revoke(node.conn, READ)
+        publish(node.url, 1)
         with pytest.raises(PermissionDenied, match="user:spark has no right to read"):
             eventually(lambda: reader.read(5.0) is None, WAIT_S)
-    monkeypatch.setenv("SUBLET_TOKEN", token[:-1] + ("A" if token[-1] != "A" else "B"))
-    with pytest.raises(Unauthenticated, match="sublet access token"), Feed(address) as feed:
+    token = node.tokens["spark"]
+    node.tokens["nobody"] = token[:-1] + ("A" if token[-1] != "A" else "B")
+    node.show("nobody")
+    with pytest.raises(Unauthenticated, match="sublet access token"), Feed(node.address) as feed:
         feed.publish("orders/eu", b"1").result()
 
 
-def test_a_watcher_that_loses_its_right_sees_no_more(
-    conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+def test_a_watcher_that_loses_its_right_sees_no_more(node: AskingNode) -> None:
+    node.show("spark")
 
     def next_kind(watch: GroupEventWatcher) -> type:
         return type(watch.next_event(5.0))
 
     with GroupEventWatcher(GROUP) as watch:
-        watch.set_nodes([address])
+        watch.set_nodes([node.address])
         eventually(lambda: next_kind(watch) is FindLeaderResponse, WAIT_S)
-        revoke(conn, WATCH)
+        revoke(node.conn, WATCH)
         eventually(lambda: next_kind(watch) is GroupEventsUnavailable, WAIT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,7 @@ def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_datab
     file = tmp_path / "backup.dump"
     for place in ("old", "new"):
         (tmp_path / place).mkdir()
-    old = Stage(database, tmp_path / "old")
-    try:
+    with closing(Stage(database, tmp_path / "old")) as old:
         old.serve("n1")
         old.share("a")
         with old.scene.load(every_s=0.1):
@@ -37,13 +37,10 @@ def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_datab
             old.more()  # what is published and consumed from here on is in no backup
         before, last_draw = old.scene.claim(), old.scene.ask(DRAW)[0][0]
         seen, ahead = old.fleet.delivered(), old.scene.heads()
-    finally:
-        old.close()
 
     options = "--no-owner --exit-on-error --single-transaction"
     run("pg_restore", *options.split(), f"--dbname={empty_database}", str(file))
-    new = Stage(empty_database, tmp_path / "new")
-    try:
+    with closing(Stage(empty_database, tmp_path / "new")) as new:
         with connect(empty_database) as conn:
             check_schema(conn)
         heads, positions = new.scene.heads(), {stream: position for stream, _, position, _ in new.scene.rows()}
@@ -63,5 +60,3 @@ def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_datab
         assert begun == [], "consumed before the backup was taken"
         published = new.scene.heads()
         assert judge(published, [*delivered, *(d for d in seen if d.offsets[0] < first[d.stream])], ()).lost == []
-    finally:
-        new.close()

@@ -63,24 +63,18 @@ async def _opened(door: Any) -> None:
 
 @contextmanager
 def refused(error: type[SubletError], *reported: str) -> Iterator[None]:
-    """Raises this error, whose text has all of that."""
+    """Raises this error, whose text has all of that, and no password."""
     with pytest.raises(error) as raised:
         yield
     assert type(raised.value) is error
-    for text in reported:
-        assert text in str(raised.value)
+    assert [text for text in reported if text not in str(raised.value)] == []
+    assert "s3cret-pw" not in str(raised.value)
 
 
 def stored(url: str) -> list[str]:
     with connect(url) as conn:
         pages = Tail(conn, TopicFilter.parse("#"), "earliest").pages()
         return [value.decode() for page in pages for value in page.column("value").to_pylist()]
-
-
-def groups(url: str) -> int:
-    with connect(url) as conn:
-        row = conn.execute("select count(*) from consumer_group where kind <> 'internal'").fetchone()
-        return int(row[0]) if row else 0
 
 
 # --- topics, values, spaces -----------------------------------------------------------------------------------------
@@ -137,12 +131,6 @@ def test_an_unknown_space_lists_which_there_are(database: str) -> None:
         create_space(conn, "orders", "orders/#", shards=1)
     with refused(UnknownSpace, "'odrers'", "There are: default, orders"):
         sublet.Publisher(database, space="odrers")
-    with (
-        sublet.Publisher(database, space="orders") as publisher,
-        refused(UsageError, "'mails/1'", "space 'default'", "'orders'"),
-    ):
-        publisher.publish("mails/1", b"x")
-    assert stored(database) == []
 
 
 # --- groups and filters ---------------------------------------------------------------------------------------------
@@ -150,17 +138,15 @@ def test_an_unknown_space_lists_which_there_are(database: str) -> None:
 
 @pytest.mark.conforms("E24")
 def test_a_malformed_group_is_not_joined(database: str) -> None:
+    """Which are malformed is in `tests/unit/test_topics.py`."""
     for subscription, error, rule in (
-        ("orders/#", InvalidSubscription, "$share/GROUP/FILTER"),
         ("$share//orders/#", InvalidSubscription, "a group's name is not empty"),
-        ("$share/a+b/orders/#", InvalidSubscription, "a group's name has no /, + or #"),
-        (f"$share/{'g' * 256}/a", InvalidSubscription, "at most 255 characters"),
         ("$share/g/orders/#/eu", InvalidFilter, "# stands alone in the last level"),
-        ("$share/g/orders+/eu", InvalidFilter, "+ stands alone"),
     ):
         with refused(error, rule):
             sublet.Session(subscription, database)
-    assert groups(database) == 0
+    with connect(database) as conn:
+        assert conn.execute("select from consumer_group where kind <> 'internal'").rowcount == 0
 
 
 NOWHERE = "postgresql://me@127.0.0.1:1/x"
@@ -208,16 +194,13 @@ def test_an_async_session_refuses_a_bad_setting() -> None:
         asyncio.run(_opened(sublet.AsyncSession(GROUP, NOWHERE, weight=None)))
 
 
-@pytest.mark.parametrize("url", [5, b"postgresql://me:s3cret-pw@db/x"], ids=["number", "bytes"])
-def test_a_url_that_is_no_text_is_not_shown(url: Any) -> None:
-    with refused(InvalidSetting, f"url of type {type(url).__name__}: it is a text such as postgresql://USER@HOST/"):
-        sublet.Session(GROUP, url)
-
-
 @pytest.mark.parametrize("opens", [sublet.Session, sublet.AsyncSession])
-def test_a_subscription_is_text(opens: Callable[..., object]) -> None:
+def test_urls_and_subscriptions_are_text(opens: Callable[..., object]) -> None:
     with refused(InvalidSubscription, "subscription b'$share/g/#': it is a text, $share/GROUP/FILTER"):
         opens(b"$share/g/#", NOWHERE)
+    for url in (5, b"postgresql://me:s3cret-pw@db/x"):
+        with refused(InvalidSetting, f"url of type {type(url).__name__}: it is a text such as postgresql://USER@HOST/"):
+            sublet.Session(GROUP, url)  # type: ignore[arg-type]
 
 
 # --- the database ---------------------------------------------------------------------------------------------------
@@ -230,10 +213,8 @@ def test_an_unusable_url_is_shown_without_its_password(opens: Opener) -> None:
         ("postgresql://me:s3cret-pw@db/x?nonsense=1", InvalidSetting, "Write it as postgresql://"),
         ("postgresql://me:s3cret-pw@127.0.0.1:1/x", DatabaseUnreachable, "cannot connect to me@127.0.0.1:1/x: "),
     ):
-        with pytest.raises(error) as raised:
+        with refused(error, reported):
             opens(url)
-        assert reported in str(raised.value)
-        assert "s3cret-pw" not in str(raised.value)
 
 
 @every_door
@@ -257,9 +238,8 @@ def test_only_a_database_in_utf_8_gets_tables(empty_database: str) -> None:
             conn.execute(f"create database other encoding '{encoding}' locale 'C' template template0")
         try:
             other = make_conninfo(empty_database, dbname="other")
-            with refused(
-                InvalidSetting, f"'other' has the encoding {encoding}", "which takes UTF8", "--encoding=UTF8 other"
-            ):
+            said = f"'other' has the encoding {encoding}", "which takes UTF8", "--encoding=UTF8 other"
+            with refused(InvalidSetting, *said):
                 migrate(other)
             assert current_version(other) is None
         finally:
@@ -270,7 +250,8 @@ def test_only_a_database_in_utf_8_gets_tables(empty_database: str) -> None:
 @pytest.mark.parametrize("named", ["--data-dir", "SUBLET_DATA_DIR"])
 def test_a_closed_data_directory_is_named(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     with a_closed_directory() as closed:
-        with refused(EmbeddedDirectoryUnusable, str(closed), named):
+        remedy = ["chmod o+x"] if os.geteuid() == 0 else []
+        with refused(EmbeddedDirectoryUnusable, str(closed), named, *remedy):
             if named == "SUBLET_DATA_DIR":
                 monkeypatch.setenv(named, str(closed / "data"))
                 sublet.Publisher()
@@ -301,11 +282,10 @@ def test_another_protocol_version_ends_the_session(database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         node = shell.newer_leader("n1")
         with sublet.Session(GROUP, database, nodes=[node.address]) as session:
-            with pytest.raises(SubscriptionEnded) as raised:
+            versions = f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1)
+            with refused(SubscriptionEnded, *versions, "same release"):
                 session.poll(30)
             assert session.is_closed
-        for text in (f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release"):
-            assert text in str(raised.value)
         assert node.process.poll() is None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from pyspark.sql import datasource as spark
 
 from sublet_borrower.spark.source.range_reader import RangePartition
 from sublet_protocol.domain.errors import SubletError
+from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.replay_kit import Plan, Row, values
@@ -42,17 +43,24 @@ def publish(url: str, first: int, count: int, block: int = 8, stay: int = 7) -> 
             publisher.flush()
 
 
-@pytest.fixture
-def world(database: str, conn: psycopg.Connection[Any]) -> str:
+def fill(url: str) -> None:
     """Two spaces, three generations, small blocks; in the last ones are so many topics that they have no index."""
-    publish(database, 0, 80)
-    create_space(conn, "eu", "eu/#", shards=2)
-    publish(database, 80, 80)
-    reshard(conn, "default", 3)
-    publish(database, 160, 40)
-    publish(database, 200, COUNT - 200, block=100, stay=1)
-    assert conn.execute("select from block where topics is null").rowcount > 0
-    return database
+    with connect(url) as conn:
+        reshard(conn, "default", 2)
+        publish(url, 0, 80)
+        create_space(conn, "eu", "eu/#", shards=2)
+        publish(url, 80, 80)
+        reshard(conn, "default", 3)
+        publish(url, 160, 40)
+        publish(url, 200, COUNT - 200, block=100, stay=1)
+        assert conn.execute("select from block where topics is null").rowcount > 0
+
+
+@pytest.fixture(scope="module")
+def world(shared_database: str) -> str:
+    """A database that is not written to."""
+    fill(shared_database)
+    return shared_database
 
 
 # --- the same as Spark ----------------------------------------------------------------------------------------------
@@ -133,15 +141,16 @@ def position(row: Row) -> tuple[int, int]:
 # --- what is not fetched --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def traps(world: str, conn: psycopg.Connection[Any]) -> Callable[[str], int]:
-    """Set one: blocks under this condition cannot be fetched any more. How many there are."""
-
-    def trap(condition: str) -> int:
-        elsewhere = "update block set payload = null, uri = 'elsewhere', uri_bytes = 1 where " + condition
-        return conn.execute(elsewhere.encode()).rowcount
-
-    return trap
+@contextmanager
+def trapped(url: str, condition: str) -> Iterator[int]:
+    """Have blocks under this condition not be fetched. Yield how many there are."""
+    to_it = "b set payload = null, uri = 'elsewhere', uri_bytes = 1"
+    back = "b set payload = s.payload, uri = null, uri_bytes = null from saved s"
+    same = "(b.generation_id, b.stream_id, b.end_offset) = (s.generation_id, s.stream_id, s.end_offset)"
+    with connect(url) as conn:
+        conn.execute(f"create temporary table saved as select * from block where {condition}".encode())
+        yield conn.execute(f"update block {to_it} where {condition}".encode()).rowcount
+        conn.execute(f"update block {back} where {same}".encode())
 
 
 NOT_OF_US = "topics is not null and not exists (select from unnest(topics) as t where t like 'us/%')"
@@ -167,15 +176,15 @@ SKIPPED: list[tuple[list[Any], dict[str, str], str]] = [
 @pytest.mark.parametrize(("filters", "options", "unwanted"), SKIPPED, ids=[unwanted[:40] for _, _, unwanted in SKIPPED])
 @pytest.mark.long
 def test_unwanted_blocks_are_not_fetched(
-    world: str, traps: Callable[[str], int], filters: list[Any], options: dict[str, Any], unwanted: str
+    world: str, filters: list[Any], options: dict[str, Any], unwanted: str
 ) -> None:
     before = values(world, filters, **options)
     assert before
-    skipped = traps(unwanted)
-    assert skipped > COUNT // 20, "blocks that are not fetched"
-    assert values(world, filters, **options) == before
-    with pytest.raises(SubletError, match=r"'elsewhere', .*it is not read"):
-        values(world)
+    with trapped(world, unwanted) as skipped:
+        assert skipped > COUNT // 20, "blocks that are not fetched"
+        assert values(world, filters, **options) == before
+        with pytest.raises(SubletError, match=r"'elsewhere', .*it is not read"):
+            values(world)
 
 
 def test_a_topic_decides_which_streams_are_looked_at(world: str) -> None:
@@ -187,14 +196,16 @@ def test_a_topic_decides_which_streams_are_looked_at(world: str) -> None:
     assert spaces("eu/a") == {"default", "eu"}, "both, as the space eu came later"
 
 
-def test_epochs_decide_which_blocks_are_fetched(world: str, traps: Callable[[str], int]) -> None:
-    with Publisher(world, space="default") as publisher:
+def test_epochs_decide_which_blocks_are_fetched(database: str) -> None:
+    fill(database)
+    with Publisher(database, space="default") as publisher:
         for epoch in range(20):
             publisher.in_epoch(epoch).publish("e/a", b"%d" % epoch)
             publisher.flush()
-    assert traps("epoch_bounds is null") >= COUNT // 20
-    assert traps("epoch_bounds #> '{greatest,0,0}' < '5' or epoch_bounds #> '{least,0,0}' >= '8'") == 17
-    assert values(world, startingEpoch=5, endingEpoch=8) == [b"5", b"6", b"7"]
+    outside = "epoch_bounds #> '{greatest,0,0}' < '5' or epoch_bounds #> '{least,0,0}' >= '8'"
+    with trapped(database, "epoch_bounds is null") as without, trapped(database, outside) as others:
+        assert (without >= COUNT // 20, others) == (True, 17)
+        assert values(database, startingEpoch=5, endingEpoch=8) == [b"5", b"6", b"7"]
 
 
 # --- what Spark gets ------------------------------------------------------------------------------------------------

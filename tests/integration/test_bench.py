@@ -28,8 +28,7 @@ from bench import (
 )
 from bench.peers.known import SYSTEMS
 from tests.kit_nodes import ROOT
-from tests.spark.java_archive import java_options
-from tests.spark.session import CACHE
+from tests.spark.session import CACHE, java_options
 
 QUICK = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss8m",
@@ -63,37 +62,22 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
     return written
 
 
+NODE = "--borrowers 40 --lendings 400 --groups 4 --leaderships 5 --entries 20 40 --rounds 1"
+EPOCHS = "--messages 4000 --paces 1000 --batch-bytes 150000 --streams 20 --rounds 1 --statement-rounds 1"
+PUSH = "--driver poll --messages 2000 --calls 100 --rounds 1"
+
+
 @pytest.mark.parametrize(
     ("bench", "options", "heading", "parts"),
     [
         (allocation, "--streams 200 --borrowers 20 --rounds 1", "Allocation: who gets which stream", {"plans": 5}),
         (operate, "--groups 20 --streams 10 --rounds 1", "What an operator waits for", {"figures": 13}),
         (decode, "--messages 1 100 --rounds 3", "Validation of blocks", {"figures": 12}),
-        pytest.param(handover, "--moves 1 --streams 3", "Graceful hand-over", {}, marks=pytest.mark.long),
-        pytest.param(
-            node,
-            "--borrowers 40 --lendings 400 --groups 4 --leaderships 5 --entries 20 40 --rounds 1",
-            *("A node that holds many borrowers", {}),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            epochs,
-            "--messages 4000 --paces 1000 --batch-bytes 150000 --streams 20 --rounds 1 --statement-rounds 1",
-            *("What epochs cost", {"figures": 6, "claims": 2}),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            tls,
-            "--messages 2000 --calls 20 --connections 3 --rounds 1",
-            *("What TLS costs", {"claims": 4}),
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            push_cost,
-            "--driver poll --messages 2000 --calls 100 --rounds 1",
-            *("What push costs a publisher", {}),
-            marks=pytest.mark.long,
-        ),
+        (handover, "--moves 1 --streams 3", "Graceful hand-over", {}),
+        (node, NODE, "A node that holds many borrowers", {}),
+        (epochs, EPOCHS, "What epochs cost", {"figures": 6, "claims": 2}),
+        (tls, "--messages 2000 --calls 20 --connections 3 --rounds 1", "What TLS costs", {"claims": 4}),
+        (push_cost, PUSH, "What push costs a publisher", {}),
     ],
     ids=["allocation", "operate", "decode", "handover", "node", "epochs", "tls", "push"],
 )
@@ -134,9 +118,7 @@ def test_spark(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "systems",
-    [("sublet-poll", "redis-everysec"), pytest.param(("nats-always", "nats-default-pull"), marks=pytest.mark.long)],
-    ids=["redis", "nats"],
+    "systems", [("sublet-poll", "redis-everysec"), ("nats-always", "nats-default-pull")], ids=["redis", "nats"]
 )
 @pytest.mark.long
 def test_latency(page: Path, systems: tuple[str, ...]) -> None:

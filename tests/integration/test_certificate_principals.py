@@ -17,7 +17,7 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, revoke, rule, token_of
 from tests.integration.cli_kit import Running, Shell
@@ -65,9 +65,7 @@ def clients(trusted: Certificates, tmp_path: Path) -> dict[str, Files | None]:
 @pytest.fixture
 def node(shell: Shell, trusted: Certificates, database: str, conn: psycopg.Connection[Any]) -> Running:
     """It asks for a certificate, on both ports. The rules are there before it starts."""
-    store = PostgresGroupStore(database)
-    store.declare_group(Subscription.parse(GROUP), GroupOptions())
-    store.close()
+    create_group(database, Subscription.parse(GROUP), GroupOptions())
     for right in Right:
         allow(conn, rule(ETL, right, "orders/#", *(("billing",) if right.is_on_groups else ())))
         allow(conn, rule(OTHER, right, "bills/#"))

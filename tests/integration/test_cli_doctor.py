@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -25,6 +23,7 @@ from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import a_shell
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 GROUP = Subscription.parse("$share/g/#")
@@ -32,7 +31,7 @@ N1, N2 = (NodeIncarnation(name, f"a life of {name}", "127.0.0.1:1") for name in 
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as conn:
         yield conn
 
@@ -44,13 +43,13 @@ def store(database: str) -> Iterator[PostgresGroupStore]:
     store.close()
 
 
-def found(conn: psycopg.Connection[Any], check: str, now_s: float | None = None) -> DoctorCheckResult:
+def found(conn: Connection, check: str, now_s: float | None = None) -> DoctorCheckResult:
     now_s = time.time() if now_s is None else now_s
     (finding,) = [each for each in run_checks(conn, now_s, PROTOCOL_VERSION) if each.check == check]
     return finding
 
 
-def check_finding(conn: psycopg.Connection[Any], check: str, state: Severity, detail: str, hint: str = "") -> None:
+def check_finding(conn: Connection, check: str, state: Severity, detail: str, hint: str = "") -> None:
     """It is found, and its text and remedy have these."""
     finding = found(conn, check)
     assert finding.state is state
@@ -62,14 +61,14 @@ def is_well(finding: DoctorCheckResult) -> bool:
     return finding.state is Severity.OK and finding.hint is None
 
 
-def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], store: PostgresGroupStore) -> None:
+def test_a_database_that_is_looked_after_is_well(conn: Connection, store: PostgresGroupStore) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     store.claim(MAINTENANCE, N1, 60)
     assert [each for each in run_checks(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
 
 
-def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) -> None:
+def test_nodes_are_missed_counted_and_compared(conn: Connection) -> None:
     check_finding(conn, "nodes", Severity.ERROR, "", "Start one: sublet leader")
     assert found(conn, "maintenance").state is Severity.WARNING
     register(conn, N1, 60, PROTOCOL_VERSION)
@@ -78,7 +77,7 @@ def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) ->
     check_finding(conn, "nodes", Severity.ERROR, f"n2 ({PROTOCOL_VERSION + 1})")
 
 
-def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) -> None:
+def test_a_drained_node_is_named_with_the_remedy(conn: Connection) -> None:
     register(conn, N1, 60, PROTOCOL_VERSION)
     set_draining(conn, N1, True)
     undo = "lead again: sublet nodes drain n1 --undo"
@@ -96,7 +95,7 @@ def test_a_drained_node_is_named_with_the_remedy(conn: psycopg.Connection[Any]) 
     assert found(conn, "nodes").detail == "2: n2, n3", "it is gone"
 
 
-def test_what_is_wrong_with_groups_is_named(conn: psycopg.Connection[Any], store: PostgresGroupStore) -> None:
+def test_what_is_wrong_with_groups_is_named(conn: Connection, store: PostgresGroupStore) -> None:
     store.open_group(GROUP)
     assert is_well(found(conn, "groups")), "it has no consumer"
     conn.execute("update lending set status = 'held', grant_id = 1")
@@ -116,9 +115,7 @@ def test_what_is_wrong_with_groups_is_named(conn: psycopg.Connection[Any], store
     assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
 
 
-def test_groups_that_nobody_consumes_are_named(
-    conn: psycopg.Connection[Any], store: PostgresGroupStore, database: str
-) -> None:
+def test_groups_that_nobody_consumes_are_named(conn: Connection, store: PostgresGroupStore, database: str) -> None:
     store.open_group(GROUP)
     with Publisher(database) as publisher:
         publisher.publish("orders/eu", b"1").result(60)
@@ -136,7 +133,7 @@ def test_groups_that_nobody_consumes_are_named(
 
 
 @pytest.fixture
-def reader(database: str, conn: psycopg.Connection[Any]) -> Iterator[str]:
+def reader(database: str, conn: Connection) -> Iterator[str]:
     """A user who may connect; what it may do is what a test grants."""
     user = f"reader_{conn.info.dbname}"
     conn.execute(f"create role {user} login")
@@ -144,7 +141,7 @@ def reader(database: str, conn: psycopg.Connection[Any]) -> Iterator[str]:
     conn.execute(f"drop owned by {user}; drop role {user}")
 
 
-def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) -> None:
+def test_missing_rights_are_named(conn: Connection, reader: str) -> None:
     assert is_well(found(conn, "rights"))
     conn.execute(f"grant usage on schema sublet to {reader}; grant select on space, stream, node to {reader}")
     conn.execute(f"set role {reader}")
@@ -154,15 +151,10 @@ def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) ->
     conn.execute("reset role")
 
 
-def test_a_server_without_durability_is_an_error(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_what_is_wrong_with_a_server_is_named(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
     check_finding(conn, "durability", Severity.ERROR, "synchronous_commit off")
-
-
-def test_clocks_connections_and_transactions(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     assert re.search(r" 3[56]\d\d\.\d s ahead", found(conn, "clock", time.time() + 3600).detail)
     assert re.search(r" 3[56]\d\d\.\d s behind", found(conn, "clock", time.time() - 3600).detail)
     assert is_well(found(conn, "connections"))
@@ -218,7 +210,7 @@ def test_the_command_answers_in_text_and_json(database: str, empty_database: str
 
 
 @pytest.mark.conforms("A8", "A9")
-def test_the_command_works_where_it_may_read_nothing(database: str, conn: psycopg.Connection[Any], reader: str) -> None:
+def test_the_command_works_where_it_may_read_nothing(database: str, conn: Connection, reader: str) -> None:
     conn.execute(f"grant usage on schema sublet to {reader}")
     with a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
         answer = shell.run("doctor", "--json")
@@ -232,37 +224,34 @@ def test_the_command_works_where_it_may_read_nothing(database: str, conn: psycop
 
 
 @pytest.mark.conforms("A8")
-@pytest.mark.parametrize(
-    ("owner", "source"),
-    [("database {name}", "database"), ("role {user}", "user"), ("role {user} in database {name}", "database user")],
-)
-def test_a_read_only_database_is_an_error(database: str, reader: str, owner: str, source: str) -> None:
+def test_a_read_only_database_is_an_error(database: str, reader: str) -> None:
     """For new connections of the user, whose remedy works."""
     with connect(database) as admin, a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
         admin.execute(f"grant usage on schema sublet to {reader}; grant select on alembic_version to {reader}")
-        set_by = owner.format(name=admin.info.dbname, user=reader)
-        admin.execute(f"alter {set_by} set default_transaction_read_only = on")
-        answer = shell.run("doctor", "--json")
-        (finding, *_) = answer.object["findings"]
-        assert (answer.code, finding["check"], finding["state"]) == (1, "database", "error")
-        assert f"default_transaction_read_only is on, set by {source}" in finding["detail"]
-        with connect(database) as owner_connection:
-            owner_connection.execute(finding["hint"].partition("in psql: ")[2])
-        (finding, *_) = shell.run("doctor", "--json").object["findings"]
-        assert (finding["check"], finding["state"]) == ("database", "ok")
-
-
-@pytest.mark.conforms("A8")
-def test_a_read_only_session_is_an_error(database: str) -> None:
-    url = make_conninfo(database, options="-c default_transaction_read_only=on")
-    with a_shell(SUBLET_DATABASE_URL=url) as shell:
+        name = admin.info.dbname
+        for owner, source in (
+            (f"database {name}", "database"), (f"role {reader}", "user"),
+            (f"role {reader} in database {name}", "database user"),
+        ):  # fmt: skip
+            admin.execute(f"alter {owner} set default_transaction_read_only = on")
+            answer = shell.run("doctor", "--json")
+            (finding, *_) = answer.object["findings"]
+            assert (answer.code, finding["check"], finding["state"]) == (1, "database", "error")
+            assert f"default_transaction_read_only is on, set by {source}" in finding["detail"]
+            with connect(database) as owner_connection:
+                owner_connection.execute(finding["hint"].partition("in psql: ")[2])
+            (finding, *_) = shell.run("doctor", "--json").object["findings"]
+            assert (finding["check"], finding["state"]) == ("database", "ok")
+        shell.environment["SUBLET_DATABASE_URL"] = make_conninfo(
+            database, options="-c default_transaction_read_only=on"
+        )
         (finding, *_) = shell.run("doctor", "--json").object["findings"]
         assert (finding["check"], finding["state"]) == ("database", "error")
         assert "the options of the URL" in finding["hint"]
 
 
 @pytest.mark.conforms("A7")
-def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: Connection) -> None:
     register(conn, N1, 0, PROTOCOL_VERSION)
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         (line,) = shell.run("nodes", "list", "--json").object["nodes"]
@@ -270,19 +259,13 @@ def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Con
         reported = shell.run("nodes", "list").out
         assert "gone" in reported
         assert " poll " in reported
-        register(
-            conn,
-            NodeIncarnation("n2", "a life of n2", "127.0.0.1:2"),
-            60,
-            PROTOCOL_VERSION,
-            notify_endpoint="postgres:",
-        )
+        register(conn, N2, 60, PROTOCOL_VERSION, notify_endpoint="postgres:")
         reported = shell.run("nodes", "list").out
         assert (" postgres " in reported, "postgres:" in reported) == (True, False)
 
 
 def test_a_listener_that_does_not_read_is_found(
-    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_well(found(conn, "notifications"))
     monkeypatch.setattr(checks, "MAX_QUEUE_SHARE", 0.0)

@@ -160,11 +160,9 @@ def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_
     file.write_text(json.dumps({**exported, "filter": "x\x1b]0;p\a\nsublet: done"}))
     answer = shell.run("groups", "import", str(file), "--debug")
     assert (answer.code, "\x1b" in answer.err, "\nsublet: done" in answer.err) == (2, False, False)
-    for unusable in ("x" * 2_000_000, "\0", None):
-        file.write_text(json.dumps({**exported, "exported_at": unusable}))
+    for unusable in ([], *({**exported, "exported_at": at} for at in ("x" * 2_000_000, "\0", None))):
+        file.write_text(json.dumps(unusable))
         refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
-    file.write_text("[]")
-    refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
 
 
 @pytest.mark.conforms("A4")
@@ -180,14 +178,14 @@ def test_progress_from_elsewhere_is_refused(world: World) -> None:
                 conn, Subscription.parse(subscription), GroupOptions(**options), progress, "x"
             )
 
-    with pytest.raises(UsageError, match="stream 999: it is none of"):
-        tried({"streams": [{**first, "stream_id": 999}]})
-    with pytest.raises(UsageError, match="offset 99 is beyond its end"):
-        tried({"streams": [{**first, "position": 99}]})
-    with pytest.raises(UsageError, match="is of another database"):
-        tried({"after_generation": 99})
-    with pytest.raises(UsageError, match="is of another database"):
-        tried({"epochs": [{"space_id": 99, "least": None}]})
+    for changed, said in (
+        ({"streams": [{**first, "stream_id": 999}]}, "stream 999: it is none of"),
+        ({"streams": [{**first, "position": 99}]}, "offset 99 is beyond its end"),
+        ({"after_generation": 99}, "is of another database"),
+        ({"epochs": [{"space_id": 99, "least": None}]}, "is of another database"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            tried(changed)
     with pytest.raises(UsageError, match="exactly where a group is atomic"):
         tried({}, atomic=True)
     for wrong in (

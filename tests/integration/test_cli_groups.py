@@ -9,22 +9,32 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.history_queries import MAX_RECENT_MOVES
+from sublet_storage.groups.coordinator.history_queries import (
+    MAX_RECENT_MOVES,
+    HistoricalGroupState,
+    has_owner,
+    read_group_at,
+)
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
     GrantStream,
+    GroupOptions,
     GroupWrites,
+    HistoryRecord,
     Lending,
+    ReclaimStream,
     RecordHistory,
     ReleaseStream,
 )
+from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from tests.integration.cli_kit import Shell, done, refused
-from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world
+from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 QUEUE = "$queue/mails/mail/#"
@@ -110,11 +120,17 @@ def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
 
 
 @pytest.fixture
-def world(database: str, conn: psycopg.Connection[Any]) -> Iterator[World]:
-    """A group that keeps streams for named sessions, with a leader."""
+def unled(database: str, conn: Connection) -> Iterator[World]:
+    """A group that keeps streams for named sessions."""
     with a_world(database, conn, session_expiry_s=60) as world:
-        world.lead(listed=False)
         yield world
+
+
+@pytest.fixture
+def world(unled: World) -> World:
+    """The group, with a leader."""
+    unled.lead(listed=False)
+    return unled
 
 
 def rows(world: World) -> tuple[Lending, Lending]:
@@ -122,14 +138,9 @@ def rows(world: World) -> tuple[Lending, Lending]:
     return first, second
 
 
-def test_a_former_leader_is_not_listed(shell: Shell, world: World) -> None:
-    assert f" {NODE.name} " in shell.run("groups", "list").out
-    world.store.release(NODE, {world.group: world.term})
-    assert f" {NODE.name} " not in shell.run("groups", "list").out
-
-
 @pytest.mark.conforms("E11", "A2", "A9")
 def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World) -> None:
+    """Until they are long over."""
     retained, moved = rows(world)
     assert min(retained.head, moved.head) > 1
     ours = world.lend(retained.stream_id, epoch=5)
@@ -145,19 +156,24 @@ def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World)
     assert 0 < by_stream[retained.stream_id]["reserved_s"] <= 60
     assert (by_stream[moved.stream_id]["reserved_s"], by_stream[moved.stream_id]["session"]) == (None, None)
     (forced,) = reported["forced_moves"]
-    assert (forced["stream_id"], forced["event"], forced["position"], forced["redelivery_end"], forced["agent"]) == (
-        moved.stream_id, "force_release", 1, moved.head, "host:1:x"
-    )  # fmt: skip
-    assert forced["reason"] == "evicted: no ping in time"
+    shown = [forced[name] for name in ("stream_id", "event", "position", "redelivery_end", "agent", "reason")]
+    assert shown == [moved.stream_id, "force_release", 1, moved.head, "host:1:x", "evicted: no ping in time"]
     prose = shell.run("groups", "describe", GROUP).out
     assert "reserved for etl, " in prose
     assert "(reserved for etl)" in prose
     (line,) = (line.split()[1:] for line in prose.splitlines() if "evicted" in line)
     assert line == f"{moved.stream_id} 1 {moved.head} host:1:x evicted: no ping in time".split()
+    world.conn.execute("update lending set held_until = held_until - interval '1 hour'")
+    world.conn.execute("update lending_history set at = at - interval '2 days'")
+    reported = done(shell.run("groups", "describe", GROUP, "--json"))
+    assert (reported["reserved_for_sessions"], reported["forced_moves"]) == ([], [])
+    assert {(line["session"], line["reserved_s"]) for line in reported["streams"]} == {(None, None)}
+    prose = shell.run("groups", "describe", GROUP).out
+    assert ("etl" in prose, "evicted" in prose) == (False, False)
 
 
 @pytest.mark.conforms("A2")
-def test_finished_streams_are_shown_if_wanted(shell: Shell, world: World, database: str) -> None:
+def test_finished_streams_are_shown_if_wanted(shell: Shell, world: World) -> None:
     first, second = (row.stream_id for row in rows(world))
 
     def shown(*more: str) -> tuple[list[str], str]:
@@ -167,31 +183,12 @@ def test_finished_streams_are_shown_if_wanted(shell: Shell, world: World, databa
         return [line.split()[0] for line in table], answer.err
 
     assert shown() == ([str(first), str(second)], "")
-    with connect(database) as connection:
-        connection.execute("update lending set status = 'finished' where stream_id = %s", (first,))
+    world.conn.execute("update lending set status = 'finished' where stream_id = %s", (first,))
     left_out = "Finished streams, which have nothing more for the group, left out: 1. --all shows them.\n"
     assert shown() == ([str(second)], left_out)
     assert shown("--all") == ([str(first), str(second)], "")
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
     assert [line["stream_id"] for line in reported["streams"]] == [first, second]
-
-
-@pytest.mark.conforms("A2")
-def test_what_is_long_over_is_not_shown(shell: Shell, world: World, database: str) -> None:
-    retained, moved = rows(world)
-    ours = world.lend(retained.stream_id, epoch=5)
-    world.write(ReleaseStream(retained.stream_id, ours.grant_id, 1, "left", 60.0))
-    theirs = world.lend(moved.stream_id, None)
-    world.write(ForceRelease(moved.stream_id, theirs.grant_id, "evicted: no ping in time"))
-    with connect(database) as connection:
-        connection.execute("update lending set held_until = held_until - interval '1 hour'")
-        connection.execute("update lending_history set at = at - interval '2 days'")
-    reported = done(shell.run("groups", "describe", GROUP, "--json"))
-    assert (reported["reserved_for_sessions"], reported["forced_moves"]) == ([], [])
-    assert {(line["session"], line["reserved_s"]) for line in reported["streams"]} == {(None, None)}
-    prose = shell.run("groups", "describe", GROUP).out
-    assert "etl" not in prose
-    assert "evicted" not in prose
 
 
 @pytest.mark.conforms("A7", "A9")
@@ -224,6 +221,87 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) 
     for name in ("lending", "stream"):  # as maintenance does once every group is past it
         world.conn.execute(f"delete from {name} where stream_id = %s", (first.stream_id,))
     assert done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--json"))["total"] == 3
+    assert f" {NODE.name} " in shell.run("groups", "list").out
+    world.store.release(NODE, {world.group: world.term})
+    assert f" {NODE.name} " not in shell.run("groups", "list").out, "a former leader is not listed"
+
+
+OTHER = NodeIncarnation("n2", "a life of n2", "127.0.0.1:2")
+
+
+def owners(then: HistoricalGroupState) -> dict[int, str | None]:
+    return {line.stream_id: (line.session or line.agent) if has_owner(line) else None for line in then.streams}
+
+
+def led(then: HistoricalGroupState) -> str | None:
+    return None if then.leader is None else then.leader.reason
+
+
+@pytest.mark.conforms("A7")
+def test_each_time_has_one_owner_or_none(unled: World) -> None:
+    first, second = open_streams(unled.conn)
+    group = unled.group
+    times = [unled.now_us()]
+    unled.lead()
+    times.append(unled.now_us())
+    held = unled.lend(first)
+    times.append(unled.now_us())
+    unled.write(RecordHistory(first, held.grant_id, "revoke", "rebalance"))
+    unled.write(ReclaimStream(first, held.grant_id, 0, "b2", "host:1:x"))
+    unled.lend(second, None)
+    times.append(unled.now_us())
+    unled.write(ReleaseStream(first, held.grant_id, 1, "left"))
+    another = unled.store.declare_group(Subscription.parse("$share/another/#"), GroupOptions()).group_id
+    claimed = unled.store.claim(another, NODE, 60)
+    unled.store.commit([GroupWrites(another, claimed.term, (GrantStream(first, "b3", "theirs", None, "x"),), True)])
+    unled.store.release(NODE, {group: unled.term})
+    unled.term = unled.store.claim(group, OTHER, 60).term
+    times.append(unled.now_us())
+    again = unled.lend(first, "other")
+    unled.write(AdvancePosition(first, again.grant_id, 2))
+    times.append(unled.now_us())
+    seen = [read_group_at(unled.conn, group, at_us) for at_us in times]
+    assert [owners(then) for then in seen] == [
+        {}, {}, {first: "etl"}, {first: "etl", second: "host:1:x"}, {first: None, second: "host:1:x"},
+        {first: "other", second: "host:1:x"},
+    ]  # fmt: skip
+    assert [led(then) for then in seen] == [
+        None, *["node n1 leads; first leader"] * 3, *["node n2 leads; before: n1"] * 2,
+    ]  # fmt: skip
+    one = read_group_at(unled.conn, group, times[3], first)
+    assert (owners(one), led(one)) == ({first: "etl"}, "node n1 leads; first leader")
+
+
+def test_after_the_end_of_a_grant_nobody_owns_it() -> None:
+    def line(event: str) -> HistoryRecord:
+        return HistoryRecord(0, 1, 2, event, "", 3, "b", "a", 0, 4, is_forced=False)
+
+    ends = ("release", "finish", "force_release", "reserve", "unreserve", "block", "skip", "reset", "delete")
+    assert [event for event in (*ends, "grant", "reclaim", "revoke") if has_owner(line(event))] == [
+        "grant", "reclaim", "revoke",
+    ]  # fmt: skip
+
+
+@pytest.mark.conforms("A7", "A9")
+def test_the_command_shows_one_stream_or_all(shell: Shell, unled: World) -> None:
+    first, second = open_streams(unled.conn)
+    before = str(StartingPosition.at_time(unled.now_us()))
+    assert "Nothing has happened to it" in shell.run("groups", "history", GROUP).err
+    unled.lead()
+    unled.lend(first)
+    unled.lend(second, "second")
+    at = str(StartingPosition.at_time(unled.now_us()))
+    reported = done(shell.run("groups", "history", GROUP, "--at", at, "--stream", str(first), "--json"))
+    assert reported["at"] == at
+    assert reported["leader"]["reason"] == "node n1 leads; first leader"
+    assert [(each["stream_id"], each["session"], each["owned"]) for each in reported["streams"]] == [
+        (first, "etl", True)
+    ]
+    answer = shell.run("groups", "history", GROUP, "--at", at)
+    assert [line.split()[:2] for line in answer.out.splitlines()[1:]] == [[str(first), "etl"], [str(second), "second"]]
+    assert "node n1 leads" in answer.err
+    assert "none had been granted yet" in shell.run("groups", "history", GROUP, "--at", before).err
+    refused(shell.run("groups", "history", GROUP, "--at", "noon"), 2, "--at 'noon': give a time such as")
 
 
 @pytest.mark.conforms("A2", "E11", "A9")
@@ -284,89 +362,52 @@ def test_an_atomic_group_shows_how_far_it_has_come(shell: Shell, database: str) 
     assert "consumed are all epochs before 8" in shell.run("groups", "history", GROUP).out
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"options": "[]"},
-        {"options": '{"on_data_loss": null}'},
-        {"options": '{"on_poison": ["skip"]}'},
-        {"options": '{"strategy": 1}'},
-        {"options": '{"session_expiry_s": "1"}'},
-        {"options": '{"session_expiry_s": -1}'},
-        {"options": '{"session_expiry_s": 1e400}'},
-        {"options": '{"other": 1e5000}'},
-        {"options": '{"atomic": 1}'},
-        {"options": '{"holds_retention": "true"}'},
-        {"desired_state": "[]"},
-        {"desired_state": '{"paused": 1}'},
-        {"desired_state": '{"weights": {"a": "1"}}'},
-        {"desired_state": '{"weights": {"a": 0}}'},
-        {"desired_state": '{"weights": {"a": 1e5000}}'},
-        {"desired_state": '{"other": 1e5000}'},
-        {"starting_position": ""},
-        {"starting_position": "x"},
-        {"starting_position": "latest\n"},
-        {"starting_position": "offset:"},
-        {"starting_position": "offset:-1"},
-        {"starting_position": "offset:" + "1" * 23},
-        {"starting_position": f"offset:{2**63}"},
-        {"starting_position": "2026-11-21T10:00:00"},
-        {"starting_position": "2026-02-29T10:00:00Z"},
-        {"starting_position": "2026-04-31T10:00:00Z"},
-        {"starting_position": "2026-13-01T10:00:00Z"},
-        {"starting_position": "0000-01-01T10:00:00Z"},
-        {"starting_position": "2026-11-21T24:00:00Z"},
+NO_ROWS: dict[str, list[str]] = {
+    "options": [
+        "[]", '{"on_data_loss": null}', '{"on_poison": ["skip"]}', '{"strategy": 1}', '{"session_expiry_s": "1"}',
+        '{"session_expiry_s": -1}', '{"session_expiry_s": 1e400}', '{"other": 1e5000}', '{"atomic": 1}',
+        '{"holds_retention": "true"}',
     ],
-)
-def test_an_operator_writes_no_row_that_is_none(shell: Shell, database: str, row: dict[str, str]) -> None:
-    done(shell.run("groups", "create", QUEUE, "--json"))
-    ((column, document),) = row.items()
-    with connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
-        connection.execute(f"update consumer_group set {column} = %s".encode(), (document,))
-
-
-def test_options_that_cannot_be_are_listed_as_stored(shell: Shell, database: str) -> None:
-    done(shell.run("groups", "create", QUEUE, "--json"))
-    done(shell.run("groups", "create", "$queue/z/#", "--json"))
-    with connect(database) as connection:
-        stored = '{"atomic": true, "on_data_loss": "skip"}'
-        connection.execute("update consumer_group set options = %s where name = 'z'", (stored,))
-    groups = done(shell.run("groups", "list", "--json"))["groups"]
-    shown = [(group["starting_position"], group["atomic"], group["strategy"]) for group in groups]
-    assert shown == [("latest", False, "even"), ("latest", True, "even")]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "latest",
-        "earliest",
-        "offset:0",
-        f"offset:{2**63 - 1}",
-        "2024-02-29T10:00:00Z",
-        "0001-01-01T00:00:00Z",
-        "9999-12-31T23:59:59.999999Z",
+    "desired_state": [
+        "[]", '{"paused": 1}', '{"weights": {"a": "1"}}', '{"weights": {"a": 0}}', '{"weights": {"a": 1e5000}}',
+        '{"other": 1e5000}',
     ],
-)
-def test_a_starting_position_is_stored_as_written(database: str, text: str) -> None:
-    assert str(StartingPosition.parse(text)) == text
-    with connect(database) as connection:
-        connection.execute(
-            "insert into consumer_group (kind, name, filter, starting_position) values ('share', 'g', '#', %s)", (text,)
-        )
+    "starting_position": [
+        "", "x", "latest\n", "offset:", "offset:-1", "offset:" + "1" * 23, f"offset:{2**63}", "2026-11-21T10:00:00",
+        "2026-02-29T10:00:00Z", "2026-04-31T10:00:00Z", "2026-13-01T10:00:00Z", "0000-01-01T10:00:00Z",
+        "2026-11-21T24:00:00Z",
+    ],
+}  # fmt: skip
+STARTS = (
+    "latest", "earliest", "offset:0", f"offset:{2**63 - 1}", "2024-02-29T10:00:00Z", "0001-01-01T00:00:00Z",
+    "9999-12-31T23:59:59.999999Z",
+)  # fmt: skip
 
 
-def test_a_time_that_cannot_be_shown_is_left_out(shell: Shell, database: str) -> None:
-    """As an operator can write it: all groups are listed."""
+def test_an_operator_writes_no_row_that_is_none(conn: Connection) -> None:
+    conn.execute("insert into consumer_group (kind, name, filter) values ('queue', 'mails', 'mail/#')")
+    for column, values in NO_ROWS.items():
+        for value in values:
+            with pytest.raises(psycopg.errors.CheckViolation):
+                conn.execute(f"update consumer_group set {column} = %s".encode(), (value,))
+    for start in STARTS:
+        assert str(StartingPosition.parse(start)) == start
+        conn.execute("update consumer_group set starting_position = %s", (start,))
+
+
+def test_groups_that_cannot_be_are_listed_as_stored(shell: Shell, conn: Connection) -> None:
+    """As an operator can write them: a time that cannot be shown is left out."""
     times = {"a": "infinity", "b": "-infinity", "c": "10000-01-01", "d": "0001-01-01 BC", "e": "2026-01-01 00:00+00"}
-    with connect(database) as connection:
-        for name, time in times.items():
-            done(shell.run("groups", "create", f"$queue/{name}/#", "--json"))
-            connection.execute("update consumer_group set created_at = %s where name = %s", (time, name))
+    options = '{"atomic": true, "on_data_loss": "skip"}'
+    for name, time in times.items():
+        done(shell.run("groups", "create", f"$queue/{name}/#", "--json"))
+        conn.execute("update consumer_group set created_at = %s where name = %s", (time, name))
+    conn.execute("update consumer_group set options = %s where name = 'e'", (options,))
     groups = done(shell.run("groups", "list", "--json"))["groups"]
-    assert [(group["name"], group["created_at"]) for group in groups] == [
-        *((name, None) for name in "abcd"),
-        ("e", "2026-01-01T00:00:00+00:00"),
+    fields = ("name", "created_at", "starting_position", "atomic", "strategy")
+    assert [[group[field] for field in fields] for group in groups] == [
+        *([name, None, "latest", False, "even"] for name in "abcd"),
+        ["e", "2026-01-01T00:00:00+00:00", "latest", True, "even"],
     ]
     assert shell.run("groups", "list").out.count("$queue/") == 5
     assert done(shell.run("groups", "describe", "$queue/a/#", "--json"))["created_at"] is None

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
 import pytest
 
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -13,11 +10,21 @@ from sublet_storage.groups.admin import node_desired_state
 from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, register, renew
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 pytestmark = pytest.mark.conforms("A6")
 GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
 N1, N2 = (NodeIncarnation(name, f"a life of {name}", "127.0.0.1:1") for name in ("n1", "n2"))
+
+
+def let_lead(conn: Connection, node: NodeIncarnation, term: int) -> None:
+    """Have a node lead the group 7 for an hour."""
+    conn.execute(
+        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+        " values (7, %s, %s, '', %s, clock_timestamp() + interval '1 hour')",
+        (node.name, node.incarnation, term),
+    )
 
 
 def leaders(shell: Shell) -> dict[str, str]:
@@ -75,18 +82,14 @@ def test_nodes_hand_over_unnoticed(database: str, shell: Shell) -> None:
         assert (drained in [line["reason"] for line in lines]) is (node == "n1")
 
 
-def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell: Shell) -> None:
+def test_what_cannot_be_ordered_is_refused(conn: Connection, shell: Shell) -> None:
     refused(shell.run("nodes", "drain", "n1"), 3, "no node 'n1' is there")
     register(conn, N1, 60, PROTOCOL_VERSION)
     refused(shell.run("nodes", "step-down", "n1"), 4, "no other node is there to take over from n1")
     register(conn, N2, 60, PROTOCOL_VERSION)
     refused(shell.run("nodes", "step-down", "n1", "--group", "$share/a/#"), 3, "node n1 does not lead $share/a/#")
     refused(shell.run("nodes", "step-down", "n1", "--group", "a"), 2, "'a'")
-    conn.execute(
-        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
-        " select 7, 'n1', %s, '', 1, clock_timestamp() + interval '1 hour'",
-        (N1.incarnation,),
-    )
+    let_lead(conn, N1, 1)
     conn.execute(
         "insert into consumer_group (group_id, kind, name, filter) overriding system value"
         " values (7, 'share', 'a', '#')"
@@ -103,7 +106,7 @@ def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell:
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
-def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> None:
+def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)
@@ -119,11 +122,7 @@ def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> 
     assert not node_desired_state.set_draining(conn, N1, True), "that life is over"
     assert not node_desired_state.read_desired_state(conn, N1).is_draining
 
-    conn.execute(
-        "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
-        " values (7, 'n2', %s, '', 5, clock_timestamp() + interval '1 hour')",
-        (N2.incarnation,),
-    )
+    let_lead(conn, N2, 5)
     node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 4, "")])
     assert node_desired_state.read_desired_state(conn, N2).step_down == {}, "the term has passed"
     node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 5, "")])

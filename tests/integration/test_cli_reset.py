@@ -10,7 +10,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 from tests.integration.lending_kit import GROUP, SUBSCRIPTION, NumberConsumer, publish_numbers
@@ -21,9 +21,7 @@ from tests.kit_nodes import Fleet
 @pytest.fixture
 def orders(database: str) -> str:
     """A group at the beginning of two hundred messages."""
-    store = PostgresGroupStore(database)
-    store.declare_group(SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST))
-    store.close()
+    create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST))
     publish_numbers(database, range(200))
     return database
 

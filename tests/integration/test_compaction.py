@@ -6,7 +6,6 @@ import threading
 import tracemalloc
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import StaleTerm
@@ -17,28 +16,28 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
 from sublet_storage.spaces.space_changes import alter_space, rollover
-from tests.integration.log_kit import block, put, read, stamped
+from tests.integration.log_kit import Connection, block, put, read, stamped
 from tests.support.streams import open_streams
 
 pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture
-def stream(conn: psycopg.Connection[Any]) -> int:
+def stream(conn: Connection) -> int:
     return open_streams(conn)[0].stream_id
 
 
-def blocks(conn: psycopg.Connection[Any]) -> list[tuple[int, int]]:
+def blocks(conn: Connection) -> list[tuple[int, int]]:
     return conn.execute("select end_offset, count from block order by end_offset").fetchall()
 
 
-def trickle(conn: psycopg.Connection[Any], stream: int, count: int) -> None:
+def trickle(conn: Connection, stream: int, count: int) -> None:
     for index in range(count):
         put(conn, stream, b"%d" % index, topic=f"t/{index % 3}")
 
 
 @pytest.mark.conforms("W5")
-def test_offsets_content_and_order_stay(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_offsets_content_and_order_stay(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 50)
     append(conn, [BlockAppend(stream, block(*[b"big"] * 700)), BlockAppend(stream, block(b"a", b"b"))])
     trickle(conn, stream, 20)
@@ -54,7 +53,7 @@ def test_offsets_content_and_order_stay(conn: psycopg.Connection[Any], stream: i
 
 
 @pytest.mark.conforms("W5")
-def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
+def test_readers_in_the_middle_do_not_notice(database: str, conn: Connection, stream: int) -> None:
     seen: list[list[dict[str, Any]]] = [[], []]
     done = threading.Event()
 
@@ -83,22 +82,9 @@ def test_readers_in_the_middle_do_not_notice(database: str, conn: psycopg.Connec
     assert len(blocks(conn)) < 50
 
 
-@pytest.mark.conforms("W5")
-def test_what_was_merged_meanwhile_is_left_alone(database: str, conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 10)
-    before = read(conn, stream)
-
-    def merge_first(_: psycopg.Connection[Any]) -> None:
-        with connect(database) as other:
-            assert compact_stream(other, stream, older_than_s=0) == 9
-
-    assert compact_stream(conn, stream, older_than_s=0, guard=merge_first) == 0
-    assert len(blocks(conn)) == 1
-    assert read(conn, stream) == before
-
-
-def test_blocks_of_different_frontiers_stay_apart(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_young_blocks_and_other_frontiers_stay_apart(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 4)
+    assert compact_stream(conn, stream, older_than_s=3600) == 0
     conn.execute("update block set lower_frontier = '[5]' where end_offset > 2")
     compact_stream(conn, stream, older_than_s=0)
     assert blocks(conn) == [(2, 2), (4, 2)]
@@ -106,7 +92,7 @@ def test_blocks_of_different_frontiers_stay_apart(conn: psycopg.Connection[Any],
     assert found == [(None,), ([5],)]
 
 
-def test_large_frontiers_are_not_read_of_each_block(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_large_frontiers_are_not_read_of_each_block(conn: Connection, stream: int) -> None:
     """They may be as large as what they stand beside is small: 112 blocks of a message took 4 GiB of a node."""
     trickle(conn, stream, 100)
     large = "(select jsonb_agg(jsonb_build_array(n, -n)) from generate_series(1, 1000) n)"
@@ -122,12 +108,7 @@ def test_large_frontiers_are_not_read_of_each_block(conn: psycopg.Connection[Any
     assert peak < 50 * size
 
 
-def test_young_blocks_are_left_alone(conn: psycopg.Connection[Any], stream: int) -> None:
-    trickle(conn, stream, 5)
-    assert compact_stream(conn, stream, older_than_s=3600) == 0
-
-
-def test_times_and_stamps_are_found_afterwards(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_times_and_stamps_are_found_afterwards(conn: Connection, stream: int) -> None:
     for sequence in range(1, 4):
         append(conn, [stamped(stream, ProducerStamp("p", 1, sequence), b"x")])
     newest = conn.execute("select max(appended_at) from block").fetchone()
@@ -136,7 +117,7 @@ def test_times_and_stamps_are_found_afterwards(conn: psycopg.Connection[Any], st
     assert append(conn, [stamped(stream, ProducerStamp("p", 1, 3), b"x")])[0].end_offset == 3
 
 
-def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_the_spaces_compression_is_used(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 200)
     alter_space(conn, "default", compression="zstd")
     before = read(conn, stream)
@@ -146,7 +127,7 @@ def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: i
     assert read(conn, stream) == before
 
 
-def test_fragmented_streams_are_found(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_fragmented_streams_are_found(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 20)
     assert list_fragmented_streams(conn, at_least=21, older_than_s=0) == []
     assert list_fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
@@ -159,7 +140,7 @@ def test_fragmented_streams_are_found(conn: psycopg.Connection[Any], stream: int
 
 
 @pytest.mark.parametrize("kind", ["large", "far apart", "of different epochs"])
-def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], stream: int, kind: str) -> None:
+def test_what_cannot_be_merged_is_not_looked_at(conn: Connection, stream: int, kind: str) -> None:
     if kind == "large":
         for _ in range(30):
             put(conn, stream, b"x" * 300_000)
@@ -182,8 +163,8 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], s
     assert list_fragmented_streams(conn, at_least=2, older_than_s=0) == []
 
 
-def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:
-    def refuse_stale_term(_: psycopg.Connection[Any]) -> None:
+def test_a_deposed_maintainer_merges_nothing(conn: Connection, stream: int) -> None:
+    def refuse_stale_term(_: Connection) -> None:
         raise StaleTerm("the term is over")
 
     trickle(conn, stream, 5)

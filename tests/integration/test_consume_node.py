@@ -18,23 +18,16 @@ GROUP = "$share/g/#"
 
 
 @pytest.fixture
-def near(database: str) -> Iterator[Shell]:
-    """Commands beside the database."""
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        yield shell
+def node(shell: Shell) -> Running:
+    return shell.leader("n1")
 
 
 @pytest.fixture
-def node(near: Shell) -> Running:
-    return near.leader("n1")
-
-
-@pytest.fixture
-def away(near: Shell) -> Iterator[Shell]:
-    """Commands of somebody who has no database, and cannot start one."""
-    with a_shell(SUBLET_DATA_DIR="/proc/nowhere/data", SUBLET_READ_TIMEOUT_S="2") as shell:
-        assert "SUBLET_DATABASE_URL" not in shell.environment
-        yield shell
+def away(shell: Shell) -> Iterator[Shell]:
+    """Commands of somebody who has no database, and cannot start one; `shell` is beside the database."""
+    with a_shell(SUBLET_DATA_DIR="/proc/nowhere/data", SUBLET_READ_TIMEOUT_S="2") as away:
+        assert "SUBLET_DATABASE_URL" not in away.environment
+        yield away
 
 
 def values(text: str) -> list[str]:
@@ -42,7 +35,7 @@ def values(text: str) -> list[str]:
 
 
 @pytest.mark.conforms("A9")
-def test_a_member_without_a_database(node: Running, near: Shell, away: Shell) -> None:
+def test_a_member_without_a_database(node: Running, shell: Shell, away: Shell) -> None:
     through = ("--node", node.address)
     away.run("publish", "orders/eu", "--key", "k", *through, stdin="one\ntwo\nthree\n")
     first = away.run("consume", GROUP, "--from", "earliest", "--max-messages", "2", "--json", *through)
@@ -50,26 +43,26 @@ def test_a_member_without_a_database(node: Running, near: Shell, away: Shell) ->
     assert first.code == 0
     consumer = away.start("consume", GROUP, "--name", "worker-1", *through)
     eventually(lambda: values(consumer.out) == ["three"], 60, lambda: consumer.err)
-    near.run("publish", "orders/eu", "--key", "k", stdin="four\n")
+    shell.run("publish", "orders/eu", "--key", "k", stdin="four\n")
     eventually(lambda: values(consumer.out) == ["three", "four"], 60)
     answer = consumer.ask(signal.SIGINT)
     assert answer.code == 130
     assert "2 messages consumed." in answer.err
     assert "Traceback" not in answer.err
-    group = near.run("groups", "describe", GROUP, "--json").object
+    group = shell.run("groups", "describe", GROUP, "--json").object
     assert (group["streams_by_status"], group["lag"], group["state"]) == ({"free": 16}, 0, "no_members")
 
 
 @pytest.mark.long
 @pytest.mark.conforms("A9", "P6")
-def test_it_goes_on_at_the_other_node(near: Shell, away: Shell) -> None:
-    nodes = {name: near.leader(name) for name in ("n1", "n2")}
+def test_it_goes_on_at_the_other_node(shell: Shell, away: Shell) -> None:
+    nodes = {name: shell.leader(name) for name in ("n1", "n2")}
     through = [word for node in nodes.values() for word in ("--node", node.address)]
-    near.run("publish", "a", stdin="1\n")
+    shell.run("publish", "a", stdin="1\n")
     consumer = away.start("consume", GROUP, "--from", "earliest", *through)
     eventually(lambda: values(consumer.out) == ["1"], 60, lambda: consumer.err)
     nodes["n1"].kill()
-    near.run("publish", "a", stdin="2\n")
+    shell.run("publish", "a", stdin="2\n")
     eventually(lambda: values(consumer.out) == ["1", "2"], 60, lambda: consumer.err)
     assert consumer.ask(signal.SIGTERM).code == 143
 
@@ -103,21 +96,21 @@ def test_where_no_node_answers_is_an_error_of_its_own(away: Shell, web_server: s
         refused(away.run("consume", GROUP, "--node", "127.0.0.1:1", *option), 2, "one way is enough")
 
 
-def test_what_a_leader_refuses_is_reported_verbatim(node: Running, near: Shell, away: Shell) -> None:
+def test_what_a_leader_refuses_is_reported_verbatim(node: Running, shell: Shell, away: Shell) -> None:
     queue, through = "$queue/mail/#", ("--node", node.address)
     refused(away.run("consume", queue, *through), 1, "denied", f"Run: sublet groups create '{queue}'")
-    assert near.run("groups", "create", queue).code == 0
-    near.run("publish", "a", stdin="kept\n")
+    assert shell.run("groups", "create", queue).code == 0
+    shell.run("publish", "a", stdin="kept\n")
     answer = away.run("consume", queue, "--max-messages", "1", *through)
     assert (answer.code, values(answer.out)) == (0, ["kept"])
 
 
 @pytest.mark.conforms("E20")
 @pytest.mark.long
-def test_a_standby_learns_why_and_ends_with_its_nodes(node: Running, near: Shell, away: Shell) -> None:
-    assert near.run("spaces", "reshard", "default", "1").code == 0
-    near.run("publish", "a", stdin="1\n")
-    holder = near.start("consume", GROUP, "--from", "earliest")
+def test_a_standby_learns_why_and_ends_with_its_nodes(node: Running, shell: Shell, away: Shell) -> None:
+    assert shell.run("spaces", "reshard", "default", "1").code == 0
+    shell.run("publish", "a", stdin="1\n")
+    holder = shell.start("consume", GROUP, "--from", "earliest")
     eventually(lambda: values(holder.out) == ["1"], 60, lambda: holder.err)
     standby = away.start("consume", GROUP, "--node", node.address, "--idle-timeout", "5s")
     standby.says("Waiting for streams: a leader is being chosen, or others hold them all. Or the leader's own address")
@@ -128,7 +121,7 @@ def test_a_standby_learns_why_and_ends_with_its_nodes(node: Running, near: Shell
 
 
 @pytest.mark.conforms("E30")
-def test_another_protocol_version_is_named(near: Shell, away: Shell) -> None:
-    node = near.newer_leader("n1")
+def test_another_protocol_version_is_named(shell: Shell, away: Shell) -> None:
+    node = shell.newer_leader("n1")
     answer = away.run("consume", GROUP, "--node", node.address)
     refused(answer, 4, f"protocol version {PROTOCOL_VERSION}", str(PROTOCOL_VERSION + 1), "same release")

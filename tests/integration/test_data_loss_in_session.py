@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
@@ -15,7 +13,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.feed_kit import address_of
-from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import Connection, put, stream_of, with_a_short_lived_space
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -23,12 +21,12 @@ GROUP = "$share/g/#"
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with with_a_short_lived_space(database) as connection:
         yield connection
 
 
-def status_of(conn: psycopg.Connection[Any], stream_id: int) -> str:
+def status_of(conn: Connection, stream_id: int) -> str:
     row = conn.execute("select status from lending where stream_id = %s", (stream_id,)).fetchone()
     return "" if row is None else str(row[0])
 
@@ -47,7 +45,7 @@ def reads(session: Session, seen: list[tuple[int, int]], until: Callable[[], obj
 
 @pytest.mark.conforms("W4")
 def test_a_gone_stream_is_given_back_others_go_on(
-    conn: psycopg.Connection[Any], fleet: Fleet, database: str, caplog: pytest.LogCaptureFixture
+    conn: Connection, fleet: Fleet, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     doomed, other = stream_of(conn, "eu"), stream_of(conn, "default")
     node = fleet.nodes["n1"]

@@ -6,14 +6,12 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from tests.integration.log_kit import everything, kill_postgres
 from tests.kit import eventually
@@ -48,13 +46,13 @@ class Victims:
 
     def begin(self) -> None:
         """Start those that are not running."""
-        node = self.fleet.node("n1")
-        eventually(lambda: "serves on" in node.output(), 30, node.output)
+        self.fleet.serve("n1")
         self.roller = subprocess.Popen([sys.executable, "-c", ROLLER, self.url])
 
     def kill_helpers(self) -> None:
         """kill -9 the node and the roller, wherever they are."""
-        self.fleet.nodes["n1"].kill()
+        for node in self.fleet.nodes.values():
+            node.kill()
         if self.roller is not None:
             self.roller.kill()
             self.roller.wait()
@@ -67,24 +65,13 @@ class Victims:
 
     def close(self) -> None:
         self.kill_publisher()
-        if self.roller is not None:
-            self.roller.kill()
-            self.roller.wait()
+        self.kill_helpers()
         self.fleet.close()
 
     def published(self, more: int) -> None:
         """Wait until that many more are acknowledged."""
         least = len(self.acknowledged) + more
         eventually(lambda: len(self.acknowledged) >= least, 60)
-
-
-@contextmanager
-def victims(server: EmbeddedPostgres, directory: Path) -> Iterator[Victims]:
-    made = Victims(directory, server.url)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 STORED = ("topic", "value", "offset")
@@ -97,35 +84,30 @@ def stored(url: str) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.conforms("W1", "W2")
-def test_nothing_acknowledged_is_ever_lost(server_home: Path) -> None:
+def test_nothing_acknowledged_is_ever_lost(server: EmbeddedPostgres, server_home: Path) -> None:
     """Whoever is killed."""
-    with EmbeddedPostgres(server_home / "data") as server:
-        migrate(server.url)
-        with victims(server, server_home) as scene:
-            for _ in range(3):
-                scene.begin()
-                scene.published(200)
-                scene.kill_helpers()
-                scene.published(100)
-                before = tuple(scene.acknowledged)
-                kill_postgres(server_home / "data")
-                server.start()
-                assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+    with closing(Victims(server_home, server.url)) as scene:
+        for _ in range(3):
+            scene.begin()
+            scene.published(200)
+            scene.kill_helpers()
             scene.published(100)
-            scene.kill_publisher()
-            eventually(lambda: not _publishing(server.url))
-            found = stored(server.url)
-            assert set(scene.acknowledged) <= set(found)
-            assert len(found) == len(set(found)), "stored once"
-            _in_order(server.url)
+            before = tuple(scene.acknowledged)
+            kill_postgres(server_home / "data")
+            server.start()
+            assert set(before) <= set(stored(server.url)), "acknowledged before Postgres was killed"
+        scene.published(100)
+        scene.kill_publisher()
+        eventually(lambda: not _publishing(server.url))
+        found = stored(server.url)
+        assert set(scene.acknowledged) <= set(found)
+        assert len(found) == len(set(found)), "stored once"
+        _in_order(server.url)
 
 
 def _publishing(url: str) -> int:
     with connect(url) as conn:
-        row = conn.execute(
-            "select count(*) from pg_stat_activity where application_name = 'sublet publisher'"
-        ).fetchone()
-    return int(row[0]) if row else 0
+        return conn.execute("select from pg_stat_activity where application_name = 'sublet publisher'").rowcount
 
 
 def _in_order(url: str) -> None:

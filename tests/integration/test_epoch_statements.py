@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.db.connect import connect
+from tests.integration.log_kit import Connection
 
 SMALL = st.integers(-2, 4)
 EDGES = st.one_of(SMALL, st.sampled_from([-(2**63), 2**63 - 2]))
@@ -32,9 +33,7 @@ def conn(shared_database: str) -> Any:
 
 
 @given(PAIRS)
-def test_what_is_left_when_all_is_completed(
-    conn: psycopg.Connection[Any], pair: tuple[list[Epoch], list[Epoch]]
-) -> None:
+def test_what_is_left_when_all_is_completed(conn: Connection, pair: tuple[list[Epoch], list[Epoch]]) -> None:
     lower, begun = LowerFrontier.from_epochs(pair[0]), UpperFrontier.from_epochs(pair[1])
     asked = (json.dumps(lower.least), json.dumps(pair[1]))
     ((found,),) = conn.execute("select complete_epochs(%s, %s)", asked).fetchall()
@@ -42,7 +41,7 @@ def test_what_is_left_when_all_is_completed(
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 8])
-def test_one_epoch_is_before_another_by_each_number(conn: psycopg.Connection[Any], dimensions: int) -> None:
+def test_one_epoch_is_before_another_by_each_number(conn: Connection, dimensions: int) -> None:
     asked = "select epoch_at_or_before(%s, %s), numbers_at_or_before(%s, %s)"
     for changed in range(dimensions):
         for number in (0, 1, 2):
@@ -64,9 +63,7 @@ MANY = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
     ],
     ids=range(4),
 )
-def test_so_many_are_left_when_all_is_completed(
-    conn: psycopg.Connection[Any], lower: list[Epoch], begun: list[Epoch]
-) -> None:
+def test_so_many_are_left_when_all_is_completed(conn: Connection, lower: list[Epoch], begun: list[Epoch]) -> None:
     asked = (json.dumps(lower), json.dumps(begun))
     ((found,),) = conn.execute("select complete_epochs(%s, %s)", asked).fetchall()
     left = LowerFrontier(tuple(tuple(epoch) for epoch in found))
@@ -77,7 +74,7 @@ def test_so_many_are_left_when_all_is_completed(
 
 
 @pytest.mark.parametrize("count", [MAX_ANTICHAIN, MAX_ANTICHAIN + 1])
-def test_so_many_greatest_epochs_are_stored(conn: psycopg.Connection[Any], count: int) -> None:
+def test_so_many_greatest_epochs_are_stored(conn: Connection, count: int) -> None:
     asked = (json.dumps(MANY[: count // 2]), json.dumps(MANY[count // 2 : count]))
     ((found,),) = conn.execute("select merge_upper_frontier(%s, %s)", asked).fetchall()
     assert UpperFrontier(tuple(map(tuple, found))) == UpperFrontier.from_epochs(MANY[:count])
@@ -85,7 +82,7 @@ def test_so_many_greatest_epochs_are_stored(conn: psycopg.Connection[Any], count
 
 
 @given(PAIRS)
-def test_the_least_and_the_greatest(conn: psycopg.Connection[Any], pair: tuple[list[Epoch], list[Epoch]]) -> None:
+def test_the_least_and_the_greatest(conn: Connection, pair: tuple[list[Epoch], list[Epoch]]) -> None:
     """And whether one list is admitted, or covered, by the other."""
     one, other = map(json.dumps, pair)
     ((least, greatest, admits, covered),) = conn.execute(
@@ -120,7 +117,7 @@ def test_the_least_and_the_greatest(conn: psycopg.Connection[Any], pair: tuple[l
     ids=range(13),
 )
 def test_no_frontier_is_set_to_what_is_none(
-    conn: psycopg.Connection[Any], least: str | None, lease_s: float, producer: str | None
+    conn: Connection, least: str | None, lease_s: float, producer: str | None
 ) -> None:
     before = conn.execute("select * from space").fetchall()
     with pytest.raises(psycopg.Error) as rejected:

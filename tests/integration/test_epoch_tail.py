@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
 
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -18,6 +17,7 @@ from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.complete_epoch_filter import ExcludedEpochs
+from sublet_storage.producer import Publisher
 from sublet_storage.readers.complete_epoch_tail import (
     EpochTailItem,
     EpochTailMessages,
@@ -25,8 +25,9 @@ from sublet_storage.readers.complete_epoch_tail import (
     FrontierSnapshot,
 )
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from tests.integration.cli_kit import Shell
 from tests.integration.epoch_kit import ALL, A, B, EpochBlocks, check_course, numbers, reported, seen
-from tests.integration.log_kit import batch, put
+from tests.integration.log_kit import Connection, batch, put
 
 
 def publish_late(story: EpochBlocks, epoch: Epoch) -> None:
@@ -36,7 +37,7 @@ def publish_late(story: EpochBlocks, epoch: Epoch) -> None:
 
 
 @pytest.fixture
-def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
+def story(conn: Connection) -> EpochBlocks:
     return EpochBlocks(conn)
 
 
@@ -53,11 +54,7 @@ def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
     ],
 )
 def test_where_a_reader_begins_it_gets_entire_epochs(
-    conn: psycopg.Connection[Any],
-    story: EpochBlocks,
-    begin: str,
-    at_first: dict[int | None, int],
-    in_all: dict[int | None, int],
+    conn: Connection, story: EpochBlocks, begin: str, at_first: dict[int | None, int], in_all: dict[int | None, int]
 ) -> None:
     """Live, nothing that had begun; of the active ones, all; from the beginning, the completed ones too."""
     story.three_and_five()
@@ -75,7 +72,7 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
 
 
 @pytest.mark.conforms("S10", "P10")
-def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_no_frontier_comes_from_another_timeline(database: str, conn: Connection) -> None:
     """Where a stream ends as before, other messages may lie in it."""
     reading = EpochTailReader(conn, ALL)
     with connect(database) as after:
@@ -85,7 +82,7 @@ def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Co
 
 
 @pytest.mark.conforms("S10")
-def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_who_opts_out_gets_epochs_in_part(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL, entire=False)
     story.the_rest()
@@ -97,7 +94,7 @@ def test_who_opts_out_gets_epochs_in_part(conn: psycopg.Connection[Any], story: 
 
 
 @pytest.mark.conforms("S2", "S3")
-def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_epochs_beside_the_filter_are_seen(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, (0, 0))
     story.publish(A, (1, 2), (2, 1))
     reading = EpochTailReader(conn, ALL)
@@ -115,7 +112,7 @@ def test_epochs_beside_the_filter_are_seen(conn: psycopg.Connection[Any], story:
     assert seen(reading.read_available(conn)) == {(1, 1): 1}, "nothing is filtered any more"
 
 
-def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_messages_without_an_epoch_always_come(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     put(conn, story.streams()[0], b"plain")
@@ -132,7 +129,7 @@ def test_messages_without_an_epoch_always_come(conn: psycopg.Connection[Any], st
 
 
 @pytest.mark.conforms("S5")
-def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_frontiers_of_several_spaces_are_merged(conn: Connection, story: EpochBlocks) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     other = EpochBlocks(conn, "eu")
     story.advance(A, 4)
@@ -152,7 +149,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
 
 
 @pytest.mark.conforms("S4")
-def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_frontier_comes_once_after_its_messages(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
     assert len(list(reading.read_available(conn))) == 1
@@ -172,7 +169,7 @@ def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any],
 
 
 @pytest.mark.conforms("S4")
-def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_heads_pushed_while_reading_hold_nothing_back(conn: Connection, story: EpochBlocks) -> None:
     """The frontier is of the look: it does not wait for an end that never comes."""
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
@@ -188,7 +185,7 @@ def test_heads_pushed_while_reading_hold_nothing_back(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S4")
-def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_late_space_adds_nothing_to_what_is_reported(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, 5)
     reading = EpochTailReader(conn, ALL)
     first = list(reading.read_available(conn))
@@ -208,7 +205,7 @@ def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[
 
 
 @pytest.mark.conforms("S3")
-def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_a_new_space_is_read_no_further_than_the_look(conn: Connection, story: EpochBlocks) -> None:
     """What it publishes meanwhile may be in epochs that are reported as completed at the end of this very round."""
     create_space(conn, "eu", "eu/#", shards=1)
     rollover(conn, "eu")
@@ -232,7 +229,7 @@ def test_a_new_space_is_read_no_further_than_the_look(conn: psycopg.Connection[A
 
 
 @pytest.mark.conforms("S5")
-def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_spaces_beside_the_filter_are_not_compared(conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, (10**9, 1))
     story.publish(A, (10**9, 1))
     create_space(conn, "eu", "eu/#", shards=1)
@@ -254,7 +251,7 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
 
 @pytest.mark.conforms("S2")
 @pytest.mark.parametrize("begin", ["latest", "active", "earliest"])
-def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story: EpochBlocks, begin: str) -> None:
+def test_what_began_in_a_shadow_is_left_out(conn: Connection, story: EpochBlocks, begin: str) -> None:
     """Of a space whose topics come back: what had begun when a live reader began, or, from history, what is gone."""
     story.advance(A, 7)
     story.publish(A, 7)
@@ -278,7 +275,7 @@ def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story
 
 
 @pytest.mark.conforms("S2")
-def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[Any]) -> None:
+def test_what_began_under_another_filter_is_left_out(conn: Connection) -> None:
     create_space(conn, "eu", "t/#", shards=1)
     moving = EpochBlocks(conn, "eu")
     moving.advance(A, 7)
@@ -298,7 +295,7 @@ def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[An
 
 
 @pytest.mark.conforms("S6")
-def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_blocks_left_out_are_not_even_fetched(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     reading = EpochTailReader(conn, ALL)
     stream = story.streams()[0]
@@ -312,3 +309,62 @@ def test_blocks_left_out_are_not_even_fetched(conn: psycopg.Connection[Any], sto
     assert page.position == page.head, "what is not fetched does not count as bytes of a page"
     with pytest.raises(PoisonBlock):
         message_log.fetch(conn, stream, 3)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def publisher(database: str) -> Iterator[Publisher]:
+    """It has completed 0, 1 and 2, and begun 3 and 5."""
+    with Publisher(database, space="default") as publisher:
+        for epoch in (0, 3, 5):
+            publisher.in_epoch(epoch).publish("t", b"%d" % epoch)
+        publisher.advance(3)
+        yield publisher
+
+
+@pytest.mark.conforms("S1", "S2", "A9")
+def test_live_it_shows_entire_epochs_and_frontiers(shell: Shell, publisher: Publisher) -> None:
+    live = shell.start("tail", "#", "--epochs", "--max-messages", "1", "--json")
+    live.says('{"snapshot":{"lower":[[3]],"upper":[[5]]}}')
+    publisher.in_epoch(4).publish("t", b"4")
+    publisher.advance(5)
+    live.says('{"lower":[[5]]}')
+    publisher.in_epoch(6).publish("t", b"6")
+    answer = live.end()
+    assert answer.code == 0, answer.err
+    assert [row.get("value") for row in answer.lines] == [None, None, "6"]
+
+
+@pytest.mark.conforms("S7", "A9")
+def test_from_history_it_ends_where_the_log_ends(shell: Shell, publisher: Publisher) -> None:
+    publisher.flush()
+    answer = shell.run("tail", "#", "--epochs", "--from", "active", "--no-follow", "--json")
+    assert answer.code == 0, answer.err
+    assert "snapshot" in answer.lines[0]
+    assert sorted(row["value"] for row in answer.lines if "value" in row) == ["3", "5"]
+    assert not [row for row in answer.lines if "lower" in row]
+
+
+@pytest.mark.usefixtures("publisher")
+def test_for_people_it_shows_what_is_completed(shell: Shell) -> None:
+    answer = shell.run("tail", "#", "--epochs", "--from", "earliest", "--no-follow")
+    lines = answer.out.splitlines()
+    assert (lines[0], lines[-1]) == ("snapshot\tfrom any\tbegun 5", "completed\tbefore 3")
+    assert sorted(lines[1:-1]) == ["t\t\t0", "t\t\t3", "t\t\t5"]
+    assert shell.run("tail", "#", "--epochs", "--no-follow").out == "snapshot\tfrom 3\tbegun 5\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reported"),
+    [
+        (["--epochs", "--node", "127.0.0.1:1"], "--epochs and --node: nodes do not serve epochs yet"),
+        (["--epochs", "--from", "15m"], "--from '15m': with --epochs, give latest, active, earliest"),
+        (["--from", "active"], "--from 'active': is for whole epochs. Add --epochs"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(shell: Shell, arguments: list[str], reported: str) -> None:
+    answer = shell.run("tail", "#", *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert reported in answer.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import psycopg
 import pytest
@@ -20,19 +19,20 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.epoch_kit import ALL, A, B, EpochBlocks, check_course, numbers, reported, seen
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 from tests.kit_nodes import ROOT
 
 
 @pytest.fixture
-def story(conn: psycopg.Connection[Any]) -> EpochBlocks:
+def story(conn: Connection) -> EpochBlocks:
     return EpochBlocks(conn)
 
 
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
+def take_what_is_closed(conn: Connection) -> None:
     conn.execute("update space set retention_s = 1")
     conn.execute("update generation set closed_at = closed_at - interval '9 s' where state = 'closed'")
     assert apply_retention(conn)
@@ -40,7 +40,7 @@ def take_what_is_closed(conn: psycopg.Connection[Any]) -> None:
 
 @pytest.mark.conforms("S7")
 @pytest.mark.parametrize("begin", ["earliest", "active"])
-def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: EpochBlocks, begin: str) -> None:
+def test_epochs_taken_in_part_do_not_come(conn: Connection, story: EpochBlocks, begin: str) -> None:
     story.three_and_five()
     rollover(conn, "default")
     story.publish(A, 5, 6)
@@ -53,7 +53,7 @@ def test_epochs_taken_in_part_do_not_come(conn: psycopg.Connection[Any], story: 
 
 
 @pytest.mark.conforms("S3")
-def test_losing_what_was_to_come_ends_the_reading(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_losing_what_was_to_come_ends_the_reading(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     gone: list[PositionGone] = []
     torn, partial = EpochTailReader(conn, ALL), EpochTailReader(conn, ALL, entire=False, on_data_loss=gone.append)
@@ -75,7 +75,7 @@ def test_losing_what_was_to_come_ends_the_reading(conn: psycopg.Connection[Any],
     assert len(gone) == 1
 
 
-def test_losing_what_is_left_out_harms_nothing(conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_losing_what_is_left_out_harms_nothing(conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     gone: list[PositionGone] = []
     reading = EpochTailReader(conn, ALL, on_data_loss=gone.append)
@@ -101,9 +101,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.conforms("S4")
-def test_a_dead_publishers_epochs_are_completed(
-    database: str, conn: psycopg.Connection[Any], story: EpochBlocks
-) -> None:
+def test_a_dead_publishers_epochs_are_completed(database: str, conn: Connection, story: EpochBlocks) -> None:
     story.advance(A, 2)
     reading = EpochTailReader(conn, ALL)
     messages = list(reading.read_available(conn))
@@ -117,7 +115,7 @@ def test_a_dead_publishers_epochs_are_completed(
     assert reported(reading.read_available(conn)) == [((9,),)]
 
 
-def test_it_goes_on_over_another_connection(database: str, conn: psycopg.Connection[Any], story: EpochBlocks) -> None:
+def test_it_goes_on_over_another_connection(database: str, conn: Connection, story: EpochBlocks) -> None:
     story.three_and_five()
     story.publish(A, 5, stream=1)
     with connect(database) as first:
@@ -151,7 +149,7 @@ class Load:
         self._writers.append(threading.Thread(target=self._reshard))
         self._readers = [threading.Thread(target=self._read, args=(begin,)) for begin in READERS]
 
-    def run(self, conn: psycopg.Connection[Any]) -> None:
+    def run(self, conn: Connection) -> None:
         """Run until all is published and completed."""
         for space, who in HOLDERS.items():
             hold(conn, find_space(conn, space).space_id, who, [(0,)], lease_s=600)
@@ -169,7 +167,7 @@ class Load:
             reader.join(60)
         assert not any(thread.is_alive() for thread in (*self._writers, *self._readers))
 
-    def _after(self, conn: psycopg.Connection[Any], messages: int) -> None:
+    def _after(self, conn: Connection, messages: int) -> None:
         over = self._writers[:-1]
         eventually(lambda: published(conn) >= messages or not any(each.is_alive() for each in over), 60)
 
@@ -195,13 +193,13 @@ class Load:
             messages += reading.read_available(conn)
 
 
-def published(conn: psycopg.Connection[Any]) -> int:
+def published(conn: Connection) -> int:
     row = conn.execute("select coalesce(sum(head), 0)::bigint from stream").fetchone()
     return int(row[0]) if row else 0
 
 
 @pytest.mark.conforms("S3", "S4", "S5")
-def test_under_load_all_readers_get_entire_epochs(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_under_load_all_readers_get_entire_epochs(database: str, conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     load = Load(database)
     load.run(conn)

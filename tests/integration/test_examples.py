@@ -14,12 +14,7 @@ from examples.hourly_closing.__main__ import wrong
 from tests.kit_nodes import ROOT
 
 TOTAL, EARLY = "with another total than in the data", "closed before all of it was added up"
-RIGHT: dict[str, list[int]] = {
-    "not closed": [],
-    "closed more than once": [],
-    TOTAL: [],
-    EARLY: [],
-}
+RIGHT: dict[str, list[int]] = {"not closed": [], "closed more than once": [], TOTAL: [], EARLY: []}
 SOURCE = pa.table({"hour": [1, 1, 2], "row": [0, 1, 2], "distance": [10, 20, 30]})
 
 

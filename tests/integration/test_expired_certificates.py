@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 from cryptography import x509
 
@@ -20,6 +19,7 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, rule
 from tests.integration.cli_kit import Running, Shell
+from tests.integration.log_kit import Connection
 from tests.integration.test_gate_rpcs import METHODS, REQUESTS, refusal, refused_code
 from tests.integration.test_tls import consumed, http_address
 from tests.integration.tls_kit import HOST, Certificates
@@ -35,7 +35,7 @@ REQUEST = f"GET /api/v1/groups HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     with connect(database) as connection:
         for right in Right:
             allow(connection, rule(ETL, right, "#"))
@@ -44,14 +44,11 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def clients(tmp_path: Path) -> Certificates:
-    """The authority of clients."""
     return Certificates(tmp_path / "clients")
 
 
 @pytest.fixture(params=["required", "off"])
-def node(
-    shell: Shell, trusted: Certificates, clients: Certificates, conn: psycopg.Connection[Any], request: Any
-) -> Running:
+def node(shell: Shell, trusted: Certificates, clients: Certificates, conn: Connection, request: Any) -> Running:
     """It asks for a certificate, on both ports, also where it authenticates nobody."""
     certificate, key = trusted.write("node", HOST)
     tls = ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", str(clients.ca))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.machine.agent import Agent
 from sublet_protocol.domain.errors import SubscriptionEnded
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 
 NODE = """
@@ -30,32 +30,30 @@ sys.exit(main())
 
 
 @pytest.mark.conforms("A8")
-@pytest.mark.parametrize(
-    ("module", "name", "method"),
-    [
+def test_a_node_that_breaks_a_rule_of_its_own_ends(database: str, tmp_path: Path) -> None:
+    """Wherever it does: each of these nodes, which run at the same time, has another part that does."""
+    parts = [
         ("sublet_leader.node.machine", "Node", "_pass_time"),
         ("sublet_leader.node.database_worker", "DatabaseWorker", "_execute_observed"),
         ("sublet_leader.jobs.node_registration", "NodeRegistration", "_renew_in_time"),
-    ],
-)
-def test_a_node_that_breaks_a_rule_of_its_own_ends(
-    database: str, tmp_path: Path, module: str, name: str, method: str
-) -> None:
-    program = tmp_path / "node.py"
-    program.write_text(NODE.format(module=module, name=name, method=method))
-    command = [sys.executable, str(program), "leader", "--name", "n", "--listen", "127.0.0.1:0"]
-    ended = subprocess.run(
-        [*command, "--database-url", database], capture_output=True, text=True, timeout=WAIT_S, check=False
-    )
-    assert ended.returncode == 1, ended.stderr
-    assert ended.stderr.count("Traceback") == 1, ended.stderr
-    assert "node n broke a rule of its own and has ended: AssertionError" in ended.stderr
+    ]
+    with ExitStack() as stack:
+        nodes = []
+        for number, (module, name, method) in enumerate(parts):
+            program = tmp_path / f"node{number}.py"
+            program.write_text(NODE.format(module=module, name=name, method=method))
+            command = [sys.executable, str(program), "leader", "--name", f"n{number}", "--listen", "127.0.0.1:0"]
+            node = subprocess.Popen([*command, "--database-url", database], stderr=subprocess.PIPE, text=True)
+            nodes.append(stack.enter_context(node))
+            stack.callback(node.kill)
+        for number, node in enumerate(nodes):
+            _, said = node.communicate(timeout=WAIT_S)
+            assert (node.returncode, said.count("Traceback")) == (1, 1), said
+            assert f"node n{number} broke a rule of its own and has ended: AssertionError" in said
 
 
 @pytest.mark.conforms("E36")
-def test_a_session_with_a_broken_agent_raises(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_with_a_broken_agent_raises(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock is free, so that its streams need not wait for the eviction timeout, and nothing is left of it."""
 
     def lock_connections() -> int:

@@ -144,7 +144,6 @@ def small_disk(server_home: Path) -> Iterator[Path]:
 
 
 def fill(file: Path) -> None:
-    """Take all the room there is."""
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(65536))

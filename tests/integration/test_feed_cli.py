@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -27,16 +26,10 @@ def away(node: Running) -> Iterator[Shell]:
         yield shell
 
 
-def address(node: Running) -> str:
-    found = re.search(r"serves on (\S+)", node.out + node.err)
-    assert found is not None
-    return found[1]
-
-
 @pytest.mark.long
 @pytest.mark.conforms("A9")
 def test_a_node_shows_what_the_database_shows(shell: Shell, node: Running, away: Shell) -> None:
-    through = ("--node", address(node))
+    through = ("--node", node.address)
     published = away.run("publish", "orders/eu", "--key", "k", "--json", *through, stdin="one\ntwo\nthree")
     assert published.code == 0, published.err
     assert (published.object["read"], published.object["durable"]) == (3, 3)
@@ -56,7 +49,7 @@ def test_a_node_shows_what_the_database_shows(shell: Shell, node: Running, away:
 
 @pytest.mark.conforms("A9")
 def test_ctrl_c_ends_both_with_its_exit_code(node: Running, away: Shell) -> None:
-    through = ("--node", address(node))
+    through = ("--node", node.address)
     tail = away.start("tail", "#", *through, "--from", "earliest")
     publishing = away.start("publish", "a", "--json", *through, stdin=subprocess.PIPE)
     publishing.stdin.write(b"0\n1\nhalf a li")

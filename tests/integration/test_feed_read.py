@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import psycopg
 import pytest
 
 import sublet_leader.feed.head_poller as watching
@@ -26,7 +25,6 @@ from sublet_protocol.domain.limits import MAX_BOOKMARK_STREAMS
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
@@ -35,8 +33,8 @@ from sublet_storage.readers.tail import MultiStreamReader
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
-from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
-from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, refused, serving, stub, values
+from tests.integration.log_kit import Connection, put, stream_of, with_a_short_lived_space
 from tests.interrupted_calls import run_interrupted
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
@@ -45,7 +43,7 @@ pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture
-def server(database: str, conn: psycopg.Connection[Any]) -> Iterator[Serving]:
+def server(database: str, conn: Connection) -> Iterator[Serving]:
     with serving(database) as server:
         yield server
 
@@ -56,6 +54,11 @@ def feed(server: Serving) -> Iterator[Feed]:
         yield feed
 
 
+@pytest.fixture
+def stream(conn: Connection) -> int:
+    return stream_of(conn, "default")
+
+
 def numbers(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
@@ -64,8 +67,7 @@ def numbers(first: int, end: int) -> list[bytes]:
 
 
 @pytest.mark.conforms("P1")
-def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, b"before")
     feed.history("#", "latest")
     position = feed.bookmark
@@ -80,9 +82,9 @@ def test_a_position_leads_to_all_that_comes_once(feed: Feed, conn: psycopg.Conne
 
 
 @pytest.mark.conforms("P1")
-def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: Connection, stream: int) -> None:
     """By an exception of a signal handler: the next read gives it, and no bookmark lies behind it before that."""
-    stream, client = stream_of(conn, "default"), Path(feed_reader.__file__)
+    client = Path(feed_reader.__file__)
     with feed.follow("#", "latest") as reader:
         for line in itertools.count(1):
             put(conn, stream, b"%d" % line)
@@ -98,8 +100,7 @@ def test_a_read_that_is_broken_off_misses_nothing(feed: Feed, conn: psycopg.Conn
 
 
 @pytest.mark.conforms("P3")
-def test_history_is_paged_and_in_order(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_history_is_paged_and_in_order(feed: Feed, conn: Connection, stream: int) -> None:
     for start in range(0, 3000, 300):
         put(conn, stream, *(b"%d" % n + b"." * 2000 for n in range(start, start + 300)))
     assert list(feed.history("#", "latest")) == []
@@ -143,7 +144,7 @@ def test_what_retention_has_taken_is_said(database: str) -> None:
 
 
 @pytest.mark.conforms("P3")
-def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: Connection) -> None:
     """What a reader of all would have read next is gone, though the stream's beginning is not."""
     create_space(conn, "eu", "eu/#", shards=1)
     stream = stream_of(conn, "eu")
@@ -160,8 +161,7 @@ def test_a_loss_behind_the_beginning_is_said(feed: Feed, conn: psycopg.Connectio
 
 
 @pytest.mark.conforms("P9")
-def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_history_begins_at_a_time(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, b"1")
     row = conn.execute("select clock_timestamp()").fetchone()
     assert row is not None
@@ -173,8 +173,7 @@ def test_history_begins_at_a_time(feed: Feed, conn: psycopg.Connection[Any]) -> 
         feed.history("#", when.replace(tzinfo=None))
 
 
-def test_only_what_matches_is_sent(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_only_what_matches_is_sent(feed: Feed, conn: Connection, stream: int) -> None:
     with feed.follow("a/+", "earliest") as reader:
         for number in range(40):
             put(conn, stream, b"%d" % number, topic="a/b" if number % 10 == 0 else "c")
@@ -183,16 +182,14 @@ def test_only_what_matches_is_sent(feed: Feed, conn: psycopg.Connection[Any]) ->
         assert reader.bookmark.offsets == {stream: 40}
 
 
-def test_a_large_block_comes_in_several_pages(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_a_large_block_comes_in_several_pages(feed: Feed, conn: Connection, stream: int) -> None:
     put(conn, stream, *(bytes([n]) * 1_000_000 for n in range(11)))
     tables = list(feed.history())
     assert len(tables) > 2
     assert values(tables) == [bytes([n]) * 1_000_000 for n in range(11)]
 
 
-def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_what_cannot_be_read_is_refused(feed: Feed, stream: int) -> None:
     with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 5"):
         feed.history("#", Bookmark.of({stream: 5}))
     with feed.follow("#", "earliest") as reader:
@@ -206,7 +203,7 @@ def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("E39", "W4")
-def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: Connection) -> None:
     """To a reader that comes back when the rows of what was lost are deleted."""
     put(conn, stream_of(conn, "default"), b"0")
     feed.history("#", "latest")
@@ -231,7 +228,7 @@ def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.C
 
 
 @pytest.mark.conforms("P1", "W3")
-def test_children_come_after_their_parents(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_children_come_after_their_parents(feed: Feed, database: str, conn: Connection) -> None:
     create_space(conn, "still", "still/#", shards=1)
     with feed.follow("#") as reader, Publisher(database) as publisher:
         for number in range(400):
@@ -251,9 +248,7 @@ def test_children_come_after_their_parents(feed: Feed, database: str, conn: psyc
         assert order == sorted(order)
 
 
-def test_a_read_that_sees_a_rollover_finds_children(
-    conn: psycopg.Connection[Any],
-) -> None:
+def test_a_read_that_sees_a_rollover_finds_children(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1)
     eu = stream_of(conn, "eu")
     reading = MultiStreamReader(conn, TopicFilter("#"), "earliest")
@@ -287,9 +282,7 @@ def test_waiters_go_on_when_their_nodes_are_killed(database: str, fleet: Fleet) 
 
 @pytest.mark.conforms("P6")
 @pytest.mark.long
-def test_a_frozen_node_is_left_for_another(
-    fleet: Fleet, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frozen_node_is_left_for_another(fleet: Fleet, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_reader, "RECEIVE_TIMEOUT_S", 3.0)
     addresses = [address_of(fleet.nodes["n1"]), address_of(fleet.node("n2"))]
     with Feed(addresses) as feed, feed.follow("#") as reader:
@@ -312,8 +305,7 @@ def test_a_node_that_never_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> 
             feed.follow("#")
 
 
-def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: Connection, stream: int) -> None:
     with feed.follow("#") as reader:
         put(conn, stream, b"0")
         assert read_values(reader, 1) == [b"0"]
@@ -325,8 +317,7 @@ def test_a_database_that_is_away_is_waited_for(feed: Feed, database: str, conn: 
 
 
 @pytest.mark.conforms("P2")
-def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_every_page_bears_its_call_and_place(server: Serving, conn: Connection, stream: int) -> None:
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
         pages = service.Follow(follow_request(starting_position="earliest", subscription="mine"), timeout=90)
@@ -349,14 +340,13 @@ def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Conn
 # --- many, and slow ---------------------------------------------------------------------------------------------------
 
 
-def last_query(conn: psycopg.Connection[Any], application: str) -> Any:
+def last_query(conn: Connection, application: str) -> Any:
     return conn.execute(
         "select max(query_start) from pg_stat_activity where application_name = %s", (application,)
     ).fetchone()
 
 
-def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[Any]) -> None:
-    stream = stream_of(conn, "default")
+def test_many_waiters_share_one_look(server: Serving, conn: Connection, stream: int) -> None:
     with Feed(server.address) as feed, ExitStack() as stack:
         readers = [stack.enter_context(feed.follow("#")) for _ in range(20)]
         put(conn, stream, b"0")
@@ -369,10 +359,9 @@ def test_many_waiters_share_one_look(server: Serving, conn: psycopg.Connection[A
 
 
 def test_heads_from_elsewhere_wake_waiters(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
-    stream = stream_of(conn, "default")
     with serving(database) as server, Feed(server.address) as feed, feed.follow("#") as reader:
         eventually(lambda: server.feed.head_poller.poll_count)
         end = put(conn, stream, b"0")
@@ -384,7 +373,7 @@ def test_heads_from_elsewhere_wake_waiters(
 
 
 @pytest.mark.conforms("X4")
-def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     for _ in range(100):
         put(conn, stream, b"x" * 500_000)
@@ -402,14 +391,12 @@ def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, 
 
 
 @pytest.mark.conforms("X4")
-def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_readers_are_bounded(database: str, conn: Connection) -> None:
     limits = FeedLimits(max_readers=1, reader_retry_after_ms=30)
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = feed.follow("#")
-        with pytest.raises(grpc.RpcError) as refused:
+        with refused(code=grpc.StatusCode.RESOURCE_EXHAUSTED, retry_after_ms="30"):
             next(service.Follow(follow_request(), timeout=20))
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA] == "30"
         put(conn, stream_of(conn, "default"), b"0")
         assert read_values(inside, 1) == [b"0"]
         inside.close()
@@ -420,7 +407,7 @@ def test_readers_are_bounded(database: str, conn: psycopg.Connection[Any]) -> No
 def test_principals_work_in_rotation(database: str) -> None:
     threads, begun, done = DatabaseThreads(database, 1, "rotating"), threading.Event(), list[str]()
 
-    def wait(conn: psycopg.Connection[Any]) -> None:
+    def wait(conn: Connection) -> None:
         assert begun.wait(WAIT_S)
 
     first = threads.submit(wait, "a")
@@ -434,18 +421,33 @@ def test_principals_work_in_rotation(database: str) -> None:
 
 @pytest.mark.conforms("X4")
 def test_one_principal_leaves_others_a_thread(database: str) -> None:
-    """To publish: however many batches it has under way, and however long they take."""
-    limits, over = FeedLimits(), threading.Event()
-    most = limits.publishing_connections_of_principal
-    threads = DatabaseThreads(database, limits.publishing_connections, "publishing", most)
-    busy = [threads.submit(lambda _: over.wait(), "a") for _ in range(limits.publishing_connections + 1)]
+    """However many requests it has under way, and however long they take."""
+    over, threads = threading.Event(), DatabaseThreads(database, 4, "reading")
+    busy = [threads.submit(lambda _: over.wait(), "a") for _ in range(5)]
     try:
         assert threads.submit(lambda _: "stored", "b").result(WAIT_S) == "stored"
-        assert sum(work.running() for work in busy) <= most
+        assert sum(work.running() for work in busy) <= 3
     finally:
         over.set()
     assert all(work.result(WAIT_S) for work in busy), "what had to wait was done then"
     threads.close()
+
+
+@pytest.mark.conforms("X4")
+def test_streams_of_readers_are_bounded(database: str, conn: Connection) -> None:
+    """Together, as are bookmarks: of each stream that matches a reader has a position in the node's memory."""
+    reshard(conn, "default", 100)
+    limits = FeedLimits(max_reader_bytes=400 * 250)
+    with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
+        readers = [service.Follow(follow_request(starting_position="earliest"), timeout=60) for _ in range(2)]
+        eventually(lambda: server.feed.readers.bytes_inside == 2 * 400 * 100, WAIT_S)
+        with pytest.raises(grpc.RpcError, match=r"3 readers are under way.* 120000 bytes") as beyond:
+            list(service.Follow(follow_request(starting_position="earliest"), timeout=60))
+        assert beyond.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for reader in readers:
+            reader.cancel()
+        eventually(lambda: server.feed.readers.bytes_inside == 0, WAIT_S)
+        assert values(list(feed.history())) == []
 
 
 @pytest.mark.conforms("X4")
@@ -457,16 +459,16 @@ def test_bookmarks_of_readers_are_bounded(database: str) -> None:
     with serving(database, limits) as server, Feed(server.address) as feed, stub(server.address) as service:
         inside = service.Follow(follow_request(bookmark=large), timeout=60)
         eventually(lambda: server.feed.readers.bytes_inside > 0)
-        with pytest.raises(grpc.RpcError, match=f"1 readers are .* {320 * streams} bytes") as refused:
+        with pytest.raises(grpc.RpcError, match=f"1 readers are .* {320 * streams} bytes") as beyond:
             next(service.Follow(follow_request(bookmark=large), timeout=20))
-        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert beyond.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert values(list(feed.history())) == []
         inside.cancel()
         eventually(lambda: server.feed.readers.bytes_inside == 0)
 
 
 @pytest.mark.conforms("X4")
-def test_malformed_requests_are_refused_with_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_malformed_requests_are_refused_with_reason(server: Serving, conn: Connection) -> None:
     named: dict[str, Any] = {
         "protocol_version": PROTOCOL_VERSION,
         "filter": "#",
@@ -491,9 +493,7 @@ def test_malformed_requests_are_refused_with_reason(server: Serving, conn: psyco
             if "bookmark" in given:
                 del fields["starting_position"]
             for method, kind in ((service.Follow, pb.FollowRequest), (service.History, pb.HistoryRequest)):
-                with pytest.raises(grpc.RpcError) as refused:
+                with refused(story, error=error):
                     next(method(kind(**fields), timeout=20))
-                assert story in refused.value.details()
-                assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == error
         put(conn, stream_of(conn, "default"), b"0")
         assert read_values(reader, 1) == [b"0"]

@@ -38,7 +38,7 @@ from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
-from tests.integration.log_kit import everything, put, stream_of
+from tests.integration.log_kit import Connection, everything, put, stream_of
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -47,14 +47,14 @@ GROUP = "$share/g/#"
 SETTINGS = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=30.0)
 
 
-def processes(conn: psycopg.Connection[Any], application: str) -> list[int]:
+def processes(conn: Connection, application: str) -> list[int]:
     """The server's, of that application's connections."""
     found = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
     return [row[0] for row in conn.execute(found, (application,))]
 
 
 @contextmanager
-def frozen(conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
+def frozen(conn: Connection, application: str) -> Iterator[None]:
     """The server processes of that application's connections, until the block ends. Each is frozen while it waits for
     its client, when it has none of the locks that all of Postgres would then wait for."""
     idle = "select from pg_stat_activity where pid = %s and state = 'idle' and wait_event = 'ClientRead'"
@@ -96,7 +96,7 @@ def in_time(work: Callable[[], Any]) -> Any:
     return results[0]
 
 
-def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_a_session_gets_over_a_frozen_reader(database: str, conn: Connection, fleet: Fleet) -> None:
     settings = replace(BorrowerSettings().scaled(SPEED), read_timeout_s=0.5)
     stream = stream_of(conn, "default")
     address_of(fleet.nodes["n1"])
@@ -113,7 +113,7 @@ def test_a_session_gets_over_a_frozen_reader(database: str, conn: psycopg.Connec
 
 
 @pytest.mark.conforms("A8", "E16")
-def test_a_node_gets_over_a_frozen_connection(database: str, conn: psycopg.Connection[Any], fleet: Fleet) -> None:
+def test_a_node_gets_over_a_frozen_connection(database: str, conn: Connection, fleet: Fleet) -> None:
     stream = stream_of(conn, "default")
     address_of(fleet.nodes["n1"])
     with Session(GROUP, database, starting_position="earliest", settings=SETTINGS) as session:
@@ -129,7 +129,7 @@ def test_a_node_gets_over_a_frozen_connection(database: str, conn: psycopg.Conne
 
 @pytest.mark.parametrize("trouble", ["frozen", "ended"])
 def test_an_idle_transactions_connection_is_replaced(
-    database: str, conn: psycopg.Connection[Any], fleet: Fleet, monkeypatch: pytest.MonkeyPatch, trouble: str
+    database: str, conn: Connection, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, trouble: str
 ) -> None:
     """Before a user's work begins that would be lost with it."""
     monkeypatch.setattr(reconnecting_connection, "IDLE_S", 0.0)
@@ -150,7 +150,7 @@ def test_an_idle_transactions_connection_is_replaced(
                 assert conn.execute(done, (stream,)).fetchone() == (number,)
 
 
-def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_silence_closes_the_connection(database: str, conn: Connection) -> None:
     with connect(database, application_name="silent", receive_timeout_s=0.3) as silent:
         assert silent.execute("select 1").fetchone() == (1,)
         with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
@@ -160,7 +160,7 @@ def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[A
 
 @pytest.mark.conforms("E36")
 def test_a_frozen_listening_connection_is_replaced(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing may come to it for hours: that it is silent says nothing."""
     monkeypatch.setattr(postgres, "QUIET_S", 0.05)
@@ -190,7 +190,7 @@ def test_an_answer_in_pieces_is_waited_for(database: str) -> None:
 
 
 @contextmanager
-def frozen_in_a_step(database: str, conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
+def frozen_in_a_step(database: str, conn: Connection, application: str) -> Iterator[None]:
     """A server process of that application, until the block ends. It is frozen while it waits for a lock that the
     statement needs, and gets it afterwards: what others take does not conflict."""
     found = (
@@ -220,7 +220,7 @@ def frozen_in_a_step(database: str, conn: psycopg.Connection[Any], application: 
 
 
 @pytest.fixture
-def term(conn: psycopg.Connection[Any]) -> int:
+def term(conn: Connection) -> int:
     """Claim the maintenance for an hour; return the term."""
     return leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 3600, None).term
 
@@ -228,7 +228,7 @@ def term(conn: psycopg.Connection[Any]) -> int:
 @pytest.mark.conforms("A8", "E16")
 @pytest.mark.parametrize("application", ["sublet maintenance", "sublet payloads"])
 def test_maintenance_goes_on_over_another_connection(
-    database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch, application: str
+    database: str, conn: Connection, term: int, monkeypatch: pytest.MonkeyPatch, application: str
 ) -> None:
     monkeypatch.setattr(maintenance, "RECEIVE_TIMEOUT_S", 3.0)
     connected: list[str] = []
@@ -268,7 +268,7 @@ def test_an_unforeseen_error_does_not_end_a_job(database: str, term: int) -> Non
 
 @pytest.mark.conforms("A8")
 def test_health_shows_a_silent_connection_of_a_job(
-    database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, term: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it lasts, and without taking the node out of service."""
     monkeypatch.setattr(outbox_relay, "STATEMENT_TIMEOUT_S", 600.0)
@@ -320,9 +320,7 @@ def test_close_returns_and_reports_what_failed(database: str, without_notificati
         eventually(no_threads_left)
 
 
-def test_retry_timeout_bounds_a_frozen_server(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retry_timeout_bounds_a_frozen_server(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "MIN_ATTEMPT_S", 0.2)
     publisher = Publisher(database, delivery_timeout_s=1)
     publisher.publish("t", b"first").result(20)
@@ -338,7 +336,7 @@ def test_retry_timeout_bounds_a_frozen_server(
 
 
 @pytest.mark.long
-def test_what_waits_behind_a_timeout_is_not_sent(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_what_waits_behind_a_timeout_is_not_sent(database: str, conn: Connection) -> None:
     """Else each would be waited for as long again. The first is waited for 5 s, beyond the time of all that wait."""
     publisher = Publisher(database, delivery_timeout_s=0.1, block_messages=1, blocks_per_commit=1)
     publisher.publish("t", b"first").result(20)
@@ -362,9 +360,7 @@ def test_lingering_beyond_the_timeout_is_tried_once(database: str) -> None:
         assert [publisher.publish("t", b"x").result(20).offset for _ in range(2)] == [0, 1]
 
 
-def test_another_connection_is_tried(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_connection_is_tried(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 0.5)
     with Publisher(database) as publisher:
         publisher.publish("t", b"first").result(20)
@@ -374,7 +370,7 @@ def test_another_connection_is_tried(
 
 
 def test_a_server_that_answers_is_waited_for_as_ever(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "ATTEMPT_TIMEOUT_S", 2.0)
     with Publisher(database) as publisher:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
-import psycopg
 import pytest
 from starlette.routing import Route
 
@@ -21,12 +20,15 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
+from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, expired_token, revoked_token, rule, token_of
-from tests.integration.cli_kit import Shell
+from tests.integration.cli_kit import Running, Shell, a_shell
 from tests.integration.http_kit import Answer, Http
-from tests.kit_nodes import Fleet
+from tests.integration.log_kit import Connection
+from tests.kit import WAIT_S, eventually
+from tests.kit_nodes import Fleet, Process
 
 pytestmark = pytest.mark.conforms("X1")
 
@@ -61,12 +63,20 @@ POSTS: dict[str, tuple[dict[str, Any], str, int]] = {
 """What is sent, who may, and the status for who may: in this order."""
 
 
-@pytest.fixture
-def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None]:
-    store = PostgresGroupStore(database)
-    for group in (GROUP, HIDDEN):
-        store.declare_group(Subscription.parse(group), GroupOptions())
-    store.close()
+Tokens = dict[str, str | None]
+
+
+@pytest.fixture(scope="module")
+def conn(shared_database: str) -> Iterator[Connection]:
+    with connect(shared_database) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
+def tokens(shared_database: str, conn: Connection) -> Tokens:
+    with closing(PostgresGroupStore(shared_database)) as store:
+        for group in (GROUP, HIDDEN):
+            store.declare_group(Subscription.parse(group), GroupOptions())
     allow(conn, rule("user:operator", Right.OPERATE, "#", "billing"))
     allow(conn, rule("user:watcher", Right.WATCH, "orders/#", "bill*"))
     allow(conn, rule("user:all", Right.OPERATE, "#"))
@@ -81,11 +91,34 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
     }
 
 
+@pytest.fixture(scope="module")
+def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory, tokens: Tokens) -> Iterator[Process]:
+    """Yield a node that asks who calls, one for all of these tests."""
+    settings = {"SUBLET_AUTH": "required", "SUBLET_HTTP": "yes"}
+    with closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"), extra=settings)) as fleet:
+        fleet.serve("n1")
+        yield fleet.nodes["n1"]
+
+
+@pytest.fixture(scope="module")
+def node(served: Process) -> Http:
+    return Http.of(served)
+
+
 @pytest.fixture
-def node(empty_fleet: Fleet, tokens: dict[str, str | None]) -> Http:
-    empty_fleet.extra = {"SUBLET_AUTH": "required", "SUBLET_HTTP": "yes"}
-    empty_fleet.serve("n1")
-    return Http.of(empty_fleet.nodes["n1"])
+def shell(shared_database: str) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=shared_database) as shell:
+        yield shell
+
+
+@pytest.fixture
+def audited(shell: Shell, tokens: Tokens) -> Running:
+    """Another node that asks who calls, with a log of its own."""
+    return shell.leader("audited", "--http", "127.0.0.1:0", "--auth", "required")
+
+
+def audit_lines(node: Running, mark: str = '"outcome"') -> list[dict[str, Any]]:
+    return [json.loads(line[line.index("{") :]) for line in node.err.splitlines() if mark in line]
 
 
 def get(node: Http, path: str, token: str | None) -> Answer:
@@ -105,7 +138,7 @@ def test_every_route_is_in_this_test() -> None:
     assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
 
 
-def test_reading_needs_watch(node: Http, tokens: dict[str, str | None]) -> None:
+def test_reading_needs_watch(node: Http, tokens: Tokens) -> None:
     texts = set()
     for path, who in GETS.values():
         for kind in ("none", "wrong", "expired", "revoked"):
@@ -127,21 +160,12 @@ def test_reading_needs_watch(node: Http, tokens: dict[str, str | None]) -> None:
     assert len(texts) == 1
 
 
-def test_a_group_bears_who_had_it_created(
-    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
-) -> None:
-    """So that they are counted."""
-    assert post(node, "/api/v1/group/create", {"subscription": "$share/new/#"}, tokens["all"]).status == 200
-    found = conn.execute("select created_by from consumer_group where name = 'new'").fetchall()
-    assert found == [("user:all",)]
-
-
 def test_probes_have_one_word_for_strangers(node: Http) -> None:
     for path in ("/healthz", "/readyz", "/readyz/loop"):
         assert node.ask(path).object == {"state": "ok"}
 
 
-def test_lists_have_what_may_be_watched(node: Http, tokens: dict[str, str | None]) -> None:
+def test_lists_have_what_may_be_watched(node: Http, tokens: Tokens) -> None:
     found = {kind: get(node, "/api/v1/groups?sort=lag", tokens[kind]).object for kind in ("reader", "watcher", "all")}
     names = {kind: [group["name"] for group in page["groups"]] for kind, page in found.items()}
     assert names == {"reader": [], "watcher": ["billing"], "all": ["billing", "other"]}
@@ -152,7 +176,7 @@ def test_lists_have_what_may_be_watched(node: Http, tokens: dict[str, str | None
     assert hidden.body.replace(b"other", b"othes") == nothing.body
 
 
-def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None:
+def test_acting_needs_operate(node: Http, tokens: Tokens, conn: Connection) -> None:
     for path, (body, who, _) in POSTS.items():
         for kind in ("none", "wrong", "expired", "revoked"):
             assert post(node, path, body, tokens[kind]).status == 401, (path, kind)
@@ -164,12 +188,13 @@ def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None
     for path, (body, who, status) in POSTS.items():
         kind = "all" if who == ALL else "operator"
         assert post(node, path, body, tokens[kind]).status == status, path
+    assert post(node, "/api/v1/group/create", ON_GROUP, tokens["operator"]).status == 200
+    found = conn.execute("select created_by from consumer_group where name = 'billing' and deleted_at is null")
+    assert found.fetchall() == [("user:operator",)], "groups are counted by who had them created"
 
 
 @pytest.mark.conforms("X4")
-def test_actions_of_a_principal_are_bounded(
-    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
-) -> None:
+def test_actions_of_a_principal_are_bounded(node: Http, tokens: Tokens, conn: Connection) -> None:
     """Each has a connection of its own; others act meanwhile."""
 
     def pause(subscription: str, token: str) -> Answer:
@@ -185,87 +210,63 @@ def test_actions_of_a_principal_are_bounded(
     assert sorted(each.result().status for each in actions) == [200] * 4 + [503] * 2
 
 
-def test_the_admin_token_is_not_used(shell: Shell, tokens: dict[str, str | None]) -> None:
+def test_the_admin_token_is_not_used(shell: Shell, tokens: Tokens) -> None:
     """Of a node that asks who calls, which says so at its start."""
     shell.environment["SUBLET_ADMIN_TOKEN"] = "the-token-of-an-admin"
-    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
+    process = shell.leader("administered", "--http", "127.0.0.1:0", "--auth", "required")
     assert "SUBLET_ADMIN_TOKEN ignored" in process.err
-    found = re.search(r"answers at http://(\S+)/", process.err)
-    assert found is not None
-    node = Http(found[1])
+    node = Http.of(process)
     assert get(node, "/api/v1/groups", "the-token-of-an-admin").status == 401
     assert post(node, "/api/v1/group/pause", ON_GROUP, "the-token-of-an-admin").status == 401
     assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["operator"]).status == 200
 
 
-def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | None]) -> None:
-    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
-    found = re.search(r"answers at http://(\S+)/", process.err)
-    assert found is not None
-    node = Http(found[1])
-    reason = {**ON_GROUP, "reason": "the sink"}
+def test_the_audit_log_has_who_did_what(audited: Running, tokens: Tokens) -> None:
+    node, reason = Http.of(audited), {**ON_GROUP, "reason": "the sink"}
     assert post(node, "/api/v1/group/pause", reason, tokens["operator"]).status == 200
     for _ in range(3):
         assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["watcher"]).status == 403
     assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["wrong"]).status == 401
-    lines = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
-    done, refused, unknown = lines
+    done, refused, unknown = audit_lines(audited)
     assert {name: done[name] for name in ("principal", "address", "action", "outcome")} == {
         "principal": "user:operator", "address": "127.0.0.1", "action": "group/pause", "outcome": "done (200)",
     }  # fmt: skip
     assert json.loads(done["object"]) == reason
     assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
     assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
-    assert not any(token in process.err for token in tokens.values() if token is not None)
+    assert not any(token in audited.err for token in tokens.values() if token is not None)
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
+def test_a_caller_keeps_no_field_out_of_the_log(audited: Running, tokens: Tokens) -> None:
+    """By what it writes before: the longest name that a group can have is there, and what is cut is the value alone."""
+    group, node = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * MAX_GROUP_CHARACTERS, Http.of(audited)
+    before: list[dict[str, Any]] = [
         {"reason": "x" * 250},
         {"reason": "\N{LATIN SMALL LETTER E WITH ACUTE}" * 250},
         {"streams": list(range(200)), "to": "x" * 250},
         {"x" * 400: 1},
-    ],
-)
-def test_a_caller_keeps_no_name_out_of_the_log(
-    shell: Shell, tokens: dict[str, str | None], before: dict[str, Any]
-) -> None:
-    """By what it writes before it: the longest name that a group can have is there."""
-    group = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * MAX_GROUP_CHARACTERS
-    subscription = f"$share/{group}/orders/#"
-    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
-    found = re.search(r"answers at http://(\S+)/", process.err)
-    assert found is not None
-    post(Http(found[1]), "/api/v1/group/pause", {**before, "subscription": subscription}, tokens["all"])
-    process.says('"outcome"')
-    (line,) = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
-    assert (line["principal"], group in line["object"]) == ("user:all", True)
-
-
-def test_what_is_cut_keeps_no_other_field_out(shell: Shell, tokens: dict[str, str | None]) -> None:
-    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
-    found = re.search(r"answers at http://(\S+)/", process.err)
-    assert found is not None
+    ]
+    for fields in before:
+        post(node, "/api/v1/group/pause", {**fields, "subscription": f"$share/{group}/orders/#"}, tokens["all"])
     body = {"streams": list(range(1, 200)), "to": "latest", **ON_GROUP}
-    assert post(Http(found[1]), "/api/v1/group/reset", body, tokens["operator"]).status < 500
-    process.says('"outcome"')
-    (line,) = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
-    shown = json.loads(line["object"])
+    assert post(node, "/api/v1/group/reset", body, tokens["operator"]).status < 500
+    *named, cut = eventually(lambda: lines if len(lines := audit_lines(audited)) == 5 else None, WAIT_S)
+    assert [(line["principal"], group in line["object"]) for line in named] == [("user:all", True)] * 4
+    shown = json.loads(cut["object"])
     assert shown == {**ON_GROUP, "streams": shown["streams"], "to": "latest"}
     assert shown["streams"].startswith("[1, 2, 3")
 
 
-def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: Connection) -> None:
     """By the command line, or by SQL; those before the node was started are in the table alone."""
     made = shell.run("access", "token", "user:a").out.strip()
-    process = shell.leader("n1", "--auth", "required")
+    process = shell.leader("audited", "--auth", "required")
     second = shell.run("access", "token", "user:a").out.strip()
     shell.run("access", "allow", "user:a", "read", "#")
     shell.run("access", "revoke-token", made[4:12])
-    conn.execute("delete from access")
+    conn.execute("delete from access where principal = 'user:a'")
     process.says('"action": "revoke"')
-    lines = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"action"' in line]
+    lines = audit_lines(process, '"action"')
     assert [(each["action"], each["object"], each["outcome"]) for each in lines] == [
         ("token", f"user:a {second[4:12]}", "done"),
         ("allow", "user:a read # *", "done"),

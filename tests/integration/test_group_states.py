@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
@@ -14,12 +11,13 @@ from sublet_storage.groups.status import json_views
 from sublet_storage.groups.status.group_pages import list_group_page
 from sublet_storage.groups.status.overview import describe_group, list_groups
 from tests.integration.lending_kit import NODE, SUBSCRIPTION, a_world, open_streams
+from tests.integration.log_kit import Connection
 
 OTHER = Subscription.parse("$share/other/#")
 
 
 @pytest.mark.conforms("A2")
-def test_how_long_a_stream_has_been_unreadable(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_how_long_a_stream_has_been_unreadable(database: str, conn: Connection) -> None:
     """Since it was found so after it could be read last, not since its grant."""
     stream, other = open_streams(conn)[:2]
     with a_world(database, conn) as led:
@@ -34,7 +32,7 @@ def test_how_long_a_stream_has_been_unreadable(database: str, conn: psycopg.Conn
         assert [round(lines[each] / 3600) for each in (stream, other)] == [1, 4]
 
 
-def test_a_free_stream_is_reserved_for_a_time(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_free_stream_is_reserved_for_a_time(database: str, conn: Connection) -> None:
     """One in doubt has a time of its own, which `groups why` names."""
     with a_world(database, conn) as led:
         led.lead()
@@ -47,7 +45,7 @@ def test_a_free_stream_is_reserved_for_a_time(database: str, conn: psycopg.Conne
 
 
 @pytest.mark.conforms("A2")
-def test_the_states_of_a_group(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_the_states_of_a_group(database: str, conn: Connection) -> None:
     first, second = open_streams(conn)[:2]
 
     def state() -> str:

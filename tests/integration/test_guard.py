@@ -29,6 +29,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, rollover
+from tests.integration.log_kit import Connection
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
 from tests.integration.test_stream_reader import LONG, events, lending, publish
 from tests.kit import eventually
@@ -66,13 +67,13 @@ def logged(place: Path, number: int, *offsets: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def url(database: str, fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+def url(database: str, fleet: Fleet, conn: Connection) -> str:
     conn.execute("create table public.sunk (value bytea)")
     return database
 
 
 Make = Callable[..., Guarded]
-Block = Callable[[psycopg.Connection[Any]], object]
+Block = Callable[[Connection], object]
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def dies(run: Run, point: str, first_batch: int = 0) -> None:
         run.until(1_000, die=point)
 
 
-def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
+def go_on(conn: Connection, count: int, *runs: Run) -> None:
     """Run all of these, until that many messages are in the table."""
 
     def there() -> bool:
@@ -129,7 +130,7 @@ def go_on(conn: psycopg.Connection[Any], count: int, *runs: Run) -> None:
     eventually(there, 60.0, lambda: str(lending(conn)))
 
 
-def positions(conn: psycopg.Connection[Any]) -> set[int]:
+def positions(conn: Connection) -> set[int]:
     """Return the positions of all streams that are not finished."""
     return {position for _, position, _ in lending(conn).values()}
 
@@ -145,7 +146,7 @@ def fail(connection: object) -> None:
     raise ZeroDivisionError
 
 
-def test_a_block_within_another_is_refused(unwritten: Checkpoint, guard: Guard, conn: psycopg.Connection[Any]) -> None:
+def test_a_block_within_another_is_refused(unwritten: Checkpoint, guard: Guard, conn: Connection) -> None:
     with pytest.raises(UsageError, match="another block of this guard is under way"):
         write(guard, VALUES[0], lambda _: write(guard))
     assert not sunk(conn)
@@ -153,16 +154,14 @@ def test_a_block_within_another_is_refused(unwritten: Checkpoint, guard: Guard, 
     assert len(sunk(conn)) == 1
 
 
-def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
+def sunk(conn: Connection) -> list[bytes]:
     return [bytes(value) for (value,) in conn.execute("select value from public.sunk order by value")]
 
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.long
-def test_a_query_that_dies_writes_everything_once(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
-) -> None:
+def test_a_query_that_dies_writes_everything_once(url: str, guarded: Make, conn: Connection, point: str) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     for _ in range(3):
@@ -173,25 +172,15 @@ def test_a_query_that_dies_writes_everything_once(
     assert sunk(conn) == values
 
 
-@pytest.mark.conforms("E26")
-def test_what_is_written_is_not_in_doubt(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
-    """Another application goes on behind it."""
-    values = publish(url, 0, 30)
-    dies(guarded(Checkpoint(), "ours"), "sunk")
-    values += publish(url, 30, 10)
-    go_on(conn, 40, guarded(Checkpoint(), "theirs", sessionName="other"))
-    assert sunk(conn) == values
-    assert "reserve" not in events(conn)
-
-
 @pytest.mark.conforms("E26", "E27")
-def test_what_is_written_is_done_when_others_went_on(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
-    """They have planned in its streams since: its rows say nothing of it any more."""
+def test_what_is_written_is_done_when_others_went_on(url: str, guarded: Make, conn: Connection) -> None:
+    """At once, as it is not in doubt. They have planned in its streams since: its rows say nothing of it any more."""
     ours = Checkpoint()
     values = publish(url, 0, 30)
     dies(guarded(ours, "ours"), "sunk")
     values += publish(url, 30, 30)
     go_on(conn, 60, guarded(Checkpoint(), "theirs", sessionName="other"))
+    assert "reserve" not in events(conn)
     back = guarded(ours, "ours", onRangeLost="fail")
     assert back.step()
     assert ours.runs[-1] == (0, [])
@@ -199,7 +188,7 @@ def test_what_is_written_is_done_when_others_went_on(url: str, guarded: Make, co
 
 
 @pytest.mark.conforms("E26", "E27")
-def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, conn: Connection) -> None:
     """The rows of its streams are deleted when it comes back."""
     create_space(conn, "t", "t/#", retention_s=86400)
     ours, values = Checkpoint(), publish(url, 0, 30)
@@ -220,7 +209,7 @@ def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, co
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.long
-def test_with_a_guard_nothing_needs_to_be_stored(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+def test_with_a_guard_nothing_needs_to_be_stored(url: str, guarded: Make, conn: Connection) -> None:
     ours = Checkpoint()
     values = publish(url, 0, 30)
     gone = guarded(ours, "ours", inDoubtTimeout="0 s", maxOffsetsPerTrigger=20)
@@ -242,9 +231,7 @@ def test_with_a_guard_nothing_needs_to_be_stored(url: str, guarded: Make, conn: 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("first", ["older", "newer"])
 @pytest.mark.long
-def test_of_two_checkpoint_copies_one_writes(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], first: str
-) -> None:
+def test_of_two_checkpoint_copies_one_writes(url: str, guarded: Make, conn: Connection, first: str) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)
     older = guarded(checkpoint, "older")
@@ -266,9 +253,7 @@ def test_of_two_checkpoint_copies_one_writes(
     assert sunk(conn) == values
 
 
-def test_a_batch_partly_ours_is_not_written(
-    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_batch_partly_ours_is_not_written(unwritten: Checkpoint, guarded: Make, conn: Connection) -> None:
     conn.execute(
         "update lending set in_doubt = null where stream_id ="
         " (select min(stream_id) from lending where in_doubt is not null)"
@@ -281,9 +266,7 @@ def test_a_batch_partly_ours_is_not_written(
 
 
 @pytest.mark.long
-def test_a_process_that_lost_its_batch_cannot_write(
-    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_process_that_lost_its_batch_cannot_write(unwritten: Checkpoint, guarded: Make, conn: Connection) -> None:
     """Though it is kept for the query."""
     eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
     with pytest.raises(MicroBatchFenced, match="is not this query's to do now"):
@@ -293,9 +276,7 @@ def test_a_process_that_lost_its_batch_cannot_write(
 
 
 @pytest.mark.long
-def test_an_exception_leaves_the_batch_to_be_done(
-    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
-) -> None:
+def test_an_exception_leaves_the_batch_to_be_done(unwritten: Checkpoint, guarded: Make, conn: Connection) -> None:
     again = guarded(unwritten)
     with pytest.raises(ZeroDivisionError):
         write(again.guard, then=fail)
@@ -303,7 +284,7 @@ def test_an_exception_leaves_the_batch_to_be_done(
     assert sunk(conn) == VALUES
 
 
-def slow_commit(conn: psycopg.Connection[Any]) -> None:
+def slow_commit(conn: Connection) -> None:
     """The server takes a while to commit what is sunk."""
     conn.execute(
         "create function public.wait() returns trigger language plpgsql"
@@ -319,7 +300,7 @@ def slow_commit(conn: psycopg.Connection[Any]) -> None:
 @pytest.mark.parametrize("way", ["at once", "by the next process", "at once, while it is still being committed"])
 @pytest.mark.long
 def test_a_commit_whose_answer_was_lost_is_found_out(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, way: str
+    url: str, guarded: Make, conn: Connection, tmp_path: Path, way: str
 ) -> None:
     away = way == "by the next process"
     checkpoint = Checkpoint()
@@ -344,7 +325,7 @@ def test_a_commit_whose_answer_was_lost_is_found_out(
 @pytest.mark.conforms("E36")
 @pytest.mark.long
 def test_a_frozen_driver_gives_its_streams_up(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    url: str, guarded: Make, conn: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the block the server gives it as long as a batch may take, and what it has before its commit."""
     monkeypatch.setattr(consumer_progress, "BEFORE_COMMIT_S", 0.5)
@@ -356,7 +337,7 @@ def test_a_frozen_driver_gives_its_streams_up(
     again = guarded(checkpoint)
     again.reader.partitions(again.reader.initialOffset(), checkpoint.offsets[0])
 
-    def freeze(connection: psycopg.Connection[Any]) -> None:
+    def freeze(connection: Connection) -> None:
         allowed = connection.execute("select current_setting('idle_in_transaction_session_timeout')").fetchone()
         assert allowed == ("1500ms",)
         there = "select from pg_stat_activity where application_name = 'sublet guard'"
@@ -373,9 +354,7 @@ def test_a_frozen_driver_gives_its_streams_up(
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize("point", ["read", "sunk", "committed"])
 @pytest.mark.long
-def test_batches_of_entire_epochs_are_written_once(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
-) -> None:
+def test_batches_of_entire_epochs_are_written_once(url: str, guarded: Make, conn: Connection, point: str) -> None:
     store = PostgresGroupStore(url)
     store.declare_group(
         Subscription.parse("$share/g/#"),
@@ -394,7 +373,7 @@ def test_batches_of_entire_epochs_are_written_once(
     assert sunk(conn) == sorted(b"%d" % epoch for epoch in range(8) for _ in range(12))
 
 
-def test_two_sources_are_done_together(url: str, guard: Guard, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+def test_two_sources_are_done_together(url: str, guard: Guard, conn: Connection, tmp_path: Path) -> None:
     publish(url, 0, 10)
     ours, theirs = Checkpoint(), Checkpoint()
     for checkpoint, group in ((ours, "$share/g/#"), (theirs, "$share/h/#")):
@@ -424,9 +403,7 @@ def roll_back(connection: object) -> None:
     ids=["commit", "rollback", "another transaction", "a silent rollback"],
 )
 @pytest.mark.long
-def test_a_block_that_ends_itself_is_not_done(
-    guard: Guard, conn: psycopg.Connection[Any], end: Block, said: str
-) -> None:
+def test_a_block_that_ends_itself_is_not_done(guard: Guard, conn: Connection, end: Block, said: str) -> None:
     with pytest.raises(UsageError, match=f"ended its transaction itself, {said}"):
         write(guard, then=end)
     assert positions(conn) == {0}
@@ -434,9 +411,7 @@ def test_a_block_that_ends_itself_is_not_done(
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.long
-def test_a_checkpoint_belongs_to_one_session(
-    unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
-) -> None:
+def test_a_checkpoint_belongs_to_one_session(unwritten: Checkpoint, guarded: Make, conn: Connection) -> None:
     for other in ({"sessionName": "other"}, {"subscription": "$share/h/#"}):
         stranger = guarded(unwritten, **other)
         with pytest.raises(InvalidSetting, match=r"the checkpoint belongs to session 'etl' of \$share/g/#"):
@@ -448,7 +423,7 @@ def test_a_checkpoint_belongs_to_one_session(
 
 @pytest.mark.conforms("E26")
 def test_an_empty_batch_does_nothing_of_others(
-    unwritten: Checkpoint, guard: Guard, conn: psycopg.Connection[Any], tmp_path: Path
+    unwritten: Checkpoint, guard: Guard, conn: Connection, tmp_path: Path
 ) -> None:
     logged(tmp_path, 0, {**unwritten.offsets[0], "session": "other"})
     with guard(0):
@@ -459,7 +434,7 @@ def test_an_empty_batch_does_nothing_of_others(
 @pytest.mark.conforms("E27")
 @pytest.mark.long
 def test_what_is_written_last_is_not_planned_again(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    url: str, guarded: Make, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard of an earlier process writes when the next has planned, and has not said so."""
     checkpoint = Checkpoint()
@@ -491,7 +466,7 @@ def test_what_is_written_last_is_not_planned_again(
 
 
 def test_a_source_without_new_data_is_not_judged_again(
-    url: str, guarded: Make, conn: psycopg.Connection[Any], tmp_path: Path
+    url: str, guarded: Make, conn: Connection, tmp_path: Path
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(url, 0, 30)

@@ -22,7 +22,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     validate_block,
 )
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
-from sublet_storage.log.fetch import fetch
+from sublet_storage.log.fetch import fetch, read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from tests.integration.log_kit import Connection, batch, in_epochs, read
@@ -63,9 +63,9 @@ def test_a_few_large_messages_make_no_large_block(database: str, conn: Connectio
     assert max(each.nbytes for each in found) <= MAX_PACKED_BYTES
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_row_no_reader_reckons_with_is_refused(conn: Connection, stream: int) -> None:
+    block, rule = pack(batch([b"1"])), r"a block has|record batch|ones, or null|topic|check constraint"
+    for changes in (
         {"count": MAX_BLOCK_MESSAGES + 1},
         {"count": 0},
         {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
@@ -73,86 +73,62 @@ def test_a_few_large_messages_make_no_large_block(database: str, conn: Connectio
         {"topics": [["a"], ["b"]]},
         {"topics": [f"t{number}" for number in range(9)]},
         {"topics": ["t" * 600_000]},
-    ],
-    ids=["count", "none", "payload", "null", "arrays", "topics", "topic"],
-)
-def test_a_row_no_reader_reckons_with_is_refused(conn: Connection, stream: int, changes: dict[str, Any]) -> None:
-    block = pack(batch([b"1"]))
-    row = {"count": 1, "topics": ["t"], "payload": block.payload.to_pybytes(), **changes}
-    with pytest.raises(psycopg.DatabaseError, match=r"a block has|record batch|ones, or null|topic|check constraint"):
-        conn.execute(
-            "select append_block(null, 0, 0, %s, %s, now(), now(), %s, %s::smallint, %s, null)",
-            (stream, row["count"], row["topics"], block.codec, row["payload"]),
-        )
+    ):
+        row = {"count": 1, "topics": ["t"], "payload": block.payload.to_pybytes(), **changes}
+        with pytest.raises(psycopg.DatabaseError, match=rule):
+            conn.execute(
+                "select append_block(null, 0, 0, %s, %s, now(), now(), %s, %s::smallint, %s, null)",
+                (stream, row["count"], row["topics"], block.codec, row["payload"]),
+            )
     assert conn.execute("select head from stream where stream_id = %s", (stream,)).fetchone() == (0,)
 
 
-BOUNDS = {"least": [[1, 2], [2, 1]], "greatest": [[5, 6]], "has_unset": False}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"least": 5},
-        {"least": []},
-        {"least": [5]},
-        {"least": [[]]},
-        {"least": [[1]]},
-        {"least": [[1, 2], {"a": 1}]},
-        {"greatest": {"a": [[1, 2]]}},
-        {"greatest": []},
-        {"greatest": [[1, "x"]]},
-        {"greatest": [[1, None]]},
-        {"greatest": [[1, 1.5]]},
-        {"greatest": [[1, 2.0]]},
-        {"note": "of any size"},
-        {"greatest": [[1, 2**63 - 1]]},
-        {"greatest": [[1, [2]]]},
-        {"greatest": [[1, 2]] * 1001},
-        {"least": [[9], [1]], "greatest": [[9]]},
-        {"least": [[1]], "greatest": [[5], [7]]},
-        {"least": [[1] * 9], "greatest": [[1] * 9]},
-        {"has_unset": 1},
-        {"has_unset": None},
-    ],
-    ids=lambda changes: str(changes)[:40],
-)
-def test_epochs_no_reader_reckons_with_are_refused(conn: Connection, stream: int, changes: dict[str, Any]) -> None:
+def test_epochs_no_reader_reckons_with_are_refused(conn: Connection, stream: int) -> None:
     append(conn, [BlockAppend(stream, pack(batch([b"1"])))])
-    conn.execute("update block set epoch_bounds = %s", (json.dumps(BOUNDS),))
-    with pytest.raises(psycopg.errors.CheckViolation):
-        conn.execute("update block set epoch_bounds = %s", (json.dumps({**BOUNDS, **changes}),))
+
+    def state(**changes: Any) -> None:
+        bounds = {"least": [[1, 2], [2, 1]], "greatest": [[5, 6]], "has_unset": False, **changes}
+        conn.execute("update block set epoch_bounds = %s", (json.dumps(bounds),))
+
+    state()
+    wrong: dict[str, list[Any]] = {
+        "least": [5, [], [5], [[]], [[1]], [[1, 2], {"a": 1}]],
+        "greatest": [{"a": [[1, 2]]}, [], [[1, "x"]], [[1, None]], [[1, 1.5]], [[1, 2.0]], [[1, [2]]], [[1, 2]] * 1001],
+        "has_unset": [1, None],
+        "note": ["of any size"],
+    }
+    both = [([[9], [1]], [[9]]), ([[1]], [[5], [7]]), ([[1] * 9], [[1] * 9]), ([[1, 2], [2, 1]], [[1, 2**63 - 1]])]
+    changes = [{name: value} for name, values in wrong.items() for value in values]
+    for each in [*changes, *({"least": least, "greatest": greatest} for least, greatest in both)]:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            state(**each)
 
 
 @pytest.mark.conforms("S9")
 @pytest.mark.parametrize("count", [2, 8], ids=["each", "of all"])
-@pytest.mark.parametrize(
-    ("epoch", "least", "greatest"),
-    [
-        ((1,), None, None),
-        ((1,), [[2]], [[3]]),
-        ((4,), [[2]], [[3]]),
-        ((2, 2), [[2]], [[3]]),
-        ((2, 2), [[1, 3], [3, 1]], [[5, 5]]),
-        ((6, 2), [[1, 1]], [[5, 7], [7, 1]]),
-    ],
-    ids=["no bounds", "before", "behind", "dimensions", "before one", "behind one"],
-)
-def test_epochs_that_a_row_does_not_have_are_poison(
-    conn: Connection, stream: int, count: int, epoch: tuple[int, ...], least: Any, greatest: Any
-) -> None:
+def test_epochs_that_a_row_does_not_have_are_poison(conn: Connection, stream: int, count: int) -> None:
     """Else whoever may write blocks could publish in an epoch that is completed."""
 
     def state(least: Any, greatest: Any) -> None:
         bounds = None if least is None else json.dumps({"least": least, "greatest": greatest, "has_unset": False})
         conn.execute("update block set epoch_bounds = %s", (bounds,))
 
-    append(conn, [BlockAppend(stream, replace(in_epochs(*[epoch] * count), epochs=None))])
-    state([epoch], [epoch])
-    assert len(read(conn, stream)) == count
-    state(least, greatest)
-    with pytest.raises(PoisonBlock, match=r"that its row does not have|they have not as many dimensions"):
-        fetch(conn, stream, 0)
+    for epoch, least, greatest in (
+        ((1,), None, None),
+        ((1,), [[2]], [[3]]),  # before
+        ((4,), [[2]], [[3]]),  # behind
+        ((2, 2), [[2]], [[3]]),
+        ((2, 2), [[1, 3], [3, 1]], [[5, 5]]),  # before one of them
+        ((6, 2), [[1, 1]], [[5, 7], [7, 1]]),  # behind one of them
+    ):
+        conn.execute("delete from block")
+        head = read_heads(conn, [stream])[stream].head
+        append(conn, [BlockAppend(stream, replace(in_epochs(*[epoch] * count), epochs=None))])
+        state([epoch], [epoch])
+        assert len(read(conn, stream, head)) == count
+        state(least, greatest)
+        with pytest.raises(PoisonBlock, match=r"that its row does not have|they have not as many dimensions"):
+            fetch(conn, stream, head)
 
 
 def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,13 +192,16 @@ def test_compaction_makes_no_block_too_large(conn: Connection, stream: int) -> N
     assert len(read(conn, stream)) == len(before)
 
 
-@pytest.mark.parametrize("name", ["block_messages", "block_bytes", "max_message_bytes"])
-def test_a_publisher_is_not_made_for_larger_blocks(database: str, name: str) -> None:
-    most = MAX_BLOCK_MESSAGES if name == "block_messages" else 16 * MB
-    with Publisher(database, **{name: most}):  # type: ignore[arg-type]
-        pass
-    with pytest.raises(UsageError, match=f"{name} {most + 1}: must be at most {most}"):
-        Publisher(database, **{name: most + 1})  # type: ignore[arg-type]
+def test_a_publisher_is_not_made_for_larger_blocks(database: str) -> None:
+    for name, most in (
+        ("block_messages", MAX_BLOCK_MESSAGES),
+        ("block_bytes", 16 * MB),
+        ("max_message_bytes", 16 * MB),
+    ):
+        with Publisher(database, **{name: most}):  # type: ignore[arg-type]
+            pass
+        with pytest.raises(UsageError, match=f"{name} {most + 1}: must be at most {most}"):
+            Publisher(database, **{name: most + 1})  # type: ignore[arg-type]
 
 
 def test_the_largest_message_is_stored_and_read(database: str, conn: Connection, stream: int) -> None:

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.http_kit import Answer, Http
-from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, node, tokens
-from tests.kit_nodes import Fleet
+from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, Tokens, conn, node, served, tokens
+from tests.kit_nodes import Process
 
-__all__ = ["node", "tokens"]
+__all__ = ["conn", "node", "served", "tokens"]
 
 pytestmark = [pytest.mark.conforms("X1", "X4", "X7"), pytest.mark.timeout(600)]
 
@@ -30,39 +30,12 @@ STRANGERS = ("none", "wrong", "expired", "revoked")
 KINDS = (*STRANGERS, "reader", "watcher", "operator", *["all"] * 9)
 TYPES = (*["application/json"] * 9, "APPLICATION/JSON; charset=utf-16", "text/plain", "", ";")
 WORDS = (
-    *(
-        GROUP,
-        "$share/other/orders/#",
-        "$share/new/#",
-        "earliest",
-        "latest",
-        "lag",
-        "desc",
-        "even",
-        "fail",
-        "n1",
-        "loop",
-    ),
-    *("", "0", "7", "-1", "1e400", "9" * 5000, "x" * 5000, "\0", "\ud800", "\u202e", "%", "a b", "\U0010ffff"),
+    *(GROUP, "$share/other/orders/#", "$share/new/#", "earliest", "latest", "lag", "desc", "even", "fail", "n1"),
+    *("loop", "", "0", "7", "-1", "1e400", "9" * 5000, "x" * 5000, "\0", "\ud800", "\u202e", "%", "a b", "\U0010ffff"),
     *("2026-01-31T12:00:00Z", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-01-31"),
 )
 VALUES: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    7,
-    2.5,
-    -0.0,
-    1 << 63,
-    -(1 << 63),
-    10**400,
-    float("inf"),
-    float("nan"),
-    [],
-    {},
+    *(None, True, False, 0, 1, -1, 7, 2.5, -0.0, 1 << 63, -(1 << 63), 10**400, float("inf"), float("nan"), [], {}),
 )
 QUERY = ("search", "sort", "order", "limit", "offset", "subscription", "after", "another")
 FIELDS: dict[str, tuple[str, ...]] = {
@@ -141,7 +114,6 @@ def drawn_value(dice: random.Random, depth: int = 2) -> Any:
 
 
 def check(asked: HttpRequestCase, answer: Answer) -> None:
-    """Check what applies to every answer."""
     probes = asked.path.startswith("/readyz")
     assert answer.status < 500 or (answer.status == 503 and probes)
     assert b"Traceback" not in answer.body
@@ -157,7 +129,7 @@ def check(asked: HttpRequestCase, answer: Answer) -> None:
 
 
 @pytest.mark.long
-def test_any_request_is_answered_or_refused(node: Http, tokens: dict[str, str | None], empty_fleet: Fleet) -> None:
+def test_any_request_is_answered_or_refused(node: Http, tokens: Tokens, served: Process) -> None:
     dice = random.Random(SEED)
     for method, route in sorted(RIGHTS) * REQUESTS:
         asked = draw(dice, method, route)
@@ -169,4 +141,4 @@ def test_any_request_is_answered_or_refused(node: Http, tokens: dict[str, str | 
         except (AssertionError, ValueError, KeyError) as error:
             raise AssertionError(f"{asked}\n{answer.status} {answer.body[:500]!r}") from error
     assert node.ask("/healthz").status == 200
-    assert "Traceback" not in empty_fleet.nodes["n1"].output()
+    assert "Traceback" not in served.output()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import GroupOptions
-from tests.integration.cli_kit import Running, Shell
+from tests.integration.cli_kit import Shell
 from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, Stage
 from tests.kit import WAIT_S, eventually
@@ -23,13 +22,6 @@ STRANGE = '$share/<b>&"é/a/#'
 @pytest.fixture
 def stage_settings() -> dict[str, str]:
     return {"SUBLET_HTTP": "yes", "SUBLET_ADMIN_TOKEN": TOKEN}
-
-
-def at(node: Running) -> str:
-    """Return the address at which a node answers."""
-    found = re.search(r"answers at http://([0-9.:]+)/", node.err)
-    assert found is not None, node.err
-    return found[1]
 
 
 def post(
@@ -190,7 +182,7 @@ def test_a_node_is_drained_over_http(stage: Stage) -> None:
 
 def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:
     """And it is a secret."""
-    node = Http(at(shell.leader("n1", "--http", "127.0.0.1:0")))
+    node = Http.of(shell.leader("n1", "--http", "127.0.0.1:0"))
     assert node.get("/api/v1/node")["actions"] is False
     for what in ("create", "delete", "pause", "resume", "weight", "reset", "step-down", "node/drain"):
         status, why = post(node, what, {"subscription": ALL})
@@ -207,7 +199,7 @@ def test_without_auth_the_token_is_for_acting(shell: Shell) -> None:
     """All is shown to whoever asks, also with a wrong token."""
     shell.environment |= {"SUBLET_ADMIN_TOKEN": TOKEN, "SUBLET_AUTH": "off"}
     process = shell.leader("n1", "--http", "127.0.0.1:0")
-    node, named = Http(at(process)), {"subscription": ALL}
+    node, named = Http.of(process), {"subscription": ALL}
     assert "SUBLET_ADMIN_TOKEN" not in process.err
     for token in (None, "a wrong token of some length", f"{TOKEN}x"):
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -228,7 +220,7 @@ def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
     for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):
         node = shell.start("leader", "--name", name, "--listen", listen, "--http", "0.0.0.0:0", "--insecure")
         node.says("serves on")
-        found[name] = at(node).removeprefix("0.0.0.0:")
+        found[name] = Http.of(node).address.removeprefix("0.0.0.0:")
     reported = Http(f"127.0.0.1:{found['n2']}").get("/api/v1/nodes")["nodes"]
     advertised = {each["name"]: each["http_address"] for each in reported}
     assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
@@ -238,27 +230,23 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
     """With what outcome, and who was refused."""
     shell.environment["SUBLET_ADMIN_TOKEN"] = TOKEN
     process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
-    node, named = Http(at(process)), {"subscription": ALL}
+    node, named = Http.of(process), {"subscription": ALL}
     for _ in range(3):
         assert post(node, "pause", named, "a wrong token of some length")[0] == 401
     assert post(node, "create", named)[0] == 200
     assert post(node, "pause", {**named, "why": "typed wrongly"})[0] == 400
     assert post(node, "delete", [])[0] == 400
     assert post(node, "delete", named)[0] == 200
-    lines = [json.loads(line) for line in process.err.splitlines()]
-    reported = [
-        (line["level"], line["action"], line["status"], line.get("subscription"), line["address"])
-        for line in lines
-        if "action" in line
-    ]
-    assert reported == [
+    lines = [json.loads(line) for line in process.err.splitlines() if '"action"' in line]
+    what = ("level", "action", "status", "subscription", "address")
+    assert [tuple(line.get(name) for name in what) for line in lines] == [
         ("warning", "group/pause", 401, None, "127.0.0.1"),
         ("info", "group/create", 200, ALL, "127.0.0.1"),
         ("info", "group/pause", 400, ALL, "127.0.0.1"),
         ("info", "group/delete", 400, None, "127.0.0.1"),
         ("info", "group/delete", 200, ALL, "127.0.0.1"),
     ]
-    said = [line["message"] for line in lines if "action" in line]
+    said = [line["message"] for line in lines]
     assert ["refused" in said[2], "done" in said[2], "outcome=done status=200: " in said[4]] == [True, False, True]
     assert not any("a wrong token" in message or TOKEN in message for message in said)
 

@@ -16,6 +16,7 @@ from sublet_leader.observe.health import Health, HealthCheck, HealthState
 from sublet_leader.observe.http_database_pool import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
+from tests.integration.log_kit import Connection
 from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -26,7 +27,6 @@ END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")
 
 @contextmanager
 def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpDatabasePool]:
-    """Closed at the end."""
     pool = HttpDatabasePool(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
     try:
         yield pool
@@ -56,7 +56,7 @@ def test_a_connection_is_set_up_as_all_of_ours_are(database: str) -> None:
         assert ask(pool) == 1
 
 
-def test_an_ended_connection_is_made_anew(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_an_ended_connection_is_made_anew(database: str, conn: Connection) -> None:
     def ended() -> bool:
         return conn.execute(END_THEM).fetchall() == [] and conn.execute(OURS).fetchone() == (0,)
 
@@ -68,7 +68,7 @@ def test_an_ended_connection_is_made_anew(database: str, conn: psycopg.Connectio
 
 
 @pytest.mark.long
-def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_beyond_a_few_connections_one_is_refused(database: str, conn: Connection) -> None:
     with a_pool(database) as pool, ThreadPoolExecutor(ASKERS) as threads, ExitStack() as stack:
         held = [stack.enter_context(pool.connection()) for _ in range(MAX_CONNECTIONS)]
         assert len({id(each) for each in held}) == MAX_CONNECTIONS

@@ -45,7 +45,6 @@ def stage_settings() -> dict[str, str]:
 
 @pytest.fixture
 def stage(stage: Stage) -> Stage:
-    """Return the stage with four streams."""
     reshard(stage.scene.connection, "default", 4)
     return stage
 
@@ -55,7 +54,6 @@ def js(chrome: Chrome, what: str) -> Any:
 
 
 def shown(chrome: Chrome, *texts: str) -> None:
-    """Wait until the page says all of that."""
     said = "document.body.innerText"
     eventually(lambda: all(text in js(chrome, said) for text in texts), WAIT_S, lambda: str(js(chrome, said)), 0.05)
 
@@ -67,7 +65,6 @@ def lanes(chrome: Chrome) -> dict[str, str]:
 
 
 def complaints(chrome: Chrome) -> list[str]:
-    """Return the errors of the browser."""
     entries = chrome.get_log("browser")  # type: ignore[no-untyped-call]
     return [entry["message"] for entry in entries if "favicon" not in entry["message"]]
 
@@ -115,8 +112,10 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     eventually(lambda: set(lanes(chrome)) == {"anna", "bruno"}, WAIT_S)
     refused = [each for each in complaints(chrome) if "401" not in each]
     assert refused == []
+    pigeons = NodeIncarnation("other", "a life", "127.0.0.1:1")
+    register(stage.scene.connection, pigeons, 600, 1, notify_endpoint="pigeons:coop")
     chrome.get(f"http://{node.address}/#/nodes")
-    shown(chrome, "n1", "alive", "127.0.0.1")
+    shown(chrome, "n1", "alive", "127.0.0.1", "other", "pigeons")
     # The node goes away, and that is said.
     stage.fleet.nodes["n1"].kill()
     shown(chrome, "this node does not answer")
@@ -194,35 +193,6 @@ def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chr
     eventually(lambda: js(chrome, found) == [["no leader", "badge bad"]], WAIT_S, lambda: str(js(chrome, found)))
 
 
-def test_nodes_are_shown_with_their_driver(stage: Stage, chrome: Chrome) -> None:
-    register(
-        stage.scene.connection,
-        NodeIncarnation("other", "a life", "127.0.0.1:1"),
-        600,
-        1,
-        notify_endpoint="pigeons:coop",
-    )
-    chrome.get(f"http://{served(stage).address}/#/nodes")
-    shown(chrome, "other", "pigeons")
-
-
-@pytest.mark.long
-def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -> None:
-    node = served(stage)
-    chrome.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", {"width": 900, "height": 780, "deviceScaleFactor": 1, "mobile": False}
-    )
-    chrome.get(f"http://{node.address}/#/nodes")
-    shown(chrome, "This node", "database")
-    lines = chrome.execute_script(
-        "const name = [...document.querySelectorAll('tbody th')].find((each) => each.innerText === 'database');"
-        "name.closest('tr').lastChild.textContent = 'it did not answer, and that is said at length. '.repeat(40);"
-        "const range = document.createRange(); range.selectNodeContents(name); return range.getClientRects().length"
-    )
-    chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    assert lines == 1
-
-
 @pytest.mark.long
 def test_pages_fit_any_width_and_screen_readers(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
@@ -237,6 +207,15 @@ def test_pages_fit_any_width_and_screen_readers(stage: Stage, chrome: Chrome) ->
             shown(chrome, text, "n1")
             eventually(lambda: js(chrome, "document.querySelectorAll('main table').length") >= 1, WAIT_S)
             is_well_made(chrome, width)
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**metrics, "width": 900})
+    chrome.get(f"http://{node.address}/#/nodes")
+    shown(chrome, "This node", "database")
+    lines = chrome.execute_script(
+        "const name = [...document.querySelectorAll('tbody th')].find((each) => each.innerText === 'database');"
+        "name.closest('tr').lastChild.textContent = 'it did not answer, and that is said at length. '.repeat(40);"
+        "const range = document.createRange(); range.selectNodeContents(name); return range.getClientRects().length"
+    )
+    assert lines == 1, "a long reason leaves names in one piece"
     chrome.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

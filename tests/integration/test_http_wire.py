@@ -94,7 +94,6 @@ class Port:
 
 @pytest.fixture
 def port() -> Iterator[Port]:
-    """Closed at the end."""
     found = Port()
     yield found
     found.let_on.set()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -20,9 +21,9 @@ from sublet_protocol.pubsub import server
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import a_node, an_agent, proven, run, until
+from tests.integration.session_kit import a_node, an_agent, proven, until
 from tests.integration.sharing_kit import ALL, Stage
-from tests.kit import WAIT_S
+from tests.kit import WAIT_S, in_loop
 
 pytestmark = pytest.mark.conforms("X4")
 
@@ -30,23 +31,44 @@ ID = limits.MAX_ID_BYTES
 WANTED: dict[str, Any] = {"subscription": "$share/other/#", "weight": 1.0, "starting_position": "latest"}
 
 
-def control_group(stage: Stage) -> sublet.Session:
-    """A group whose member goes on meanwhile."""
-    return sublet.Session(ALL, stage.scene.url, starting_position="earliest")
+class Served:
+    """A node, by the proto alone, and a group whose member goes on meanwhile."""
+
+    def __init__(self, stage: Stage, channel: grpc.Channel, control: sublet.Session) -> None:
+        self.stage, self.control = stage, control
+        self.session, self.feed = sublet_pb2_grpc.SessionStub(channel), sublet_pb2_grpc.FeedStub(channel)
+
+    def consumes_on(self) -> None:
+        self.stage.scene.publish(1)
+        assert self.control.poll(WAIT_S) is not None
+
+    def refuses(self, call: Callable[[], object], story: str) -> None:
+        """As an invalid argument, with the reason; and the group goes on."""
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, (story, refused.value.details())
+        assert re.search(story, str(refused.value.details()))
+        self.consumes_on()
 
 
-@contextmanager
-def session_and_feed(stage: Stage) -> Iterator[tuple[Any, Any]]:
-    ((address,),) = stage.scene.ask("select address from node where name = 'n1'")
-    with grpc.insecure_channel(address) as channel:
-        yield sublet_pb2_grpc.SessionStub(channel), sublet_pb2_grpc.FeedStub(channel)
+@pytest.fixture(scope="module")
+def served(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    stage = Stage(shared_database, tmp_path_factory.mktemp("stage"))
+    with closing(stage):
+        stage.serve("n1")
+        ((address,),) = stage.scene.ask("select address from node where name = 'n1'")
+        with (
+            sublet.Session(ALL, shared_database, starting_position="earliest") as control,
+            grpc.insecure_channel(address) as channel,
+        ):
+            yield Served(stage, channel, control)
 
 
 class Client:
     """One agent that speaks the proto, batch after batch."""
 
-    def __init__(self, stub: Any) -> None:
-        self.stub, self.proof, self.number = stub, proven("host"), 0
+    def __init__(self, stub: Any, host: str) -> None:
+        self.stub, self.proof, self.number = stub, proven(host), 0
         self.agent = self.proof["subscriber_id"].removesuffix(".1")
 
     def send(self, *commands: pb.Command) -> list[str]:
@@ -136,23 +158,15 @@ def commands(me: Client) -> list[tuple[pb.Command, pb.Command, str]]:
     ]
 
 
-def test_each_limit_of_a_command_is_answered(stage: Stage) -> None:
+def test_each_limit_of_a_command_is_answered(served: Served) -> None:
     """At the limit all is well, beyond it the command alone is refused; a group consumes meanwhile."""
-    stage.serve("n1")
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        me = Client(stubs[0])
-        cases = commands(me)
-        for number, (good, beyond, story) in enumerate(cases):
-            stage.scene.publish(1)
-            assert me.send(good) == [], story
-            plain = to_leader(ping=pb.Ping(borrower_ids=[me.borrower()], sent_at=1.0))
-            (text,) = me.send(plain, beyond, plain)
-            assert story in text, text
-            if number % 5 == 0:
-                assert control.poll(WAIT_S) is not None
+    me = Client(served.session, "commands")
+    for good, beyond, story in commands(me):
+        assert me.send(good) == [], story
+        plain = to_leader(ping=pb.Ping(borrower_ids=[me.borrower()], sent_at=1.0))
+        (text,) = me.send(plain, beyond, plain)
+        assert story in text, text
+    served.consumes_on()
 
 
 def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
@@ -177,122 +191,96 @@ def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
     ]
 
 
-def test_each_limit_of_a_batch_is_answered(stage: Stage) -> None:
+def test_each_limit_of_a_batch_is_answered(served: Served) -> None:
     """A batch beyond a limit is refused as a whole, as an invalid argument, and may be sent again as several."""
-    stage.serve("n1")
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        me = Client(stubs[0])
-        for good, beyond, story in batches(me):
-            stage.scene.publish(1)
-            assert me.send(*good) == []
-            with pytest.raises(grpc.RpcError) as refused:
-                me.send(*beyond)
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert re.search(story, str(refused.value.details()))
-            assert control.poll(WAIT_S) is not None
-        (text,) = me.send(to_leader(ping=pb.Ping(borrower_ids=[me.borrower()] * 1_001, sent_at=1.0)))
-        assert "borrower_ids: 1001 entries" in text
+    me = Client(served.session, "batches")
+    for good, beyond, story in batches(me):
+        assert me.send(*good) == []
+        served.refuses(partial(me.send, *beyond), story)
+    (text,) = me.send(to_leader(ping=pb.Ping(borrower_ids=[me.borrower()] * 1_001, sent_at=1.0)))
+    assert "borrower_ids: 1001 entries" in text
 
 
-def test_each_limit_of_a_request_is_answered(stage: Stage) -> None:
-    stage.serve("n1")
+def test_each_limit_of_a_request_is_answered(served: Served) -> None:
     version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
     far = [*range(1, limits.MAX_STREAMS + 1)]
     bookmark = pb.FeedBookmark(known=1, positions=[pb.FeedPosition(stream_id=1, offset=1)] * 2)
     history: dict[str, Any] = {**version, "subscription_id": "r", "starting_position": "latest", "filter": "#"}
-    with (
-        sublet.Session(ALL, stage.scene.url, starting_position="earliest") as control,
-        session_and_feed(stage) as stubs,
-    ):
-        feed, poll = stubs[1], proven("host")
-        assert len(feed.Heads(pb.HeadsRequest(**version, stream_ids=far), timeout=WAIT_S).heads) == 16
-        cases: list[tuple[Any, Any, str]] = [
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[*far, 10_001]), "10001 streams"),
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[1, 1]), "twice"),
-            (feed.Heads, pb.HeadsRequest(**version, stream_ids=[MAX_OFFSET] * 200_000), "bytes"),
-            (feed.History, pb.HistoryRequest(**history | {"filter": "t" * 4_097}), "4096"),
-            (feed.History, pb.HistoryRequest(**history | {"filter": "/" * 128}), "129 levels"),
-            (feed.History, pb.HistoryRequest(**history | {"starting_position": "1" * 65}), "starting_position"),
-            (feed.History, pb.HistoryRequest(**history | {"subscription_id": "r" * 256}), "subscription_id"),
-            (feed.History, pb.HistoryRequest(**version, filter="#", subscription_id="r", bookmark=bookmark), "twice"),
-            (feed.Publish, pb.PublishRequest(**version, producer="p", number=2**53 + 1, messages=b"x"), "number"),
-            (feed.Publish, pb.PublishRequest(**version, producer="p", incarnation=MAX_OFFSET, number=1), "1 to"),
-            (stubs[0].Poll, pb.PollRequest(**poll | {"subscriber_id": "s" * 256}), "subscriber_id"),
-        ]
-        for call, request, story in cases:
-            stage.scene.publish(1)
-            with pytest.raises(grpc.RpcError) as refused:
-                list(call(request, timeout=WAIT_S))
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, (story, refused.value.details())
-            assert story in str(refused.value.details())
-            assert control.poll(WAIT_S) is not None
-        too_large = pb.PublishRequest(**version, producer="p", number=1, messages=b"x" * (5 << 20))
-        with pytest.raises(grpc.RpcError) as refused:
-            feed.Publish(too_large, timeout=WAIT_S)
-        assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
+    feed, poll = served.feed, proven("requests")
+    assert len(feed.Heads(pb.HeadsRequest(**version, stream_ids=far), timeout=WAIT_S).heads) == 16
+    cases: list[tuple[Any, Any, str]] = [
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[*far, 10_001]), "10001 streams"),
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[1, 1]), "twice"),
+        (feed.Heads, pb.HeadsRequest(**version, stream_ids=[MAX_OFFSET] * 200_000), "bytes"),
+        (feed.History, pb.HistoryRequest(**history | {"filter": "t" * 4_097}), "4096"),
+        (feed.History, pb.HistoryRequest(**history | {"filter": "/" * 128}), "129 levels"),
+        (feed.History, pb.HistoryRequest(**history | {"starting_position": "1" * 65}), "starting_position"),
+        (feed.History, pb.HistoryRequest(**history | {"subscription_id": "r" * 256}), "subscription_id"),
+        (feed.History, pb.HistoryRequest(**version, filter="#", subscription_id="r", bookmark=bookmark), "twice"),
+        (feed.Publish, pb.PublishRequest(**version, producer="p", number=2**53 + 1, messages=b"x"), "number"),
+        (feed.Publish, pb.PublishRequest(**version, producer="p", incarnation=MAX_OFFSET, number=1), "1 to"),
+        (served.session.Poll, pb.PollRequest(**poll | {"subscriber_id": "s" * 256}), "subscriber_id"),
+    ]
+    for call, request, story in cases:
+        served.refuses(lambda call=call, request=request: list(call(request, timeout=WAIT_S)), story)  # type: ignore[misc]
+    too_large = pb.PublishRequest(**version, producer="p", number=1, messages=b"x" * (5 << 20))
+    with pytest.raises(grpc.RpcError) as refused:
+        feed.Publish(too_large, timeout=WAIT_S)
+    assert refused.value.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_connection_has_so_many_subscribers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more is answered when to come again, and those that are there stay."""
     monkeypatch.setattr(server, "MAX_SUBSCRIBERS_OF_CONNECTION", 3)
-
-    async def test() -> None:
-        async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
-            stub = sublet_pb2_grpc.SessionStub(channel)
-            agents = [proven(f"a{number}") for number in range(4)]
-            for proof in agents[:3]:
-                await stub.Commands(pb.CommandBatch(**proof, number=1))
-            calls: list[tuple[Any, Any]] = [
-                (stub.Commands, pb.CommandBatch(**agents[3], number=1)),
-                (stub.Poll, pb.PollRequest(**agents[3])),
-            ]
-            for call, request in calls:
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call(request)
-                assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-                metadata: Any = refused.value.trailing_metadata()
-                assert int(dict(metadata)[RETRY_AFTER_METADATA]) > 0
-            for proof in agents[:3]:
-                await stub.Commands(pb.CommandBatch(**proof, number=2))
-            options = (("grpc.use_local_subchannel_pool", 1),)
-            async with grpc.aio.insecure_channel(node.address, options=options) as other:
-                await sublet_pb2_grpc.SessionStub(other).Commands(pb.CommandBatch(**agents[3], number=1))
-            node.sessions.machine.expire(float("inf"))
-            later = proven("later")
-            await stub.Commands(pb.CommandBatch(**later, number=1))
-
-    run(test)
+    async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
+        stub = sublet_pb2_grpc.SessionStub(channel)
+        agents = [proven(f"a{number}") for number in range(4)]
+        for proof in agents[:3]:
+            await stub.Commands(pb.CommandBatch(**proof, number=1))
+        calls: list[tuple[Any, Any]] = [
+            (stub.Commands, pb.CommandBatch(**agents[3], number=1)),
+            (stub.Poll, pb.PollRequest(**agents[3])),
+        ]
+        for call, request in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request)
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            metadata: Any = refused.value.trailing_metadata()
+            assert int(dict(metadata)[RETRY_AFTER_METADATA]) > 0
+        for proof in agents[:3]:
+            await stub.Commands(pb.CommandBatch(**proof, number=2))
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        async with grpc.aio.insecure_channel(node.address, options=options) as other:
+            await sublet_pb2_grpc.SessionStub(other).Commands(pb.CommandBatch(**agents[3], number=1))
+        node.sessions.machine.expire(float("inf"))
+        later = proven("later")
+        await stub.Commands(pb.CommandBatch(**later, number=1))
 
 
-def test_others_have_their_turn_between_slices() -> None:
+@in_loop
+async def test_others_have_their_turn_between_slices() -> None:
     """A batch of very many items is executed in slices, in its order; what else is ready comes between them."""
+    order: list[object] = []
 
-    async def test() -> None:
-        order: list[object] = []
+    def received(subscriber_id: str, message: object) -> None:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "another")
+        order.append(message)
 
-        def received(subscriber_id: str, message: object) -> None:
-            if not order:
-                asyncio.get_running_loop().call_soon(order.append, "another")
-            order.append(message)
-
-        async with a_node(on_message=received) as node, an_agent(node.address) as agent:
-            streams = tuple(StreamProgress(number, 1, 1) for number in range(1, 1_001))
-            agent.node.send(Ping(tuple(f"a/{number}" for number in range(1_000)), 1.0))
-            agent.node.send(UpdateProgress("a/1", 1, streams))
-            await until(lambda: len(order) == 11)
-            assert order.index("another") == 1
-            order.remove("another")
-            pings = [one for one in order if isinstance(one, Ping)]
-            reports = [one for one in order if isinstance(one, UpdateProgress)]
-            assert order == [*pings, *reports]
-            assert {len(ping.borrower_ids) for ping in pings} == {limits.SLICE_ITEMS}
-            assert tuple(stream for report in reports for stream in report.streams) == streams
-            assert Channel.BORROWER not in dict(node.subscriptions())
-
-    run(test)
+    async with a_node(on_message=received) as node, an_agent(node.address) as agent:
+        streams = tuple(StreamProgress(number, 1, 1) for number in range(1, 1_001))
+        agent.node.send(Ping(tuple(f"a/{number}" for number in range(1_000)), 1.0))
+        agent.node.send(UpdateProgress("a/1", 1, streams))
+        await until(lambda: len(order) == 11)
+        assert order.index("another") == 1
+        order.remove("another")
+        pings = [one for one in order if isinstance(one, Ping)]
+        reports = [one for one in order if isinstance(one, UpdateProgress)]
+        assert order == [*pings, *reports]
+        assert {len(ping.borrower_ids) for ping in pings} == {limits.SLICE_ITEMS}
+        assert tuple(stream for report in reports for stream in report.streams) == streams
+        assert Channel.BORROWER not in dict(node.subscriptions())
 
 
 class _Untaken:
@@ -318,23 +306,20 @@ class _Untaken:
         raise RuntimeError(code, text)
 
 
-def test_answers_that_are_not_taken_are_bounded() -> None:
+@in_loop
+async def test_answers_that_are_not_taken_are_bounded() -> None:
     """Each may have all that a mailbox gives at a time."""
-
-    async def test() -> None:
-        proof = proven("host")
-        async with a_node() as node:
-            calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
-            served = [asyncio.create_task(call.poll(node, pb.PollRequest(**proof))) for call in calls]
-            for call in calls:
-                await call.answered.wait()
-            refused = _Untaken()
-            with pytest.raises(RuntimeError, match="are under way"):
-                await node.sessions.Poll(pb.PollRequest(**proof), refused)
-            assert RETRY_AFTER_METADATA in dict(refused.trailers)
-            for call in calls:
-                call.over.set()
-            await asyncio.gather(*served)
-            await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())
-
-    run(test)
+    proof = proven("host")
+    async with a_node() as node:
+        calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
+        served = [asyncio.create_task(call.poll(node, pb.PollRequest(**proof))) for call in calls]
+        for call in calls:
+            await call.answered.wait()
+        refused = _Untaken()
+        with pytest.raises(RuntimeError, match="are under way"):
+            await node.sessions.Poll(pb.PollRequest(**proof), refused)
+        assert RETRY_AFTER_METADATA in dict(refused.trailers)
+        for call in calls:
+            call.over.set()
+        await asyncio.gather(*served)
+        await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())

@@ -84,8 +84,6 @@ class Reader:
         self.session, self.seen = session, list[tuple[int, int, bytes]]()
 
     def until(self, fact: Callable[[], object]) -> None:
-        """Poll until that is true."""
-
         def look() -> object:
             if (batch := self.session.poll(0.1)) is not None:
                 table = batch.table
@@ -241,23 +239,7 @@ def test_what_only_a_query_saw_is_blocked(
 
 
 def await_known_heads(served: Serving, *choices: dict[int, int]) -> None:
-    """Wait until the node knows one of these heads."""
     eventually(lambda: {s: h.head for s, h in served.feed.head_poller.heads.items()} in choices, WAIT_S)
-
-
-@pytest.mark.conforms("P10")
-def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
-    with (
-        serving(database) as served,
-        Feed(served.address) as feed,
-        feed.follow(starting_position="earliest") as reader,
-    ):
-        assert len(read_values(reader, 20, WAIT_S)) == 20
-        assert reader.read(0.0) is None
-        await_known_heads(served, dict.fromkeys(streams, 10))
-        lower_head(conn, streams[0])
-        with pytest.raises(PositionBeyondHead, match=f"stream {streams[0]}: {REASON}"):
-            reader.read(WAIT_S)
 
 
 @pytest.mark.conforms("P10")
@@ -265,11 +247,7 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
     """Its node waits for a slow client, which is to take what another stream has, until the head has passed the
     position again; or the client's buffers took all, and the node ends the call and knows no heads any more."""
     lowered, other = streams
-    with (
-        serving(database) as served,
-        Feed(served.address) as feed,
-        feed.follow(starting_position="earliest") as reader,
-    ):
+    with serving(database) as served, Feed(served.address) as feed, feed.follow(starting_position="earliest") as reader:
         assert len(read_values(reader, 20, WAIT_S)) == 20
         for _ in range(60):
             put(conn, other, b"x" * 200_000)
@@ -294,7 +272,7 @@ def test_a_feed_busy_with_others_ends_by_name(database: str, conn: Connection, s
 @pytest.mark.parametrize(("lose", "head"), [(lower_head, 5), (undo, 0)])
 def test_a_quiet_tail_ends_by_name(
     conn: Connection,
-    served: Fleet,
+    request: pytest.FixtureRequest,
     streams: list[int],
     shell: Shell,
     arguments: tuple[str, ...],
@@ -303,7 +281,7 @@ def test_a_quiet_tail_ends_by_name(
 ) -> None:
     if arguments == ("--node",):
         shell.environment.pop("SUBLET_DATABASE_URL", None)
-        arguments = ("--node", address_of(served.nodes["n1"]))
+        arguments = ("--node", address_of(request.getfixturevalue("served").nodes["n1"]))
     live = shell.start("tail", "#", "--from", "earliest", "--json", *arguments)
     eventually(lambda: live.out.count('"value"') == 20, WAIT_S, lambda: live.out + live.err)
     lose(conn, streams[-1])

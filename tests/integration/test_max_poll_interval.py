@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import psycopg
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
@@ -28,7 +27,7 @@ from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.feed_kit import address_of
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -38,7 +37,7 @@ INTERVAL_S = 2.0
 
 
 @pytest.fixture
-def conn(fleet: Fleet, conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+def conn(fleet: Fleet, conn: Connection) -> Connection:
     """A database with one stream and one message in it, and a node."""
     address_of(fleet.nodes["n1"])
     reshard(conn, "default", 1)
@@ -54,7 +53,7 @@ def opened(database: str, max_poll_interval_s: float) -> tuple[Session, Batch]:
     return session, batch
 
 
-def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
+def given_up(conn: Connection) -> list[tuple[str, int, int]]:
     return conn.execute(
         "select reason, position, redelivery_end from lending_history where event = 'release'"
     ).fetchall()
@@ -62,7 +61,7 @@ def given_up(conn: psycopg.Connection[Any]) -> list[tuple[str, int, int]]:
 
 @pytest.mark.conforms("E36")
 def test_a_user_who_is_away_loses_the_streams(
-    conn: psycopg.Connection[Any], database: str, caplog: pytest.LogCaptureFixture
+    conn: Connection, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session, Session(GROUP, database, settings=FAST) as other, caplog.at_level(logging.WARNING):
@@ -85,7 +84,7 @@ def test_a_user_who_is_away_loses_the_streams(
 
 
 @pytest.mark.conforms("E36")
-def test_a_callback_that_hangs_costs_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_callback_that_hangs_costs_the_streams(conn: Connection, database: str) -> None:
     """It is called within a poll, which goes on with what is granted to it anew."""
     with contextlib.closing(PostgresGroupStore(database)) as store:
         store.declare_group(Subscription.parse(GROUP), GroupOptions(StartingPosition.EARLIEST, atomic=True))
@@ -110,7 +109,7 @@ def test_a_callback_that_hangs_costs_the_streams(conn: psycopg.Connection[Any], 
 
 
 @pytest.mark.conforms("E35", "E36")
-def test_no_lost_batch_is_committed_with_its_successor(conn: psycopg.Connection[Any], database: str) -> None:
+def test_no_lost_batch_is_committed_with_its_successor(conn: Connection, database: str) -> None:
     """Its messages are in the batch that the same session was given anew."""
     settings = replace(FAST, max_poll_interval_s=INTERVAL_S)
     with Session(GROUP, database, starting_position="earliest", settings=settings, auto_ack=False) as session:
@@ -129,7 +128,7 @@ def test_no_lost_batch_is_committed_with_its_successor(conn: psycopg.Connection[
 
 @pytest.mark.conforms("E36")
 def test_a_user_may_come_back_as_it_is_given_up(
-    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It polls when its time is over, and before its streams are given up."""
     overdue, polls = threading.Event(), threading.Event()
@@ -155,7 +154,7 @@ def test_a_user_may_come_back_as_it_is_given_up(
 
 
 @pytest.mark.conforms("E36")
-def test_a_given_up_session_can_leave(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_given_up_session_can_leave(conn: Connection, database: str) -> None:
     session, _ = opened(database, INTERVAL_S)
     with session:
         eventually(lambda: bool(given_up(conn)), WAIT_S)
@@ -166,7 +165,7 @@ def test_a_given_up_session_can_leave(conn: psycopg.Connection[Any], database: s
 
 @pytest.mark.conforms("E36", "E28")
 @pytest.mark.long
-def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_user_who_waits_keeps_the_streams(conn: Connection, database: str) -> None:
     session, batch = opened(database, INTERVAL_S)
     with session:
         session.wait(1.5 * INTERVAL_S)
@@ -179,7 +178,7 @@ def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], datab
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize("action", ["always", "error"])
 def test_a_dropped_session_leaves_at_once(
-    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch, action: Literal["always", "error"]
+    conn: Connection, database: str, monkeypatch: pytest.MonkeyPatch, action: Literal["always", "error"]
 ) -> None:
     """Also where its warning is raised, out of the garbage collector."""
     raised = list[object]()
@@ -199,7 +198,7 @@ def test_a_dropped_session_leaves_at_once(
 
 
 @pytest.mark.conforms("E36")
-def test_a_dropped_async_session_names_its_line(conn: psycopg.Connection[Any], database: str) -> None:
+def test_a_dropped_async_session_names_its_line(conn: Connection, database: str) -> None:
     async def drop() -> None:
         session = AsyncSession(GROUP, database, settings=FAST)
         await session.open()

@@ -78,16 +78,6 @@ def run(tree: Path, *arguments: str) -> int:
     return main(["--root", str(tree), *arguments])
 
 
-@pytest.mark.long
-def test_a_noticed_fault_is_killed(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plant(tree, {})
-    assert run(tree) == 0
-    out = capsys.readouterr().out
-    assert "[1/1] killed" in out
-    assert "1 of 1 mutants killed" in out
-    assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
-
-
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.long
 def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
@@ -95,8 +85,10 @@ def test_an_unnoticed_fault_survives_and_fails(tree: Path, capsys: pytest.Captur
     plant(tree, {}, {"name": "another limit", "find": "LIMIT = 10", "replace": "LIMIT = 11"})
     assert run(tree, "--jobs", jobs) == 1
     out = capsys.readouterr().out
+    assert "killed" in next(line for line in out.splitlines() if "halves are thirds" in line)
     assert "survived" in next(line for line in out.splitlines() if "another limit" in line)
     assert "1 of 2 mutants killed" in out
+    assert (tree / "leader/sublet_leader/numbers.py").read_text() == CODE
 
 
 @pytest.mark.parametrize(

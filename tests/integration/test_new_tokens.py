@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
 
 from sublet import Feed
@@ -22,6 +21,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_snapshot import CHANNEL, has_changed
 from tests.integration.access_kit import allow, revoked_token, rule, token_of
 from tests.integration.http_kit import Http
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -35,7 +35,7 @@ COUNT = 5
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+def conn(database: str) -> Iterator[Connection]:
     """Yield a connection to a database without notifications of changes."""
     with connect(database) as connection:
         ((function,),) = connection.execute(SILENT).fetchall()
@@ -45,9 +45,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
         yield connection
 
 
-def test_a_token_counts_at_once(
-    conn: psycopg.Connection[Any], empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_token_counts_at_once(conn: Connection, empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     empty_fleet.extra = {"SUBLET_AUTH": "required", "SUBLET_HTTP": "yes"}
     empty_fleet.serve("n1")
     port = Http.of(empty_fleet.nodes["n1"])
@@ -61,9 +59,7 @@ def test_a_token_counts_at_once(
 
 
 @pytest.fixture
-def reader(
-    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[AccessRefreshThread]:
+def reader(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[AccessRefreshThread]:
     """One that reads when it is asked only."""
     monkeypatch.setattr(access_refresh, "READ_INTERVAL_S", 1e6)
     reader = AccessRefreshThread(database, lambda: None, time.monotonic)
@@ -71,7 +67,7 @@ def reader(
     reader.stop()
 
 
-def test_an_unknown_token_is_looked_up_once(reader: AccessRefreshThread, conn: psycopg.Connection[Any]) -> None:
+def test_an_unknown_token_is_looked_up_once(reader: AccessRefreshThread, conn: Connection) -> None:
     asked = 0
 
     def read_anew() -> Any:
@@ -94,7 +90,7 @@ def test_an_unknown_token_is_looked_up_once(reader: AccessRefreshThread, conn: p
     assert gate.identify(fresh, "", "").principal == "user:a"
 
 
-def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any], reader: AccessRefreshThread) -> None:
+def test_a_token_is_looked_up_again_after_an_outage(conn: Connection, reader: AccessRefreshThread) -> None:
     """What could not be read is not unknown."""
     gate = AccessGate(reader.open(), reader.read_anew)
     header = f"Bearer {token_of(conn, 'user:a')}"
@@ -117,9 +113,7 @@ def test_so_many_callers_wait_for_a_reading(reader: AccessRefreshThread) -> None
     assert reader.read_anew() is not None
 
 
-def test_rules_are_read_anew_over_another_connection(
-    reader: AccessRefreshThread, conn: psycopg.Connection[Any]
-) -> None:
+def test_rules_are_read_anew_over_another_connection(reader: AccessRefreshThread, conn: Connection) -> None:
     """After a failover the last change may be another one with the same number."""
     cache = reader.open()
     assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is not None
@@ -138,7 +132,7 @@ def test_rules_are_read_anew_over_another_connection(
 
 @pytest.mark.conforms("X4")
 def test_notifications_that_wait_are_one_reading(
-    reader: AccessRefreshThread, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    reader: AccessRefreshThread, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None is left with psycopg, which keeps what nobody takes."""
     opened: list[BoundedConnection] = []

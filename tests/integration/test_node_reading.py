@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,21 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.feed.member_fetch import check_may_fetch, filter_fetchable
 from sublet_leader.feed.service import FeedLimits
-from sublet_protocol.domain.errors import Unavailable, UsageError
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right
+from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.access_cache import AccessCache
+from sublet_protocol.gate.audit import RefusalLog
+from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.messages.member_reads import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
-from tests.integration.feed_kit import address_of, serving, stub
-from tests.integration.log_kit import put, stream_of
+from tests.integration.feed_kit import address_of, refused, serving, stub
+from tests.integration.log_kit import Connection, put, stream_of
 from tests.integration.sharing_kit import ALL, Stage
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import SPEED
@@ -197,10 +204,8 @@ def test_malformed_requests_are_refused_by_name(database: str) -> None:
     ]
     with serving(database) as server, stub(server.address) as service:
         for method, request, story, name in cases:
-            with pytest.raises(grpc.RpcError) as refused:
+            with refused(story, error=name):
                 getattr(service, method)(request, timeout=20)
-            assert story in refused.value.details()
-            assert dict(refused.value.trailing_metadata())[ERROR_METADATA] == name
         assert len(service.Heads(encode_heads_request(range(1, 17)), timeout=20).heads) == 16
 
 
@@ -211,10 +216,8 @@ def test_a_draw_of_a_locked_name_is_to_be_repeated(database: str) -> None:
         first = service.SessionEpoch(request, timeout=20).epoch
         with user.transaction():
             user.execute("select next_session_epoch(%s, 'etl')", (ALL,))
-            with pytest.raises(grpc.RpcError) as refused:
+            with refused("an open transaction keeps the name locked", grpc.StatusCode.UNAVAILABLE):
                 service.SessionEpoch(request, timeout=20)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "an open transaction keeps the name locked" in refused.value.details()
         assert service.SessionEpoch(request, timeout=20).epoch > first
 
 
@@ -266,3 +269,46 @@ def test_an_answer_counts_until_it_is_taken(database: str) -> None:
         before_node.resume()
         assert [each.result().head for each in under_way] == [1] * 6
         eventually(lambda: server.feed.reads.inside == 0)
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("X4")
+def test_a_call_for_heads_reads_each_group_once(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a row for each stream of each group; and none at all, and no statement, for who may join no group."""
+    conn.execute(
+        "insert into consumer_group (kind, name, filter)"
+        " select 'share', 'g' || i, 'orders/' || i % 2 || '/#' from generate_series(1, 20) i"
+    )
+    conn.execute(
+        "insert into lending (group_id, stream_id, position)"
+        " select group_id, s, 0 from consumer_group, generate_series(1001, 1050) s"
+        " where filter <> 'orders/1/#' or s > 1010"
+    )
+    rows: list[list[Any]] = []
+    parsed: list[str] = []
+    fetch = psycopg.Cursor.fetchall
+
+    def fetchall(cursor: psycopg.Cursor[Any]) -> list[Any]:
+        rows.append(fetch(cursor))
+        return rows[-1]
+
+    def parse(text: str) -> TopicFilter:
+        parsed.append(text)
+        return TopicFilter(text)
+
+    monkeypatch.setattr(psycopg.Cursor, "fetchall", fetchall)
+    monkeypatch.setattr("sublet_storage.groups.admin.access_snapshot.TopicFilter", parse)
+    rule = AccessRule("user:member", Right.JOIN, TopicFilter("orders/1/#"))
+    cache = AccessCache(AccessSnapshot("1", AccessRules([rule]), {}), time.monotonic)
+    streams = range(1001, 1101)
+    member, stranger = (Caller(name, "", "Heads", cache, RefusalLog()) for name in ("user:member", "user:stranger"))
+    assert sorted(filter_fetchable(conn, member, streams)) == list(range(1011, 1051))
+    assert sum(map(len, rows)) <= 20 + 40
+    assert sorted(parsed) == ["orders/0/#", "orders/1/#"]
+    rows.clear()
+    assert not filter_fetchable(conn, stranger, streams)
+    with pytest.raises(PermissionDenied):
+        check_may_fetch(conn, stranger, FetchRequest(1001, 0, TopicFilter("orders/1/#"), 1, 1, 1))
+    assert not rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,7 +65,7 @@ from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, EpochBlocks, seen
-from tests.integration.log_kit import Connection, put, stream_of, swap_filters
+from tests.integration.log_kit import Connection, put, stream_of, swap_filters, waiting_for_locks
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
@@ -87,11 +88,8 @@ class GroupWorld:
         """Maintenance until there is nothing to do; the generations that are left."""
         idle = 0
         while idle < 3:  # found to be past, dropped, deleted
-            idle = (
-                0
-                if apply_retention(self.conn) or self.collapse(self.conn) or self.conn.execute(UNSEEN).rowcount
-                else idle + 1
-            )
+            is_at_work = apply_retention(self.conn) or self.collapse(self.conn) or self.conn.execute(UNSEEN).rowcount
+            idle = 0 if is_at_work else idle + 1
         return {row[0] for row in self.conn.execute("select generation_id from generation")}
 
     def ended(self, *values: bytes) -> int:
@@ -102,10 +100,38 @@ class GroupWorld:
         rollover(self.conn, "default")
         return stream
 
+    def age(self) -> None:
+        """Make all that is closed an hour older."""
+        self.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+
     def retire(self) -> None:
         """Make the closed generations older than their retention."""
         self.conn.execute("update space set retention_s = 1")
-        self.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+        self.age()
+
+    def take(self) -> None:
+        """Have retention take what is due, and delete no row."""
+        self.retire()
+        while apply_retention(self.conn):
+            pass
+
+    def be_atomic(self) -> None:
+        """Go on with an atomic group."""
+        options = GroupOptions(StartingPosition.EARLIEST, atomic=True)
+        self.group = self.store.declare_group(Subscription.parse("$share/a/#"), options)
+
+    def exported(self) -> progress_transfer.ExportedProgress:
+        return progress_transfer.read_progress(self.conn, self.group)
+
+    def begin(
+        self, progress: progress_transfer.ExportedProgress, group: str = "$share/imported/#", **options: Any
+    ) -> None:
+        """Begin a group with that progress."""
+        subscription = Subscription.parse(group)
+        with self.conn.transaction():
+            progress_transfer.create_from_progress(
+                self.conn, subscription, GroupOptions(**options), progress, "imported"
+            )
 
     def renew(self) -> Any:
         term = self.store.claim(self.group.group_id, NODE, 60).term
@@ -127,6 +153,20 @@ class GroupWorld:
             self.consume(stream)
         self.retire()
         self.keep()
+
+    def lose(self, space: str) -> int:
+        """A generation of the space with a message, of which nothing is left; its stream."""
+        self.store.delete_group(GROUP)
+        stream = stream_of(self.conn, space)
+        put(self.conn, stream, b"lost")
+        rollover(self.conn, space)
+        self.conn.execute("update space set retention_s = 1 where name = %s", (space,))
+        self.age()
+        self.keep()
+        return stream
+
+    def open_stream(self) -> int:
+        return stream_of(self.conn, "default")
 
     def rows(self) -> set[int]:
         return {row[0] for row in self.conn.execute("select stream_id from lending")}
@@ -159,7 +199,7 @@ def test_rows_of_the_past_go_unless_unread(house: GroupWorld) -> None:
     house.retire()
     assert house.keep() == {max(left)}
     house.renew()
-    assert house.rows() == {stream_of(house.conn, "default")}
+    assert house.rows() == {house.open_stream()}
 
 
 @pytest.mark.conforms("E39", "W4")
@@ -179,17 +219,6 @@ def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     assert len(house.keep()) == 2, "one that stays keeps no later one"
     house.store.delete_group(GROUP)
     assert len(house.keep()) == 1
-
-
-def by_offset(house: GroupWorld, stream: int) -> None:
-    message_log.fetch(house.conn, stream, 1)
-
-
-def by_bookmark(house: GroupWorld, stream: int) -> None:
-    gone: list[PositionGone] = []
-    for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
-        pass
-    raise gone[0]
 
 
 @pytest.mark.conforms("P10")
@@ -224,45 +253,40 @@ def test_a_leader_drops_streams_that_are_deleted(house: GroupWorld) -> None:
     for now in map(float, range(20)):
         give(BorrowerMessageReceived("a", Ping(("a/1",), now)), now)
         give(Tick(), now)
-    assert {each.lending.stream_id for each in leader.streams} == {stream_of(house.conn, "default")}
+    assert {each.lending.stream_id for each in leader.streams} == {house.open_stream()}
     assert len(granted) == len(set(granted)), "none is tried again"
 
 
 @pytest.mark.conforms("E39", "P10")
-@pytest.mark.parametrize("read", [by_offset, by_bookmark])
-def test_a_position_in_a_deleted_stream_is_gone(house: GroupWorld, read: Callable[[GroupWorld, int], None]) -> None:
+def test_a_position_in_a_deleted_stream_is_gone(house: GroupWorld) -> None:
     """A position in a stream that never was is unknown."""
     stream = house.ended(b"0", b"1")
     house.forget(stream, had_messages=True)
     with pytest.raises(PositionGone):
-        read(house, stream)
+        message_log.fetch(house.conn, stream, 1)
     with pytest.raises(NotFound):
         message_log.fetch(house.conn, 10_000, 0)
+    gone: list[PositionGone] = []
+    assert list(Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages()) == []
+    assert [each.stream_id for each in gone] == [stream]
 
 
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
 def test_a_reader_goes_on_behind_deleted_streams(house: GroupWorld, had_messages: bool) -> None:
+    """Another that begins has listed the streams, and then finds its place in each by the time."""
     gone: list[PositionGone] = []
     tail = Tail(house.conn, ALL, "earliest", gone.append)
     assert list(tail.pages()) == []
     stream = house.ended(*([b"0"] if had_messages else []))
-    house.forget(stream, had_messages)
-    put(house.conn, stream_of(house.conn, "default"), b"1")
-    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
-    assert found == [b"1"]
-    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
-
-
-@pytest.mark.conforms("E39")
-@pytest.mark.parametrize("had_messages", [False, True])
-def test_a_stream_is_deleted_while_a_reader_begins(house: GroupWorld, had_messages: bool) -> None:
-    """It has listed the streams, and then finds its place in each by the time."""
-    stream = house.ended(*([b"0"] if had_messages else []))
     streams = list_matching_streams(house.conn, ALL)
     house.forget(stream, had_messages)
     reader = MultiStreamReader(house.conn, ALL, datetime(2020, 1, 1, tzinfo=UTC), streams)
-    assert reader.bookmark.offsets == {stream_of(house.conn, "default"): 0}
+    assert reader.bookmark.offsets == {house.open_stream(): 0}
+    put(house.conn, house.open_stream(), b"1")
+    found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
+    assert found == [b"1"]
+    assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
 
 
 @pytest.mark.conforms("E39", "P10")
@@ -287,18 +311,6 @@ def test_deleted_streams_fence_no_publisher(house: GroupWorld) -> None:
         routes.check_timeline(house.conn, "p")
 
 
-def lose(house: GroupWorld, space: str) -> int:
-    """A generation of the space with a message, of which nothing is left; its stream."""
-    house.store.delete_group(GROUP)
-    stream = stream_of(house.conn, space)
-    put(house.conn, stream, b"lost")
-    rollover(house.conn, space)
-    house.conn.execute("update space set retention_s = 1 where name = %s", (space,))
-    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
-    house.keep()
-    return stream
-
-
 def tail_by_bookmark(house: GroupWorld, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
     return Tail(house.conn, ALL, Bookmark.parse(str(tail.bookmark)), on_data_loss)
 
@@ -312,10 +324,10 @@ def tail_on(house: GroupWorld, tail: Tail, on_data_loss: Callable[[PositionGone]
 @pytest.mark.parametrize("go_on", [tail_by_bookmark, tail_on])
 def test_a_loss_in_an_unknown_space_is_reported(house: GroupWorld, go_on: Callable[..., Tail]) -> None:
     """Once, before what was published after it, also where the space's filter is another by now."""
-    put(house.conn, stream_of(house.conn, "default"), b"0")
+    put(house.conn, house.open_stream(), b"0")
     tail = Tail(house.conn, ALL, "latest")
     create_space(house.conn, "b", "b/#", shards=1)
-    stream = lose(house, "b")
+    stream = house.lose("b")
     alter_space(house.conn, "b", filter="other/#")
     put(house.conn, stream_of(house.conn, "b"), b"1")
     found: list[object] = []
@@ -331,17 +343,14 @@ def test_a_loss_in_an_unknown_space_is_reported(house: GroupWorld, go_on: Callab
 @pytest.mark.parametrize("entire", [False, True])
 def test_epoch_tails_report_losses_in_new_spaces(house: GroupWorld, entire: bool) -> None:
     found: list[PositionGone] = []
-    put(house.conn, stream_of(house.conn, "default"), b"0")
+    put(house.conn, house.open_stream(), b"0")
     tail = EpochTailReader(house.conn, ALL, entire=entire, on_data_loss=found.append)
     list(tail.read_available(house.conn))
     create_space(house.conn, "b", "b/#", shards=1)
-    stream = lose(house, "b")
-    if entire:
-        with pytest.raises(PositionGone, match=f"stream {stream}"):
-            list(tail.read_available(house.conn))
-    else:
+    stream = house.lose("b")
+    with pytest.raises(PositionGone, match=f"stream {stream}") if entire else contextlib.nullcontext():
         list(tail.read_available(house.conn))
-        assert [gone.stream_id for gone in found] == [stream]
+    assert [gone.stream_id for gone in found] == ([] if entire else [stream])
 
 
 @pytest.mark.conforms("E39", "W4")
@@ -354,7 +363,7 @@ def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
     tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
     create_space(conn, "b", "b/#", shards=1)
     for space in ("b", "default"):
-        lose(house, space)
+        house.lose(space)
     rollover(conn, "a")
     tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
     tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
@@ -375,7 +384,7 @@ def test_a_space_that_was_away_hides_no_loss(house: GroupWorld, comes_back: bool
         alter_space(house.conn, "a", filter="other/#")
     else:
         drop_space(house.conn, "a", purge=True)
-    stream = lose(house, "default")
+    stream = house.lose("default")
     if comes_back:
         alter_space(house.conn, "a", filter="a/#")
     assert list(tail.pages()) == []
@@ -390,22 +399,12 @@ def test_exported_progress_outlives_deleted_streams(
 ) -> None:
     """It is taken where nothing of it was lost."""
     house.renew()
-    stored = json.dumps(progress_transfer.progress_to_json(progress_transfer.read_progress(house.conn, house.group)))
+    stored = json.dumps(progress_transfer.progress_to_json(house.exported()))
     stream = house.ended(*([b"0"] if had_messages else []))
     house.forget(stream, had_messages)
-    other, options = Subscription.parse("$share/other/#"), GroupOptions(on_data_loss=on_data_loss)
-
-    def begin() -> None:
-        with house.conn.transaction():
-            progress_transfer.create_from_progress(
-                house.conn, other, options, progress_transfer.progress_from_json(json.loads(stored)), "imported"
-            )
-
-    if had_messages and on_data_loss is OnDataLoss.FAIL:
-        with pytest.raises(Conflict, match="gone by retention"):
-            begin()
-    else:
-        begin()
+    is_refused = had_messages and on_data_loss is OnDataLoss.FAIL
+    with pytest.raises(Conflict, match="gone by retention") if is_refused else contextlib.nullcontext():
+        house.begin(progress_transfer.progress_from_json(json.loads(stored)), on_data_loss=on_data_loss)
 
 
 @pytest.mark.conforms("E39", "A4")
@@ -416,37 +415,30 @@ def test_streams_that_ended_hinder_no_copy(house: GroupWorld) -> None:
     house.renew()
     conn, group = house.conn, house.group.group_id
     conn.execute("update lending set status = 'free' where stream_id = %s", (stream,))  # before the leader sees its end
-    progress = progress_transfer.read_progress(conn, house.group)
+    progress = house.exported()
     house.forget(stream, had_messages=False)
     conn.execute("insert into lending (group_id, stream_id, position) values (%s, %s, 0)", (group, stream))
     conn.execute("insert into lost_generation values ('b/#', 0, %s)", (stream,))  # as by one with messages
-    imported, cloned = (Subscription.parse(f"$share/{name}/#") for name in ("imported", "cloned"))
+    house.begin(progress)
     with conn.transaction():
-        progress_transfer.create_from_progress(conn, imported, GroupOptions(), progress, "imported")
-        progress_transfer.clone(conn, GROUP, cloned, "x")
+        progress_transfer.clone(conn, GROUP, Subscription.parse("$share/cloned/#"), "x")
 
 
 @pytest.mark.conforms("E39", "A4")
 def test_an_import_in_time_finds_what_it_has_lost(house: GroupWorld) -> None:
     """A pass of maintenance waits for its transaction, and keeps what the new group has not noticed."""
     house.renew()
-    progress = progress_transfer.read_progress(house.conn, house.group)
+    progress = house.exported()
     house.store.delete_group(GROUP)
     rollover(house.conn, "default")
-    lost, open_stream = house.ended(b"0"), stream_of(house.conn, "default")
-    house.retire()
-    while apply_retention(house.conn):
-        pass
+    lost, open_stream = house.ended(b"0"), house.open_stream()
+    house.take()
     house.conn.execute("update generation set is_past = true where state = 'gone'")
-    waiting = "select from pg_locks where not granted and relation = 'space'::regclass"
-    with connect(house.url) as importing, connect(house.url) as look:
-        with importing.transaction():
-            options = GroupOptions(on_data_loss=OnDataLoss.SKIP)
-            progress_transfer.create_from_progress(importing, GROUP, options, progress, "imported")
-            cleaner = threading.Thread(target=house.collapse, args=(house.conn,))
-            cleaner.start()
-            eventually(lambda: look.execute(waiting).rowcount > 0, 20.0)
-        cleaner.join()
+    with ThreadPoolExecutor(1) as cleaner, connect(house.url) as importing, importing.transaction():
+        options = GroupOptions(on_data_loss=OnDataLoss.SKIP)
+        progress_transfer.create_from_progress(importing, GROUP, options, progress, "imported")
+        cleaner.submit(house.collapse, house.conn)
+        eventually(lambda: waiting_for_locks(house.url), 20.0)
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
 
@@ -457,69 +449,51 @@ def test_an_import_finds_what_is_gone_and_not_deleted(house: GroupWorld, is_list
     """Its stream was exported, or is of a generation that came later; what was consumed before hinders nothing."""
     lost = house.ended(b"0") if is_listed else 0
     house.renew()
-    progress = progress_transfer.read_progress(house.conn, house.group)
+    progress = house.exported()
     lost = lost or house.ended(b"0")
     house.renew()
     house.consume(lost)
-    consumed = progress_transfer.read_progress(house.conn, house.group)
+    consumed = house.exported()
     house.store.delete_group(GROUP)
-    house.retire()
-    while apply_retention(house.conn):
-        pass
+    house.take()
     state = "select n.state from stream s join generation n using (generation_id) where s.stream_id = %s"
     assert house.conn.execute(state, (lost,)).fetchone() == ("gone",)
-
-    def begin(name: str, progress: progress_transfer.ExportedProgress, **options: Any) -> None:
-        subscription = Subscription.parse(f"$share/{name}/#")
-        with house.conn.transaction():
-            progress_transfer.create_from_progress(
-                house.conn, subscription, GroupOptions(**options), progress, "imported"
-            )
-
     with pytest.raises(Conflict, match="gone by retention"):
-        begin("failing", progress)
-    begin("skipping", progress, on_data_loss=OnDataLoss.SKIP)
-    begin("consumed", consumed)
+        house.begin(progress)
+    house.begin(progress, "$share/skipping/#", on_data_loss=OnDataLoss.SKIP)
+    house.begin(consumed)
 
 
 @pytest.mark.conforms("E39", "A4")
 def test_an_import_of_what_was_read_has_lost_nothing(house: GroupWorld) -> None:
     """Though its stream was open, and held, when it was exported, and is gone by now."""
-    stream = stream_of(house.conn, "default")
+    stream = house.open_stream()
     put(house.conn, stream, b"0")
     house.renew()
     house.consume(stream)
-    progress = progress_transfer.read_progress(house.conn, house.group)
+    progress = house.exported()
     house.store.delete_group(GROUP)
     rollover(house.conn, "default")
     house.retire()
     assert apply_retention(house.conn)
-    with house.conn.transaction():
-        progress_transfer.create_from_progress(house.conn, GROUP, GroupOptions(), progress, "imported")
+    house.begin(progress)
 
 
 @pytest.mark.conforms("E39", "A4")
 def test_an_import_judges_by_what_was_lost(house: GroupWorld) -> None:
     """Not by the filter that the space has by now, which may be another."""
     house.renew()
-    progress = progress_transfer.read_progress(house.conn, house.group)
+    progress = house.exported()
     house.store.delete_group(GROUP)
-    put(house.conn, stream_of(house.conn, "default"), b"kept")
+    put(house.conn, house.open_stream(), b"kept")
     create_space(house.conn, "a", "a/#", shards=1, retention_s=1)
     put(house.conn, stream_of(house.conn, "a"), b"0", topic="a/x")
     alter_space(house.conn, "a", filter="other/#")
-    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.age()
     house.keep()
-
-    def begin(filter: str) -> None:
-        with house.conn.transaction():
-            progress_transfer.create_from_progress(
-                house.conn, Subscription.parse(f"$share/g/{filter}"), GroupOptions(), progress, "imported"
-            )
-
     with pytest.raises(Conflict, match=r"a/#.*gone by retention"):
-        begin("a/#")
-    begin("other/#")
+        house.begin(progress, "$share/g/a/#")
+    house.begin(progress, "$share/g/other/#")
 
 
 def rows_read(conn: Connection) -> int:
@@ -579,7 +553,7 @@ def test_idle_costs_do_not_grow_with_what_has_been(house: GroupWorld, retained: 
         house.renew()
         for stream in streams if retained else []:
             house.consume(stream)
-        house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+        house.age()
         house.conn.execute("update block set appended_at = appended_at - interval '1 hour'")
         assert (len(house.keep()) > count) == retained
         house.conn.execute("analyze generation, stream, lending")
@@ -680,30 +654,18 @@ insert into consumed_frontier (group_id, space_id, least) select %(group)s, spac
 
 
 @pytest.mark.conforms("E39", "S5")
-def test_atomic_groups_cost_nothing_per_dropped_space(house: GroupWorld) -> None:
-    conn = house.conn
-    house.group = house.store.declare_group(
-        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
-    )
-    found = []
+@pytest.mark.parametrize(
+    "look", [renew_once, lambda house: apply_retention(house.conn)], ids=["a renewal", "retention"]
+)
+def test_looks_cost_nothing_per_dropped_space(house: GroupWorld, look: Callable[[GroupWorld], object]) -> None:
+    conn, found = house.conn, []
+    house.be_atomic()
     for times in (10, 1000):
         conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
-        renew_once(house)
+        look(house)
         conn.execute("vacuum analyze space, consumed_frontier, generation, stream, lending")
         before = rows_read(conn)
-        renew_once(house)
-        found.append(rows_read(conn) - before)
-    assert found[1] <= found[0] * 1.2 + 20, found
-
-
-@pytest.mark.conforms("E39")
-def test_retention_costs_nothing_per_dropped_space(house: GroupWorld) -> None:
-    conn, found = house.conn, []
-    for times in (10, 1000):
-        conn.execute(DROPPED, {"times": times, "group": house.group.group_id})
-        conn.execute("vacuum analyze space, generation")
-        before = rows_read(conn)
-        apply_retention(conn)
+        look(house)
         found.append(rows_read(conn) - before)
     assert found[1] <= found[0] * 1.2 + 20, found
 
@@ -713,9 +675,7 @@ def test_epochs_of_a_dropped_space_come_at_its_end(house: GroupWorld) -> None:
     """Once, when the group has consumed all of it."""
     conn = house.conn
     create_space(conn, "eu", "eu/#", shards=1)
-    house.group = house.store.declare_group(
-        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
-    )
+    house.be_atomic()
     stream = stream_of(conn, "eu")
     put(conn, stream, b"0")
     conn.execute("update space set epoch_dimensions = 1, lower_frontier = '[[5]]' where name = 'eu'")
@@ -803,7 +763,7 @@ def test_epochs_are_rerouted_past_deleted_streams(house: GroupWorld, had_message
             publisher.in_epoch(7).publish("t", b"0").result(60)
         former = house.ended()
         house.forget(former, had_messages)
-        assert publisher.in_epoch(7).publish("t", b"1").result(60).stream == stream_of(house.conn, "default") != former
+        assert publisher.in_epoch(7).publish("t", b"1").result(60).stream == house.open_stream() != former
 
 
 PARTITIONS = """

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pyarrow as pa
@@ -43,105 +44,121 @@ from sublet_storage.readers.complete_epoch_tail import EpochTailMessages, EpochT
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import payload_restore, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
-from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
-from tests.integration.log_kit import Connection, generation_of, in_epochs, read, stream_of
+from tests.integration.log_kit import Connection, Message, generation_of, in_epochs, read, stream_of, waiting_for_locks
 from tests.interleavings.harness import Interleavings, Run
-from tests.kit import WAIT_S, eventually
-from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, swept
-from tests.payload_kit import outside as named
+from tests.kit import WAIT_S, database_of, eventually
+from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside, swept, when_back
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 6
 NAME = "5/7-1-" + "0" * 32 + "-" + "0" * 16
 
 
-@pytest.fixture
-def space(conn: Connection, world: LocalWorld) -> Space:
-    return a_space(conn, world)
+class Eu:
+    """The space `eu`, its place, and a closed stream of it, not moved yet."""
+
+    def __init__(self, conn: Connection, world: LocalWorld) -> None:
+        self.conn, self.world = conn, world
+        self.space = a_space(conn, world)
+        self.stream = a_closed_stream(conn, BLOCKS)
+
+    def move(self) -> int:
+        return move(self.conn, self.space)
+
+    def tier(self, guard: Callable[[Connection], None] | None = None) -> int:
+        """Move in one pass."""
+        return tiering.tier_space(self.conn, self.space, guard).blocks
+
+    def come_home(self) -> int:
+        """Bring payloads back, of a space that has no place any more."""
+        alter_space(self.conn, "eu", payload_location=None)
+        return payload_restore.restore_payloads(self.conn, self.space.space_id)
+
+    def orphan_all(self) -> None:
+        """Payloads are moved out and brought back, so that no block names the objects any more."""
+        self.move()
+        self.come_home()
+
+    def end_another(self, blocks: int = 1, space: str = "eu") -> int:
+        """Close one more stream, with so many blocks; return it."""
+        stream = stream_of(self.conn, space)
+        fill(self.conn, stream, blocks, size=70_000)
+        rollover(self.conn, space)
+        return stream
+
+    def read(self) -> list[Message]:
+        return read(self.conn, self.stream)
+
+    def named(self) -> set[str]:
+        return outside(self.conn)
+
+    def objects(self) -> int:
+        """Return how many objects are to be deleted, or are being written."""
+        return self.conn.execute("select from payload_object").rowcount
+
+    def states(self) -> list[Severity]:
+        """Return what the doctor says of the places."""
+        return [each.state for each in location_checks.check_locations(self.conn)]
 
 
 @pytest.fixture
-def stream(conn: Connection, space: Space) -> int:
-    """Closed, and not moved yet."""
-    return a_closed_stream(conn, BLOCKS)
-
-
-def again(conn: Connection, space: Space) -> int:
-    """Move as a later pass does; return the number of blocks moved."""
-    try:
-        return move(conn, space)
-    except PayloadUnavailable:
-        return 0
-
-
-def orphan_all(conn: Connection, space: Space) -> None:
-    """Payloads are moved out and brought back, so that no block names the objects any more."""
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    payload_restore.restore_payloads(conn, space.space_id)
-
-
-def rows(conn: Connection) -> int:
-    return conn.execute("select from payload_object").rowcount
+def eu(conn: Connection, world: LocalWorld) -> Eu:
+    return Eu(conn, world)
 
 
 # --- a place that is not there, or another ----------------------------------------------------------------------------
 
 
-def test_a_directory_that_is_not_there_is_not_made(conn: Connection, world: LocalWorld, space: Space) -> None:
-    a_closed_stream(conn, BLOCKS)
-    world.root.rmdir()
-    with pytest.raises(PayloadUnavailable, match=rf"no directory {world.root}, and it must exist.*mkdir"):
-        move(conn, space)
-    (found,) = location_checks.check_locations(conn)
-    assert (found.state, f"no directory {world.root}, and it must exist" in found.detail) == (Severity.ERROR, True)
+def test_a_directory_that_is_not_there_is_not_made(eu: Eu) -> None:
+    root = eu.world.root
+    root.rmdir()
+    with pytest.raises(PayloadUnavailable, match=rf"no directory {root}, and it must exist.*mkdir"):
+        eu.move()
+    (found,) = location_checks.check_locations(eu.conn)
+    assert (found.state, f"no directory {root}, and it must exist" in found.detail) == (Severity.ERROR, True)
     assert str(found.hint).startswith("See that the directory is there on this machine")
     assert not any(word in str(found.hint) for word in ("doctor", "credentials"))
-    assert not world.root.exists()
-    assert (named(conn), rows(conn)) == (set(), 0)
-    world.root.mkdir()
-    assert eventually(lambda: again(conn, space), WAIT_S) == BLOCKS
+    assert not root.exists()
+    assert (eu.named(), eu.objects()) == (set(), 0)
+    root.mkdir()
+    assert when_back(eu.move) == BLOCKS
 
 
-def test_a_place_back_meanwhile_misses_nothing(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_back_meanwhile_misses_nothing(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is away when an object is looked for, and back when its marker is: twice, as who reads looks twice."""
-    move(conn, space)
-    before, reading, flaps = read(conn, stream), LocalBackend.read, 2
+    eu.move()
+    before, reading, flaps = eu.read(), LocalBackend.read, 2
 
     def flapping(self: LocalBackend, name: str, limit: int) -> Any:
         nonlocal flaps
         if name == MARKER or not flaps:
             return reading(self, name, limit)
         flaps -= 1
-        world.go_away()
+        eu.world.go_away()
         try:
             return reading(self, name, limit)
         finally:
-            world.come_back()
+            eu.world.come_back()
 
     monkeypatch.setattr(LocalBackend, "read", flapping)
-    name = min(world.names())
-    store = get_store(parse_location(world.uri))
+    name = min(eu.world.names())
+    store = get_store(parse_location(eu.world.uri))
     with pytest.raises(PayloadObjectNotFound):  # both looks of this call
         store.get(name, 1 << 30)
     flaps = 1
     assert store.get(name, 1 << 30)
-    assert read(conn, stream) == before
+    assert eu.read() == before
 
 
 @pytest.mark.parametrize("starts_away", [True, False])
-def test_a_place_away_meanwhile_deletes_nothing(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch, starts_away: bool
-) -> None:
-    """What was not there is not deleted."""
-    orphan_all(conn, space)
-    retained, deleting = world.names(), LocalBackend.delete
+def test_a_place_away_meanwhile_deletes_nothing(eu: Eu, monkeypatch: pytest.MonkeyPatch, starts_away: bool) -> None:
+
+    eu.orphan_all()
+    world, retained, deleting = eu.world, eu.world.names(), LocalBackend.delete
 
     def flapping(self: LocalBackend, name: str) -> None:
-        is_away = world.root.with_name("elsewhere").exists()
+        is_away = world.is_away
         if not (is_away or starts_away):
             world.go_away()
         deleting(self, name)
@@ -152,166 +169,103 @@ def test_a_place_away_meanwhile_deletes_nothing(
     if starts_away:
         world.go_away()
     with pytest.raises(PayloadUnavailable):
-        swept(conn)
-    assert rows(conn) == BLOCKS
+        swept(eu.conn)
+    assert eu.objects() == BLOCKS
     world.come_back()
     assert world.names() == retained
 
 
-def test_a_place_not_mounted_is_away_to_all_spaces(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_a_place_not_mounted_is_away_to_all_spaces(eu: Eu) -> None:
     """Nothing is written to the empty directory."""
-    move(conn, space)
-    before, retained = read(conn, stream), world.names()
-    other = create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)
-    theirs = stream_of(conn, "us")
-    fill(conn, theirs, BLOCKS, size=70_000)
-    rollover(conn, "us")
-    world.go_away()
-    for each in (space, other):
-        fill(conn, stream_of(conn, "eu"), 1, size=70_000)
-        rollover(conn, "eu")
+    eu.move()
+    before, retained = eu.read(), eu.world.names()
+    other = create_space(eu.conn, "us", "us/#", shards=1, payload_location=eu.world.uri)
+    eu.end_another(BLOCKS, "us")
+    eu.end_another()
+    eu.world.go_away()
+    for each in (eu.space, other):
         with pytest.raises(PayloadUnavailable):
-            move(conn, each)
-    assert list(world.root.iterdir()) == []
+            move(eu.conn, each)
+    assert list(eu.world.root.iterdir()) == []
     with pytest.raises(PayloadUnavailable):
-        read(conn, stream)
-    world.come_back()
-    assert eventually(lambda: again(conn, other), WAIT_S) == BLOCKS
-    assert read(conn, stream) == before
-    assert retained <= world.names()
+        eu.read()
+    eu.world.come_back()
+    assert when_back(lambda: move(eu.conn, other)) == BLOCKS
+    assert eu.read() == before
+    assert retained <= eu.world.names()
 
 
-def test_orphans_at_a_foreign_place_stay_orphans(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_orphans_at_a_foreign_place_stay_orphans(eu: Eu) -> None:
     """Another place, with an id of its own, lies where theirs should be mounted."""
-    orphan_all(conn, space)
-    world.go_away()
-    (world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
+    eu.orphan_all()
+    eu.world.go_away()
+    (eu.world.root / MARKER).write_text("sublet keeps payloads of messages here, id " + "0" * 32)
     with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
-        swept(conn)
-    assert rows(conn) == BLOCKS
-    world.come_back()
-
-    def deleted() -> int:
-        try:
-            return swept(conn)
-        except PayloadUnavailable:
-            return 0
-
-    assert eventually(deleted, WAIT_S) == BLOCKS
-    assert world.names() == set()
+        swept(eu.conn)
+    assert eu.objects() == BLOCKS
+    eu.world.come_back()
+    assert when_back(lambda: swept(eu.conn)) == BLOCKS
+    assert eu.world.names() == set()
 
 
-def test_a_place_that_has_an_id_keeps_it(tmp_path: Path) -> None:
-    place = ObjectStore(parse_location(f"file://{tmp_path}"))
-    first = place.write_marker("a" * 32)
-    assert (first, place.write_marker("b" * 32)) == ("a" * 32, "a" * 32)
-
-
-def test_a_place_of_another_database_keeps_its_id(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
-    ObjectStore(parse_location(world.uri)).write_marker("a" * 32)
-    assert move(conn, space) == BLOCKS
-    assert conn.execute("select marker from payload_location").fetchall() == [("a" * 32,)]
-
-
-def test_blocks_name_nothing_that_was_not_written(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The place goes away while it is written to."""
-    write = LocalBackend.write
-
-    def late(self: LocalBackend, name: str, payload: bytes) -> None:
-        if name not in (MARKER, WRITABLE) and not world.root.with_name("elsewhere").exists():
-            world.go_away()
-        write(self, name, payload)
-
-    monkeypatch.setattr("sublet_storage.objects.parallel_calls.MAX_PARALLEL_CALLS", 1)
-    monkeypatch.setattr(LocalBackend, "write", late)
-    with pytest.raises(PayloadUnavailable):
-        tiering.tier_space(conn, space)
-    assert named(conn) == set()
-    assert len(read(conn, stream)) == 2 * BLOCKS
+def test_a_place_of_another_database_keeps_its_id(eu: Eu) -> None:
+    ObjectStore(parse_location(eu.world.uri)).write_marker("a" * 32)
+    assert eu.move() == BLOCKS
+    assert eu.conn.execute("select marker from payload_location").fetchall() == [("a" * 32,)]
 
 
 # --- backups, and going back ------------------------------------------------------------------------------------------
 
 
-def test_a_restored_database_finds_its_objects(
-    server_url: str, database: str, conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_a_restored_database_finds_its_objects(server_url: str, database: str, eu: Eu) -> None:
     """Within the grace it finds also those that were brought back since."""
-    move(conn, space)
-    before = read(conn, stream)
-    conn.close()
-    parts = urlsplit(database)
-    backup = f"{parts.path[1:]}_backup"
+    eu.move()
+    before, name = eu.read(), eu.conn.info.dbname
+    eu.conn.close()
     with psycopg.connect(server_url, autocommit=True) as server:
-        server.execute(f'create database "{backup}" template "{parts.path[1:]}"'.encode())
+        server.execute(f'create database "{name}_backup" template "{name}"'.encode())
         try:
-            with connect(database) as original:
-                alter_space(original, "eu", payload_location=None)
-                payload_restore.restore_payloads(original, space.space_id)
-                assert unreferenced_objects.delete_expired_objects(original) == 0, "the grace is days"
-                with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
-                    assert read(restored, stream) == before
-                assert swept(original) == BLOCKS
+            with connect(database) as eu.conn:
+                eu.come_home()
+                assert unreferenced_objects.delete_expired_objects(eu.conn) == 0, "the grace is days"
+                with connect(database_of(database, f"{name}_backup")) as restored:
+                    assert read(restored, eu.stream) == before
+                assert swept(eu.conn) == BLOCKS
         finally:
-            server.execute(f'drop database "{backup}" with (force)'.encode())
-    assert world.names() == set()
+            server.execute(f'drop database "{name}_backup" with (force)'.encode())
+    assert eu.world.names() == set()
 
 
-def test_tables_stay_while_payloads_are_moved(
-    database: str, conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, claim = read(conn, stream), unreferenced_objects.claim_objects
-    said: list[str] = []
+def test_tables_stay_while_payloads_are_moved(database: str, eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, claim = eu.read(), unreferenced_objects.claim_objects
+    with ThreadPoolExecutor(1) as pool:
+        going_down: list[Future[None]] = []
 
-    def down() -> None:
-        try:
-            downgrade(database)
-        except Conflict as conflict:
-            said.append(str(conflict))
+        def slow(*args: Any) -> set[str]:
+            found = claim(*args)
+            going_down.append(pool.submit(downgrade, database))
+            eventually(lambda: waiting_for_locks(database), WAIT_S)
+            return found
 
-    other = threading.Thread(target=down)
-
-    def slow(*args: Any) -> set[str]:
-        found = claim(*args)
-        other.start()
-        eventually(lambda: waiting(database), WAIT_S)
-        return found
-
-    monkeypatch.setattr(unreferenced_objects, "claim_objects", slow)
-    tiering.tier_space(conn, space)
-    other.join()
-    assert said
-    assert said[0].startswith(f"{BLOCKS} blocks")
-    assert read(conn, stream) == before
+        monkeypatch.setattr(unreferenced_objects, "claim_objects", slow)
+        eu.tier()
+        with pytest.raises(Conflict, match=f"^{BLOCKS} blocks"):
+            going_down[0].result(WAIT_S)
+    assert eu.read() == before
 
 
-def test_tables_stay_while_retention_drops_a_partition(
-    database: str, conn: Connection, space: Space, stream: int
-) -> None:
+def test_tables_stay_while_retention_drops_a_partition(database: str, eu: Eu) -> None:
     """What it holds is seen by nobody then, and may name objects."""
-    move(conn, space)
-    generation_id = generation_of(conn, stream)
-    conn.execute("update generation set state = 'gone' where generation_id = %s", (generation_id,))
-    conn.execute(f"alter table block detach partition block_{generation_id}")
-    assert named(conn) == set()
+    eu.move()
+    generation_id = generation_of(eu.conn, eu.stream)
+    eu.conn.execute("update generation set state = 'gone' where generation_id = %s", (generation_id,))
+    eu.conn.execute(f"alter table block detach partition block_{generation_id}")
+    assert eu.named() == set()
     with pytest.raises(Conflict, match="1 generations that retention is dropping may name more"):
         downgrade(database)
-    drop_gone(conn)
+    drop_gone(eu.conn)
     with pytest.raises(Conflict, match=f"{BLOCKS} objects there are to be deleted.* 0 generations"):
         downgrade(database)
-
-
-def waiting(database: str) -> bool:
-    with connect(database) as other:
-        return other.execute("select from pg_locks where not granted").rowcount > 0
 
 
 # --- others at work ---------------------------------------------------------------------------------------------------
@@ -340,9 +294,7 @@ def test_who_advances_is_not_killed_by_who_moves(database: str, conn: Connection
         assert orders.explore({"advance": advance, "tier": tier}, judge, {"tier": "for update"}) > 1
 
 
-def test_a_deposed_mover_leaves_no_forgotten_object(
-    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: Any
-) -> None:
+def test_a_deposed_mover_leaves_no_forgotten_object(database: str, eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     over: list[bool] = []
 
     def guard(_: Connection) -> None:
@@ -358,77 +310,78 @@ def test_a_deposed_mover_leaves_no_forgotten_object(
 
     monkeypatch.setattr(tiering, "run_parallel", frozen)
     with pytest.raises(StaleTerm):
-        tiering.tier_space(conn, space, guard)
-    assert (len(world.names()), named(conn)) == (BLOCKS, set())
-    assert unreferenced_objects.delete_expired_objects(conn) == BLOCKS
-    assert world.names() == set()
+        eu.tier(guard)
+    assert (len(eu.world.names()), eu.named()) == (BLOCKS, set())
+    assert unreferenced_objects.delete_expired_objects(eu.conn) == BLOCKS
+    assert eu.world.names() == set()
 
 
-def test_a_mover_locks_its_term_before_the_spaces(conn: Connection, space: Space, stream: int) -> None:
+def test_a_mover_locks_its_term_before_the_spaces(eu: Eu) -> None:
     """As all maintenance does: else two nodes, one of them deposed, could wait for each other."""
 
     def guard(mover: Connection) -> None:
         locked = "select from pg_locks where pid = pg_backend_pid() and relation = 'space'::regclass and mode = %s"
         assert mover.execute(locked, ("RowExclusiveLock",)).rowcount == 0
 
-    assert tiering.tier_space(conn, space, guard).blocks == BLOCKS
+    assert eu.tier(guard) == BLOCKS
 
 
-def test_nothing_is_written_where_a_space_was_to_move(
-    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
+def test_nothing_is_written_where_a_space_was_to_move(database: str, eu: Eu) -> None:
     """Where it got no location, or another, before anything was there."""
 
     def guard(_: Connection) -> None:
         with connect(database) as other:
             alter_space(other, "eu", payload_location=None)
 
-    assert tiering.tier_space(conn, space, guard).blocks == 0
-    assert world.names() == set()
+    assert eu.tier(guard) == 0
+    assert eu.world.names() == set()
 
 
-def test_nothing_is_moved_of_a_dropped_space(conn: Connection, space: Space, stream: int) -> None:
-    drop_space(conn, "eu")
-    assert tiering.tier_space(conn, space).blocks == 0
+def test_nothing_is_moved_of_a_dropped_space(eu: Eu) -> None:
+    drop_space(eu.conn, "eu")
+    assert eu.tier() == 0
 
 
 # --- one that fails ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.conforms("W4")
-@pytest.mark.parametrize("retained", [b"", b"10000\r\n", None], ids=["nothing", "another form", "not at all"])
+@pytest.mark.parametrize(
+    "retained", [b"", b"10000\r\n", None, "away"], ids=["nothing", "another form", "not at all", "elsewhere"]
+)
 def test_a_careless_store_gets_nothing_named(
-    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch, retained: bytes | None
+    eu: Eu, monkeypatch: pytest.MonkeyPatch, retained: bytes | str | None
 ) -> None:
-    """It keeps something else than it was given, or nothing."""
-    write, before = LocalBackend.write, read(conn, stream)
+    """It keeps something else than it was given, or nothing, or goes away while it is written to."""
+    write, before = LocalBackend.write, eu.read()
 
     def careless(self: LocalBackend, name: str, payload: bytes) -> None:
         if name in (MARKER, WRITABLE):
             write(self, name, payload)
-        elif retained is not None:
+        elif isinstance(retained, bytes):
             write(self, name, retained + payload if retained else b"")
+        elif retained == "away":
+            if not eu.world.is_away:
+                eu.world.go_away()
+            write(self, name, payload)
 
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.MAX_PARALLEL_CALLS", 1)
     monkeypatch.setattr(LocalBackend, "write", careless)
-    with pytest.raises(PayloadUnavailable, match=r"came back different|No such file"):
-        tiering.tier_space(conn, space)
-    assert named(conn) == set()
-    assert read(conn, stream) == before
+    with pytest.raises(
+        PayloadUnavailable, match="mounted" if retained == "away" else "came back different|No such file"
+    ):
+        eu.tier()
+    assert eu.named() == set()
+    assert eu.read() == before
 
 
-def test_all_but_what_cannot_be_written_is_moved(
-    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_but_what_cannot_be_written_is_moved(database: str, eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full for the first block, in each pass, and not for later ones."""
-    write, compact, before, compacted = (
-        LocalBackend.write,
-        small_block_compaction.compact_stream,
-        read(conn, stream),
-        list[int](),
-    )
+    write, compact = LocalBackend.write, small_block_compaction.compact_stream
+    before, compacted = eu.read(), list[int]()
 
     def full(self: LocalBackend, name: str, payload: bytes) -> None:
-        if f"/{stream}-2-" in name:
+        if f"/{eu.stream}-2-" in name:
             raise OSError(28, "No space left on device")
         write(self, name, payload)
 
@@ -441,77 +394,69 @@ def test_all_but_what_cannot_be_written_is_moved(
     monkeypatch.setattr(tiering, "BATCH_BLOCKS", 2)
     for _ in range(2):
         with pytest.raises(PayloadUnavailable, match="No space left"):
-            tiering.tier_space(conn, space)
-    assert len(named(conn)) == BLOCKS - 1
-    assert compacted == [stream], "once"
-    alter_space(conn, "eu", payload_location=None)
-    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
-    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
+            eu.tier()
+    assert len(eu.named()) == BLOCKS - 1
+    assert compacted == [eu.stream], "once"
+    alter_space(eu.conn, "eu", payload_location=None)
+    assert eu.states() == [Severity.OK]
+    remedy = "--no-payload-location --restore-payloads"
+    with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside.*{remedy}"):
         downgrade(database)
-    assert payload_restore.restore_payloads(conn, space.space_id) == BLOCKS - 1
-    assert named(conn) == set()
-    assert read(conn, stream) == before
+    assert eu.come_home() == BLOCKS - 1
+    assert eu.named() == set()
+    assert eu.read() == before
 
 
-def test_what_ails_one_stream_holds_up_no_other(
-    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = stream_of(conn, "eu")
-    fill(conn, later, BLOCKS, size=70_000)
-    rollover(conn, "eu")
+def test_what_ails_one_stream_holds_up_no_other(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
+    eu.end_another(BLOCKS)
     compact = small_block_compaction.compact_stream
 
     def ailing(connection: Any, stream_id: int, **how: Any) -> int:
-        if stream_id == stream:
+        if stream_id == eu.stream:
             raise ValueError("this one ails")
         return compact(connection, stream_id, **how)
 
     monkeypatch.setattr(small_block_compaction, "compact_stream", ailing)
     with pytest.raises(ValueError, match="this one ails"):
-        tiering.tier_space(conn, space)
-    assert len(named(conn)) == BLOCKS
+        eu.tier()
+    assert len(eu.named()) == BLOCKS
 
 
-def test_a_stuck_object_holds_up_no_other(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stuck_object_holds_up_no_other(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that cannot be deleted is tried after all others, and reported by the doctor."""
-    orphan_all(conn, space)
-    stuck = world.root / min(world.names())
+    eu.orphan_all()
+    stuck = eu.world.root / min(eu.world.names())
     stuck.unlink()
     stuck.mkdir()
     monkeypatch.setattr(unreferenced_objects, "MAX_OBJECTS", 1)
     with pytest.raises(PayloadUnavailable, match=stuck.name):
-        swept(conn)
-    assert [swept(conn) for _ in range(1, BLOCKS)] == [1] * (BLOCKS - 1)
-    assert (world.names(), rows(conn)) == (set(), 1)
-    assert [each.detail for each in location_checks.check_locations(conn)][-1].startswith(
-        "1 objects that no block names could not"
-    )
+        swept(eu.conn)
+    assert [swept(eu.conn) for _ in range(1, BLOCKS)] == [1] * (BLOCKS - 1)
+    assert (eu.world.names(), eu.objects()) == (set(), 1)
+    *_, last = location_checks.check_locations(eu.conn)
+    assert last.detail.startswith("1 objects that no block names could not")
     stuck.rmdir()
-    assert swept(conn) == 1
-    assert rows(conn) == 0
+    assert swept(eu.conn) == 1
+    assert eu.objects() == 0
 
 
-def test_a_sweep_reads_no_more_than_it_deletes(conn: Connection, space: Space, tmp_path: Path) -> None:
+def test_a_sweep_reads_no_more_than_it_deletes(eu: Eu, tmp_path: Path) -> None:
     """There is one every 5 s; with a grace of 7 days millions wait."""
-    place = tmp_path / "x"
+    place, conn = tmp_path / "x", eu.conn
     place.mkdir()
     conn.execute(
         "insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)"
         " select %s || '/1/1-' || n || '-' || repeat('0', 32) || '-' || repeat('0', 16), %s, 1, 1, n,"
         "        now() - n * interval '30 s' from generate_series(1, 20000) n",
-        (f"file://{place}", space.space_id),
+        (f"file://{place}", eu.space.space_id),
     )
     conn.execute("analyze payload_object")
 
     def rows_read() -> int:
         conn.execute("select pg_stat_force_next_flush()")
         conn.execute("select pg_stat_clear_snapshot()")
-        read = "seq_tup_read + idx_tup_fetch"
-        ((count,),) = conn.execute(
-            f"select {read} from pg_stat_user_tables where relname = 'payload_object'"
-        ).fetchall()
+        read = "select seq_tup_read + idx_tup_fetch from pg_stat_user_tables where relname = 'payload_object'"
+        ((count,),) = conn.execute(read).fetchall()
         return int(count)
 
     before = rows_read()
@@ -519,40 +464,37 @@ def test_a_sweep_reads_no_more_than_it_deletes(conn: Connection, space: Space, t
     assert rows_read() - before < 1000 + 20 * deleted
 
 
-def test_a_sweep_of_nothing_opens_no_transaction(conn: Connection, space: Space) -> None:
+def test_a_sweep_of_nothing_opens_no_transaction(conn: Connection) -> None:
     def guard(_: Connection) -> None:
         raise AssertionError("a transaction")
 
     assert unreferenced_objects.delete_expired_objects(conn, guard) == 0
 
 
-def test_a_place_gone_for_good_holds_up_no_other(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, tmp_path: Path
-) -> None:
-    move(conn, space)
+def test_a_place_gone_for_good_holds_up_no_other(eu: Eu, tmp_path: Path) -> None:
+    eu.move()
     other = LocalWorld(tmp_path / "other")
-    space = alter_space(conn, "eu", payload_location=other.uri)
-    fill(conn, stream_of(conn, "eu"), BLOCKS, size=70_000)
-    rollover(conn, "eu")
-    move(conn, space)
-    conn.execute("update generation set state = 'gone' where state = 'closed'")
-    drop_gone(conn)
-    shutil.rmtree(world.root)
+    eu.space = alter_space(eu.conn, "eu", payload_location=other.uri)
+    eu.end_another(BLOCKS)
+    eu.move()
+    eu.conn.execute("update generation set state = 'gone' where state = 'closed'")
+    drop_gone(eu.conn)
+    shutil.rmtree(eu.world.root)
     with pytest.raises(PayloadUnavailable):
-        swept(conn)
+        swept(eu.conn)
     assert other.names() == set()
-    assert rows(conn) == BLOCKS
+    assert eu.objects() == BLOCKS
 
 
-def test_a_directory_for_an_object_is_damage(conn: Connection, world: LocalWorld, space: Space, stream: int) -> None:
+def test_a_directory_for_an_object_is_damage(eu: Eu) -> None:
     """The place is not taken for away."""
-    move(conn, space)
-    (name,) = [each for each in world.names() if f"/{stream}-6-" in each]
-    world.remove(name)
-    (world.root / name).mkdir()
-    assert fetch(conn, stream, 0).position == 4
+    eu.move()
+    (name,) = [each for each in eu.world.names() if f"/{eu.stream}-6-" in each]
+    eu.world.remove(name)
+    (eu.world.root / name).mkdir()
+    assert fetch(eu.conn, eu.stream, 0).position == 4
     with pytest.raises(PayloadDamaged, match=r"ends before offset 6 .*cannot be read"):
-        fetch(conn, stream, 4)
+        fetch(eu.conn, eu.stream, 4)
 
 
 # --- a place that hangs -----------------------------------------------------------------------------------------------
@@ -580,62 +522,56 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], Non
     over.set()
 
 
-def test_while_a_place_hangs_maintenance_goes_on(
-    database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, hang: Callable[[LocalWorld], None]
-) -> None:
+@contextmanager
+def maintained(database: str, conn: Connection, **settings: Any) -> Iterator[threading.Event]:
+    """Have a node's maintenance at work; yield what is set once it has begun."""
     tried = threading.Event()
-    hang(world)
-    conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
-    fill(conn, stream_of(conn, "default"), 1)
-    alter_space(conn, "default", rollover_s=60)
-    conn.execute("update generation set opened_at = opened_at - interval '1 h' where state = 'open'")
     term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
 
     def term_of() -> int:
         tried.set()
         return term
 
-    keeper = MaintenanceThreads(database, term_of, 86_400.0, every_s=0.05)
+    keeper = MaintenanceThreads(database, term_of, 86_400.0, every_s=0.05, **settings)
     keeper.start()
     try:
-        eventually(tried.is_set, WAIT_S)
-        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
-        conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
-        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
+        yield tried
     finally:
         keeper.stop()
+
+
+def test_while_a_place_hangs_maintenance_goes_on(database: str, eu: Eu, hang: Callable[[LocalWorld], None]) -> None:
+    conn = eu.conn
+    hang(eu.world)
+    fill(conn, stream_of(conn, "default"), 1)
+    alter_space(conn, "default", rollover_s=60)
+    conn.execute("update generation set opened_at = opened_at - interval '1 h' where state = 'open'")
+    old_write = "insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')"
+    conn.execute(old_write)
+    with maintained(database, conn) as tried:
+        eventually(tried.is_set, WAIT_S)
+        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
+        conn.execute(old_write)
+        eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
 
 
 def test_while_a_place_hangs_others_are_served(
-    database: str,
-    conn: Connection,
-    world: LocalWorld,
-    space: Space,
-    stream: int,
-    tmp_path: Path,
-    hang: Callable[[LocalWorld], None],
-    monkeypatch: pytest.MonkeyPatch,
+    database: str, eu: Eu, tmp_path: Path, hang: Callable[[LocalWorld], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An NFS mount that is `hard`, as it is unless somebody says otherwise: to others payloads are moved, and deleted
     there."""
-    other = LocalWorld(tmp_path / "other")
-    orphan_all(conn, space)
-    alter_space(conn, "eu", payload_location=world.uri)
+    other, conn = LocalWorld(tmp_path / "other"), eu.conn
+    eu.orphan_all()
+    alter_space(conn, "eu", payload_location=eu.world.uri)
     us = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
-    fill(conn, stream_of(conn, "us"), BLOCKS, size=70_000)
-    rollover(conn, "us")
-    hang(world)
+    eu.end_another(BLOCKS, "us")
+    hang(eu.world)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.3)
-    term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
-    keeper = MaintenanceThreads(database, lambda: term, 86_400.0, every_s=0.05, grace_s=0.0)
-    keeper.start()
-    try:
-        eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
+    with maintained(database, conn, grace_s=0.0):
+        eventually(lambda: len(eu.named()) == BLOCKS, WAIT_S)
         alter_space(conn, "us", payload_location=None)
         assert payload_restore.restore_payloads(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
-    finally:
-        keeper.stop()
 
 
 def test_a_process_ends_though_a_place_hangs(tmp_path: Path) -> None:
@@ -655,21 +591,18 @@ parallel_calls.run_single(there, parallel_calls.TO_READ, there.check_marker)
     assert b"has not answered for 0.1 s" in ended.stderr, ended.stderr
 
 
-def test_tails_show_the_rest_while_a_place_is_away(
-    conn: Connection, world: LocalWorld, space: Space, stream: int
-) -> None:
-    move(conn, space)
-    create_space(conn, "us", "us/#", shards=1)
-    well = stream_of(conn, "us")
-    fill(conn, well, 1)
-    world.go_away()
-    tail, reading = Tail(conn, TopicFilter("#"), "earliest"), EpochTailReader(conn, TopicFilter("#"), "earliest")
+def test_tails_show_the_rest_while_a_place_is_away(eu: Eu) -> None:
+    eu.move()
+    create_space(eu.conn, "us", "us/#", shards=1)
+    well, everything = stream_of(eu.conn, "us"), TopicFilter("#")
+    fill(eu.conn, well, 1)
+    eu.world.go_away()
+    tail, reading = Tail(eu.conn, everything, "earliest"), EpochTailReader(eu.conn, everything, "earliest")
     for _ in range(2):
         assert streams_shown(tail.pages()) == [well, well]
-        assert streams_shown(
-            each.table for each in reading.read_available(conn) if isinstance(each, EpochTailMessages)
-        ) == [well, well]
-        fill(conn, well, 1)
+        items = reading.read_available(eu.conn)
+        assert streams_shown(each.table for each in items if isinstance(each, EpochTailMessages)) == [well, well]
+        fill(eu.conn, well, 1)
 
 
 def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
@@ -681,45 +614,31 @@ def streams_shown(tables: Iterable[pa.Table]) -> list[int]:
 
 
 def test_a_place_that_hangs_counts_as_away(
-    database: str,
-    conn: Connection,
-    world: LocalWorld,
-    space: Space,
-    stream: int,
-    tmp_path: Path,
-    hang: Callable[[LocalWorld], None],
-    monkeypatch: pytest.MonkeyPatch,
+    eu: Eu, tmp_path: Path, hang: Callable[[LocalWorld], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other places are read meanwhile."""
-    other = LocalWorld(tmp_path / "other")
-    theirs = create_space(conn, "us", "us/#", shards=1, payload_location=other.uri)
-    well = stream_of(conn, "us")
-    fill(conn, well, BLOCKS, size=70_000)
-    rollover(conn, "us")
-    assert (move(conn, space), move(conn, theirs)) == (BLOCKS, BLOCKS)
-    hang(world)
+    theirs = create_space(eu.conn, "us", "us/#", shards=1, payload_location=LocalWorld(tmp_path / "other").uri)
+    well = eu.end_another(BLOCKS, "us")
+    assert (eu.move(), move(eu.conn, theirs)) == (BLOCKS, BLOCKS)
+    hang(eu.world)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 0.5)
     with pytest.raises(PayloadUnavailable, match=r"has not answered for 0\.5 s"):
-        fetch(conn, stream, 0)
+        fetch(eu.conn, eu.stream, 0)
     monkeypatch.setattr("sublet_storage.objects.parallel_calls.RECEIVE_TIMEOUT_S", 20.0)
-    assert fetch(conn, well, 0).position > 0
+    assert fetch(eu.conn, well, 0).position > 0
 
 
-def test_a_sweep_has_an_end(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orphan_all(conn, space)
+def test_a_sweep_has_an_end(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
+    eu.orphan_all()
     monkeypatch.setattr(unreferenced_objects, "CHUNK", 1)
-    assert unreferenced_objects.delete_expired_objects(conn, grace_s=0.0, most_s=0.0) == 0
-    assert swept(conn) == BLOCKS
+    assert unreferenced_objects.delete_expired_objects(eu.conn, grace_s=0.0, most_s=0.0) == 0
+    assert swept(eu.conn) == BLOCKS
 
 
 # --- what is not due --------------------------------------------------------------------------------------------------
 
 
-def test_the_marker_is_written_once(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_marker_is_written_once(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
     write, wrote = LocalBackend.write, list[str]()
 
     def noted(self: LocalBackend, name: str, payload: bytes) -> None:
@@ -727,10 +646,9 @@ def test_the_marker_is_written_once(
         write(self, name, payload)
 
     monkeypatch.setattr(LocalBackend, "write", noted)
-    move(conn, space)
-    fill(conn, stream_of(conn, "eu"), 1, size=70_000)
-    rollover(conn, "eu")
-    move(conn, space)
+    eu.move()
+    eu.end_another()
+    eu.move()
     assert wrote.count(MARKER) == 1
 
 
@@ -765,30 +683,28 @@ def test_nothing_is_written_or_deleted_through_a_link(tmp_path: Path) -> None:
 # --- the doctor -------------------------------------------------------------------------------------------------------
 
 
-def test_the_doctor_looks_at_old_places_in_use(conn: Connection, world: LocalWorld, space: Space, stream: int) -> None:
-    move(conn, space)
-    alter_space(conn, "eu", payload_location=None)
-    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
-    world.go_away()
-    assert [each.state for each in location_checks.check_locations(conn)] == [Severity.ERROR]
-    world.come_back()
-    eventually(lambda: [each.state for each in location_checks.check_locations(conn)] == [Severity.OK], WAIT_S)
-    payload_restore.restore_payloads(conn, space.space_id)
-    shutil.rmtree(world.root)
-    (waits,) = location_checks.check_locations(conn)
+def test_the_doctor_looks_at_old_places_in_use(eu: Eu) -> None:
+    eu.move()
+    alter_space(eu.conn, "eu", payload_location=None)
+    assert eu.states() == [Severity.OK]
+    eu.world.go_away()
+    assert eu.states() == [Severity.ERROR]
+    eu.world.come_back()
+    eventually(lambda: eu.states() == [Severity.OK], WAIT_S)
+    eu.come_home()
+    shutil.rmtree(eu.world.root)
+    (waits,) = location_checks.check_locations(eu.conn)
     assert (waits.state, f"{BLOCKS} objects wait" in waits.detail) == (Severity.WARNING, True)
-    conn.execute("delete from payload_object")
-    assert list(location_checks.check_locations(conn)) == []
+    eu.conn.execute("delete from payload_object")
+    assert eu.states() == []
 
 
-def test_where_one_may_only_read_the_doctor_warns(
-    conn: Connection, world: LocalWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    move(conn, space)
+def test_where_one_may_only_read_the_doctor_warns(eu: Eu, monkeypatch: pytest.MonkeyPatch) -> None:
+    eu.move()
 
     def refused(self: LocalBackend, name: str, payload: bytes) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(LocalBackend, "write", refused)
-    (found,) = location_checks.check_locations(conn)
+    (found,) = location_checks.check_locations(eu.conn)
     assert (found.state, "can be read, and not written" in found.detail) == (Severity.WARNING, True)

@@ -32,7 +32,7 @@ from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.small_block_compaction import compact_stream, list_newly_fragmented
 from sublet_storage.spaces.space_changes import create_space
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Shell
 from tests.integration.feed_kit import address_of, serving
 from tests.integration.log_kit import Connection, batch, read
 from tests.integration.replay_kit import Plan
@@ -113,13 +113,27 @@ def values_of(streams: list[int], offsets: range) -> list[bytes]:
     return [b"%04d-%02d" % (stream, offset) for stream in streams for offset in offsets]
 
 
-def take(session: Session, seen: list[bytes], until: Callable[[], bool], node: Any) -> None:
+Join = Callable[..., Session]
+
+
+@pytest.fixture
+def join(database: str, fleet: Fleet) -> Join:
+    """Opens a session of the group, which may read through a node."""
+
+    def join(*, via_nodes: bool = False, **more: Any) -> Session:
+        way = {"nodes": [address_of(fleet.nodes["n1"])], "transport": "nodes"} if via_nodes else {"url": database}
+        return Session(GROUP, settings=BorrowerSettings().scaled(SPEED), **way, **more)
+
+    return join
+
+
+def take(session: Session, seen: list[bytes], until: Callable[[], bool]) -> None:
     def look() -> bool:
         if (found := session.poll(0.05)) is not None:
             seen.extend(found.table.column("value").to_pylist())
         return found is None and until()
 
-    eventually(look, WAIT_S, node.output)
+    eventually(look, WAIT_S, lambda: str(seen))
 
 
 def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
@@ -132,48 +146,41 @@ def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
 @pytest.mark.conforms("W10", "X7")
 @pytest.mark.parametrize("via_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_group_blocks_at_a_bad_block(
-    database: str, conn: Connection, fleet: Fleet, streams: list[int], via_nodes: bool
+    conn: Connection, join: Join, streams: list[int], via_nodes: bool, shell: Shell
 ) -> None:
     """It says why and how to get past it, and all other streams go on."""
-    node, bad = fleet.nodes["n1"], streams[:-1]
-    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if via_nodes else {"url": database}
-    settings, seen = BorrowerSettings().scaled(SPEED), list[bytes]()
+    bad, seen = streams[:-1], list[bytes]()
     blocked = dict.fromkeys(bad, ("blocked", 4, 0))
     for life in range(2):
-        with Session(GROUP, starting_position="earliest", settings=settings, **way) as session:
-            take(session, seen, lambda: statuses(conn) == {**blocked, streams[-1]: ("held", 8, 0)}, node)
+        with join(via_nodes=via_nodes, starting_position="earliest") as session:
+            take(session, seen, lambda: statuses(conn) == {**blocked, streams[-1]: ("held", 8, 0)})
         assert sorted(seen) == sorted(values_of(bad, range(4)) + values_of(streams[-1:], range(8))), f"{life=}"
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        answers = [
-            each for each in diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1] if each.stream.stream_id in bad
-        ]
-        (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
-        assert f"stream {bad[0]}: the block that begins at offset 4" in finding.detail
-        for answer in answers:
-            stream = answer.stream.stream_id
-            reported = (
-                f"stream {stream}: the block that begins at offset 4 and ends before offset 6 cannot be decoded: "
-            )
-            assert reported in answer.diagnosis.detail
-            assert reported in shell.run("groups", "describe", GROUP).out
-            way_past = f"sublet groups reset '{GROUP}' --stream {stream} --to-offset 6"
-            assert str(answer.diagnosis.hint).endswith(way_past)
-            assert shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes").code == 0
-    with Session(GROUP, settings=settings, **way) as session:
-        take(session, seen, lambda: set(statuses(conn).values()) == {("held", 8, 0)}, node)
+    answers = [each for each in diagnosis_queries.diagnose_group(conn, SUBSCRIPTION)[1] if each.stream.stream_id in bad]
+    (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
+    assert f"stream {bad[0]}: the block that begins at offset 4" in finding.detail
+    for answer in answers:
+        stream = answer.stream.stream_id
+        reported = f"stream {stream}: the block that begins at offset 4 and ends before offset 6 cannot be decoded: "
+        assert reported in answer.diagnosis.detail
+        assert reported in shell.run("groups", "describe", GROUP).out
+        way_past = f"sublet groups reset '{GROUP}' --stream {stream} --to-offset 6"
+        assert str(answer.diagnosis.hint).endswith(way_past)
+        assert shell.run("groups", "reset", GROUP, "--stream", str(stream), "--to-offset", "6", "--yes").code == 0
+    with join(via_nodes=via_nodes) as session:
+        take(session, seen, lambda: set(statuses(conn).values()) == {("held", 8, 0)})
     assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
 
 
 @pytest.mark.conforms("W10", "X7")
 def test_a_group_that_skips_goes_on_behind_a_bad_block(
-    database: str, conn: Connection, fleet: Fleet, streams: list[int]
+    database: str, conn: Connection, join: Join, streams: list[int], shell: Shell
 ) -> None:
     """Its history has what it lost."""
-    node, bad, seen = fleet.nodes["n1"], streams[:-1], list[bytes]()
+    bad, seen = streams[:-1], list[bytes]()
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
-    with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED)) as session:
+    with join() as session:
         lost = {stream: ("held", 8, 2 if stream in bad else 0) for stream in streams}
-        take(session, seen, lambda: statuses(conn) == lost, node)
+        take(session, seen, lambda: statuses(conn) == lost)
     assert sorted(seen) == sorted(set(values_of(streams, range(8))) - set(values_of(bad, range(4, 6))))
     skips = [line for line in read_history(conn, group.group_id).records if line.event == "skip"]
     assert sorted((line.stream_id, line.position) for line in skips) == [(stream, 4) for stream in bad]
@@ -181,27 +188,22 @@ def test_a_group_that_skips_goes_on_behind_a_bad_block(
         assert "Nothing of it is given out: put its payload back" in line.reason
         assert "Skipped: [4, 6), 2 messages" in line.reason
         assert "is skipped" not in line.reason
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        reported = (
-            f"lost     {2 * len(bad)} messages, which are gone or could not be decoded, of streams "
-            f"{format_ranges(bad)}\n"
-        )
-        assert reported in shell.run("groups", "describe", GROUP).out
+    lost_by_all = f"{2 * len(bad)} messages, which are gone or could not be decoded, of streams {format_ranges(bad)}\n"
+    assert f"lost     {lost_by_all}" in shell.run("groups", "describe", GROUP).out
 
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("via_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_bad_blocks_in_a_row_are_skipped_at_once(
-    database: str, conn: Connection, fleet: Fleet, streams: list[int], via_nodes: bool
+    database: str, conn: Connection, join: Join, streams: list[int], via_nodes: bool
 ) -> None:
     """Whoever may publish writes thousands in a second."""
-    node, seen = fleet.nodes["n1"], list[bytes]()
-    way: dict[str, Any] = {"nodes": [address_of(node)], "transport": "nodes"} if via_nodes else {"url": database}
+    seen: list[bytes] = []
     conn.execute("update block set payload = '\\x00' where stream_id = %s and end_offset in (4, 6)", (streams[-1],))
     group, _ = create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, on_poison=OnPoison.SKIP))
-    with Session(GROUP, settings=BorrowerSettings().scaled(SPEED), **way) as session:
+    with join(via_nodes=via_nodes) as session:
         lost = dict.fromkeys(streams[:-1], ("held", 8, 2)) | {streams[-1]: ("held", 8, 4)}
-        take(session, seen, lambda: statuses(conn) == lost, node)
+        take(session, seen, lambda: statuses(conn) == lost)
     assert seen.count(b"%04d-06" % streams[-1]) == 1
     skips = [line for line in read_history(conn, group.group_id).records if line.event == "skip"]
     (line,) = [line for line in skips if line.stream_id == streams[-1]]
@@ -212,7 +214,7 @@ def test_bad_blocks_in_a_row_are_skipped_at_once(
 @pytest.mark.conforms("W10", "S5")
 @pytest.mark.parametrize("whole_epochs", [pytest.param(False, marks=pytest.mark.long), True])
 def test_an_atomic_group_has_all_epochs_before_that(
-    database: str, conn: Connection, fleet: Fleet, whole_epochs: bool
+    database: str, conn: Connection, join: Join, whole_epochs: bool, shell: Shell
 ) -> None:
     """However many are read together."""
     create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, atomic=True))
@@ -223,11 +225,10 @@ def test_an_atomic_group_has_all_epochs_before_that(
             publisher.flush()
     ((stream,),) = conn.execute("update block set payload = '?' where end_offset = 3 returning stream_id").fetchall()
     seen: list[bytes] = []
-    with Session(GROUP, database, settings=BorrowerSettings().scaled(SPEED), whole_epochs=whole_epochs) as session:
-        take(session, seen, lambda: statuses(conn).get(stream) == ("blocked", 2, 0), fleet.nodes["n1"])
-        with a_shell(SUBLET_DATABASE_URL=database) as shell:
-            assert shell.run("groups", "reset", GROUP, "--to-epoch", "3", "--yes").code == 0
-        take(session, seen, lambda: b"3" in seen, fleet.nodes["n1"])
+    with join(whole_epochs=whole_epochs) as session:
+        take(session, seen, lambda: statuses(conn).get(stream) == ("blocked", 2, 0))
+        assert shell.run("groups", "reset", GROUP, "--to-epoch", "3", "--yes").code == 0
+        take(session, seen, lambda: b"3" in seen)
     assert seen == [b"0", b"1", b"3"]
 
 

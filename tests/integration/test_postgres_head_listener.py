@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
@@ -38,7 +38,6 @@ from tests.kit_nodes import SPEED
 from tests.postgres_proxy import PostgresProxy
 
 Connection = psycopg.Connection[Any]
-OURS: LiteralString = "select oid from pg_database where datname = current_database()"
 
 
 @pytest.fixture
@@ -78,44 +77,52 @@ def listeners(conn: Connection) -> int:
 
 def connections(conn: Connection) -> int:
     """Return the number of this process's connections for listening."""
-    ours = "select from pg_stat_activity where application_name = 'sublet direct listener' and datid = (" + OURS + ")"
-    return len(conn.execute(ours).fetchall())
+    ours = "application_name = 'sublet direct listener' and datname = current_database()"
+    return conn.execute(f"select from pg_stat_activity where {ours}").rowcount
 
 
 def holders(conn: Connection) -> list[int]:
     """Server processes that have a place."""
-    taken = "select pid from pg_locks where locktype = 'advisory' and classid = %s and database = (" + OURS + ")"
-    return [pid for (pid,) in conn.execute(taken, (LOCK_CLASS,))]
+    ours = "locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())"
+    return [pid for (pid,) in conn.execute(f"select pid from pg_locks where classid = {LOCK_CLASS} and {ours}")]
+
+
+def listening_threads() -> list[PostgresHeadListener]:
+    return [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
+
+
+def may_listen(url: str) -> bool:
+    """Whether one more connection gets a place, which it has only as long as this takes."""
+    with connect(url) as conn:
+        return acquire_listener_slot(conn)
+
+
+def take_all(url: str, places: ExitStack) -> None:
+    for _ in range(DEFAULT_LISTENER_SLOTS):
+        assert acquire_listener_slot(places.enter_context(connect(url)))
 
 
 @pytest.mark.conforms("D1", "D11")
 def test_the_places_to_listen_are_limited(database: str, conn: Connection) -> None:
     register(conn, NodeIncarnation("other", "x", "h:1"), 600, 1, notify_endpoint="poll:")
-    with connect(database) as one:
-        assert not acquire_listener_slot(one)
+    assert not may_listen(database)
     register(conn, NODE, 600, 1, notify_endpoint="postgres:")
     with ExitStack() as places:
-        for _ in range(DEFAULT_LISTENER_SLOTS):
-            assert acquire_listener_slot(places.enter_context(connect(database)))
+        take_all(database, places)
         assert listeners(conn) == DEFAULT_LISTENER_SLOTS
-        with connect(database) as late:
-            assert not acquire_listener_slot(late)
+        assert not may_listen(database)
     eventually(lambda: listeners(conn) == 0)
-    with connect(database) as next_one:
-        assert acquire_listener_slot(next_one)
+    assert may_listen(database)
     deregister(conn, NODE)
-    with connect(database) as one:
-        assert not acquire_listener_slot(one)
+    assert not may_listen(database)
 
 
 @pytest.mark.usefixtures("listened")
 def test_behind_a_pooler_nobody_listens(database: str) -> None:
     with PostgresProxy(database) as proxy:
-        with connect(proxy.url) as direct:
-            assert acquire_listener_slot(direct)
+        assert may_listen(proxy.url)
         proxy.pool()
-        with connect(proxy.url) as pooled:
-            assert not acquire_listener_slot(pooled)
+        assert not may_listen(proxy.url)
 
 
 @pytest.mark.usefixtures("listened")
@@ -139,11 +146,9 @@ def test_schemas_share_the_places_to_listen(database: str, conn: Connection, mon
     conn.execute("create schema other; create table other.node (like sublet.node); insert into other.node table node")
     with ExitStack() as taken:
         monkeypatch.setenv("SUBLET_SCHEMA", "other")
-        for _ in range(DEFAULT_LISTENER_SLOTS):
-            assert acquire_listener_slot(taken.enter_context(connect(database)))
+        take_all(database, taken)
         monkeypatch.delenv("SUBLET_SCHEMA")
-        with connect(database) as late:
-            assert not acquire_listener_slot(late)
+        assert not may_listen(database)
 
 
 @pytest.mark.usefixtures("listened")
@@ -152,11 +157,11 @@ def test_a_process_that_is_configured_so_never_listens(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")
     feed = subscribe_heads(database, print, print)
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
+    assert listening_threads() == []
     feed.stop()
     monkeypatch.setenv(VARIABLE, "1")
-    with connect(database) as one, connect(database) as other:
-        assert [acquire_listener_slot(one), acquire_listener_slot(other)] == [True, False]
+    with connect(database) as one:
+        assert [acquire_listener_slot(one), may_listen(database)] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["", "-1", "eight", "1.5", "1001"])
@@ -188,7 +193,7 @@ def test_a_process_short_of_files_listens_later(
 @pytest.mark.usefixtures("listened")
 def test_a_dead_thread_is_replaced(database: str, conn: Connection) -> None:
     with received(database):
-        (first,) = [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
+        (first,) = listening_threads()
         first.stop()
         with received(database):
             eventually(lambda: listeners(conn) == 1)
@@ -196,20 +201,18 @@ def test_a_dead_thread_is_replaced(database: str, conn: Connection) -> None:
 
 @pytest.mark.usefixtures("listened")
 def test_a_connection_that_is_lost_is_made_again(database: str, conn: Connection) -> None:
-    def is_notified(heads: dict[int, int]) -> Callable[[], bool]:
-        def reported() -> bool:
+    with PostgresProxy(database) as proxy, received(proxy.url) as heads:
+
+        def is_notified() -> bool:
             say(conn, 5, 1)
             return bool(heads)
 
-        return reported
-
-    with PostgresProxy(database) as proxy, received(proxy.url) as heads:
-        eventually(is_notified(heads))
+        eventually(is_notified)
         (before,) = holders(conn)
         proxy.hang_up()
         eventually(lambda: [pid for pid in holders(conn) if pid != before])
         heads.clear()
-        eventually(is_notified(heads))
+        eventually(is_notified)
 
 
 @pytest.mark.usefixtures("listened")

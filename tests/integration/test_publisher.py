@@ -1,13 +1,14 @@
-"""The publisher against a real Postgres, killed for real."""
+"""The publisher against a real Postgres, killed for real; and a process forked from one that publishes."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,24 +29,18 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, SingleAppender, append
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
+from sublet_storage.producer import AppendedSpan, AsyncPublisher, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_block import PendingBlock
-from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.integration.notify_kit import listening
 from tests.interrupted_calls import run_interrupted
-from tests.kit import eventually
+from tests.kit import Background, eventually
 from tests.postgres_proxy import PostgresProxy
+from tests.readme import ROOT
 from tests.support.streams import open_streams
 
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
+pytestmark = pytest.mark.shards(3)
 
 
 def stored(conn: Connection) -> list[dict[str, Any]]:
@@ -54,6 +49,17 @@ def stored(conn: Connection) -> list[dict[str, Any]]:
 
 def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for message in stored(conn))
+
+
+def blocks(conn: Connection) -> list[int]:
+    """Return the number of messages of each block."""
+    return [count for (count,) in conn.execute("select count from block order by end_offset")]
+
+
+def places(spans: Sequence[AppendedSpan], count: int) -> list[tuple[int, int | None]]:
+    """Return (stream, offset) of each row of a batch."""
+    of_rows = ((row, span) for row in range(count) for span in spans if span.offset_of(row) is not None)
+    return [(span.stream, span.offset_of(row)) for row, span in of_rows]
 
 
 # --- what is published is what is read --------------------------------------------------------------------------------
@@ -96,27 +102,16 @@ def test_a_batch_arrives_by_columns(database: str, conn: Connection, form: str) 
     table = pa.table({name: pa.array(each, kinds.get(name)) for name, each in (columns | {"headers": headers}).items()})
     given = {"table": table, "batch": table.combine_chunks().to_batches()[0], "mapping": columns}[form]
     with Publisher(database, block_messages=50) as publisher:
+        assert publisher.publish_batch({"topic": [], "value": []}).result(5) == ()
         spans = publisher.publish_batch(given).result(10)
         with pytest.raises(UsageError, match="colour"):
             publisher.publish_batch({"topic": "a", "value": [b""], "colour": ["red"]})
-    places = {
-        (span.stream, span.offset_of(row)): row
-        for row in range(count)
-        for span in spans
-        if span.offset_of(row) is not None
-    }
-    found = stored(conn)
-    assert len(found) == count
-    for message in found:
-        row = places[message["stream"], message["offset"]]
-        for name in ("topic", "value", "key", "timestamp"):
-            assert message[name] == columns[name][row]
-        assert message["headers"] == (None if headers[row] is None else [{"key": "n", "value": b"%d" % row}])
-
-
-def test_an_empty_batch_is_delivered_at_once(database: str) -> None:
-    with Publisher(database) as publisher:
-        assert publisher.publish_batch({"topic": [], "value": []}).result(5) == ()
+    found = {(message["stream"], message["offset"]): message for message in stored(conn)}
+    assert len(found) == len(places(spans, count)) == count
+    for row, place in enumerate(places(spans, count)):
+        named = None if headers[row] is None else [{"key": "n", "value": b"%d" % row}]
+        expected = {name: columns[name][row] for name in ("topic", "value", "key", "timestamp")} | {"headers": named}
+        assert {name: found[place][name] for name in expected} == expected
 
 
 def test_what_waits_for_an_append_is_the_next_block(database: str, conn: Connection) -> None:
@@ -127,9 +122,7 @@ def test_what_waits_for_an_append_is_the_next_block(database: str, conn: Connect
             for index in range(500):
                 publisher.publish("t", b"%d" % index)
         publisher.flush(10)
-    counts = [row[0] for row in conn.execute("select count from block order by end_offset")]
-    assert sum(counts) == 500
-    assert len(counts) <= 3
+    assert len(blocks(conn)) <= 3
     assert values(conn) == sorted(b"%d" % index for index in range(500))
 
 
@@ -157,10 +150,10 @@ def test_blocks_committed_together_have_their_places(
             assert not delivery.is_done, "three blocks are committed, and nobody knows"
         finally:
             cutter.resume()
-        places = [span.offset_of(row) for span in delivery.result(20) for row in span.rows]
+        offsets = [offset for _, offset in places(delivery.result(20), 30)]
     retried = [AppendResult(AppendOutcome.DUPLICATE, None)] * 2 + [AppendResult(AppendOutcome.DUPLICATE, 20)]
     assert retried in answered, "the log remembers the end of the last block only"
-    assert places == list(range(8, 38))
+    assert offsets == list(range(8, 38))
     assert [row["value"] for row in stored(conn)[8:]] == [b"%d" % row for row in range(30)]
 
 
@@ -214,7 +207,7 @@ def test_a_flush_does_not_wait_for_lingering(database: str, conn: Connection) ->
         publisher.flush(10)
         deliveries = [publisher.publish("t", b"x") for _ in range(10)]
         deliveries[0].result(10)
-    assert [row[0] for row in conn.execute("select count from block order by end_offset")] == [3, 10]
+    assert blocks(conn) == [3, 10]
 
 
 def test_blocks_are_bounded_in_messages_and_bytes(database: str, conn: Connection) -> None:
@@ -287,29 +280,20 @@ def test_a_full_buffer_makes_the_caller_wait(database: str, conn: Connection) ->
 def test_lost_connections_double_nothing(database: str, conn: Connection) -> None:
     """Each message is stored once, and in order."""
     sent: dict[bytes, list[bytes]] = {b"%d" % key: [] for key in range(5)}
-    stop = threading.Event()
+    with Publisher(database, block_messages=20, max_buffered_bytes=10_000) as publisher:
 
-    publisher = Publisher(database, block_messages=20, max_buffered_bytes=10_000)
+        def publish() -> None:
+            for key, mine in sent.items():
+                mine.append(b"%d" % len(mine))
+                publisher.publish("t", mine[-1], key=key)
 
-    def publish() -> None:
-        with publisher:
-            count = 0
-            while not stop.is_set():
-                for key, mine in sent.items():
-                    mine.append(b"%d" % count)
-                    publisher.publish("t", mine[-1], key=key)
-                count += 1
-
-    caller = threading.Thread(target=publish)
-    caller.start()
-    for number in range(8):
-        eventually(lambda: _cut(conn))
-        before = _heads(conn)
-        eventually(lambda least=before: _heads(conn) > least + 20, 20)  # type: ignore[misc]
-        if number % 2:
-            rollover(conn, "default")
-    stop.set()
-    caller.join(60)
+        with Background(publish):
+            for number in range(8):
+                eventually(lambda: _cut(conn))
+                before = _heads(conn)
+                eventually(lambda least=before: _heads(conn) > least + 20, 20)  # type: ignore[misc]
+                if number % 2:
+                    rollover(conn, "default")
     assert by_key(conn) == sent
 
 
@@ -431,25 +415,15 @@ def test_what_waits_for_a_closed_stream_goes_on(database: str, conn: Connection)
     named = [(key, b"%d" % index) for index in range(10) for key in keys]
     assert [place[at.stream, at.offset] for at in positions] == named
     assert {place[at.stream, at.offset] for at in after} == {(key, b"12") for key in keys}
-    rows = {
-        row: (span.stream, span.offset_of(row))
-        for span in spans
-        for row in range(40)
-        if span.offset_of(row) is not None
-    }
-    assert [place[rows[row]] for row in range(40)] == [(key, value) for value in (b"10", b"11") for key in keys]
+    assert [place[at] for at in places(spans, 40)] == [(key, value) for value in (b"10", b"11") for key in keys]
 
 
 def test_blocks_are_compressed_as_the_space_is_set(database: str, conn: Connection) -> None:
     alter_space(conn, "default", compression="zstd")
     with Publisher(database) as publisher:
         publisher.publish_batch({"topic": "t", "value": [b"the same again and again"] * 1000})
-    row = conn.execute("select codec & 3, octet_length(payload) from block").fetchone()
-    assert row is not None
-    assert row[0] == 2
-    assert row[1] < 3000
-    assert len(stored(conn)) == 1000
-    assert find_space(conn, "default").compression == "zstd"
+    ((codec, size),) = conn.execute("select codec & 3, octet_length(payload) from block").fetchall()
+    assert (codec, size < 3000, len(stored(conn))) == (2, True, 1000)
 
 
 # --- asyncio ----------------------------------------------------------------------------------------------------------
@@ -472,29 +446,14 @@ def test_the_async_twin_publishes_waits_and_reports(database: str, conn: Connect
 
 
 def _heads(conn: Connection) -> int:
-    row = conn.execute("select sum(head) from stream").fetchone()
-    return int(row[0]) if row else 0
+    ((total,),) = conn.execute("select sum(head)::bigint from stream").fetchall()
+    return int(total)
 
 
 def _cut(conn: Connection) -> int:
     """Terminate the publishers' connections; how many."""
-    row = conn.execute(
-        "select count(pg_terminate_backend(pid)) from pg_stat_activity"
-        " where datname = current_database() and application_name = 'sublet publisher'"
-    ).fetchone()
-    return int(row[0]) if row else 0
-
-
-@pytest.mark.conforms("P10")
-def test_a_space_that_was_lost_fences_a_publisher(conn: Connection) -> None:
-    """On the new timeline its number, and those of its streams, may be another's."""
-    create_space(conn, "eu", "eu/#", shards=1)
-    create_space(conn, "us", "us/#", shards=1)
-    routes = PublisherRoutingTable.load(conn)
-    routes.check_timeline(conn, "p")
-    swap_filters(conn)
-    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
-        routes.check_timeline(conn, "p")
+    ours = "datname = current_database() and application_name = 'sublet publisher'"
+    return conn.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {ours}").rowcount
 
 
 @pytest.mark.conforms("P10")
@@ -515,3 +474,30 @@ def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, m
         swap_filters(conn)
         with pytest.raises(ProducerFenced, match="another timeline"):
             publisher.in_epoch(2)
+
+
+# --- a forked process -------------------------------------------------------------------------------------------------
+
+
+def act(story: str, place: str | Path) -> None:
+    command = [sys.executable, "-m", "tests.processes.forking", story, str(place)]
+    done = subprocess.run(command, check=False, cwd=ROOT, timeout=90, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.conforms("W1")
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param("every_use_in_a_child_is_refused", marks=pytest.mark.long),
+        "a_child_that_drops_it_touches_nothing",
+        "a_childs_copies_of_connections_lead_nowhere",
+        pytest.param("the_async_twin_refuses_too", marks=pytest.mark.long),
+    ],
+)
+def test_a_child_cannot_publish_by_its_parents(database: str, story: str) -> None:
+    act(story, database)
+
+
+def test_a_child_does_not_stop_its_parents_server(server_home: Path) -> None:
+    act("a_child_does_not_stop_the_server", server_home / "data")

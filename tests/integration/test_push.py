@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.db.connect import connect
-from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import GROUP, NODE, SPACE, NotifySettings, ObjectChange
+from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot
-from sublet_storage.notify.subscriber import NotificationSubscriber
+from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.producer import Publisher
-from tests.integration.notify_kit import wait_until_caught_up
+from tests.contract.notify_conformance import Received
 from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
-from tests.kit_nodes import ROOT, SPEED, environment
+from tests.kit_nodes import ROOT, SPEED, Process, environment
 from tools.source_path import source_path
 
 PLUGINS = ROOT / "tests" / "plugins"
@@ -50,12 +53,6 @@ def staged(database: str, tmp_path: Path) -> Iterator[Staged]:
 def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has the driver of somebody else, too: publishers use whatever the nodes listen by."""
     monkeypatch.syspath_prepend(str(PLUGINS))
-
-
-def run_sublet(stage: Stage, *arguments: str) -> None:
-    """A command of an operator."""
-    command = [sys.executable, "-m", "sublet.cli", *arguments, "--database-url", stage.fleet.url]
-    subprocess.run(command, check=True, cwd=ROOT, env=environment(SPEED, stage.fleet.extra), capture_output=True)
 
 
 @pytest.mark.conforms("D1", "P1", "P4", "R12")
@@ -194,46 +191,88 @@ def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -
     stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_STREAM_SYNC_INTERVAL_S": str(20 * WAIT_S)})
     stage.serve("n1")
     stage.share("a")
-    run_sublet(stage, "spaces", "reshard", "default", "4")
+    reshard = ["spaces", "reshard", "default", "4", "--database-url", stage.fleet.url]
+    run_cli, environ = [sys.executable, "-m", "sublet.cli", *reshard], environment(SPEED, stage.fleet.extra)
+    subprocess.run(run_cli, check=True, cwd=ROOT, env=environ, capture_output=True)
     eventually(lambda: stage.scene.shares() == [4], WAIT_S, lambda: f"{stage.scene.rows()}{stage.said()}")
 
 
-@pytest.mark.long
-@pytest.mark.conforms("D6", "D10")
-@pytest.mark.usefixtures("plugged")
-def test_half_of_the_pushes_lost_still_converges(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known is what is in the database."""
-    from sublet_storage.notify.drivers.registry import load_driver
+Begin = Callable[..., Process]
 
-    stage = staged({"SUBLET_NOTIFY": "lossy", "LOSS": "50"})
-    monkeypatch.setenv("LOSS", "50")
-    stage.serve("n1")
-    driver, url = load_driver("lossy")(stage.fleet.url), stage.fleet.url
-    known: dict[tuple[str, str], int] = {}
 
-    def receive(change: ObjectChange) -> None:
-        known[change.kind, change.key] = change.version
-        if change.is_deleted:
-            del known[change.kind, change.key]
+# --- several publishing processes, by zmq: what happens to one is nothing to the others -------------------------------
 
-    subscriber = NotificationSubscriber(
-        url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), receive, settings=SETTINGS
+
+@pytest.fixture
+def received(database: str) -> Iterator[Received]:
+    received = Received(load_driver("zmq")(database))
+    yield received
+    received.receiver.close()
+
+
+@pytest.fixture
+def sender(database: str, received: Received, tmp_path: Path) -> Iterator[Begin]:
+    """Starts a process that sends to `received` under a name."""
+    running: list[Process] = []
+
+    def begin(name: str, *how: str) -> Process:
+        arguments = ("zmq", database, received.receiver.endpoint, name, *how)
+        running.append(Process("tests.processes.notification_sender", *arguments, log=tmp_path / f"{name}.log"))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.signal(signal.SIGCONT)
+        process.kill()
+
+
+def from_all(received: Received, names: str) -> None:
+    """Wait until something that was not there before has come from each of them."""
+    known = len(received.messages)
+    eventually(
+        lambda: {message.split()[0].decode() for message in received.messages[known:]} >= set(names),
+        20,
+        lambda: f"only {received.messages[known:][-9:]} from {names}",
     )
+
+
+def connected(received: Received) -> list[int]:
+    """The processes that have a connection to the receiver, each as often as it has one."""
+    found = re.search(r":(\d+)\?", received.receiver.endpoint)
+    assert found
+    return sorted(
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.raddr and each.raddr.port == int(found[1]) and each.status == "ESTABLISHED" and each.pid
+    )
+
+
+@pytest.mark.conforms("D2")
+def test_who_is_frozen_or_killed_harms_no_other(received: Received, sender: Begin) -> None:
+    """Each process has one connection; one that was frozen goes on when it wakes."""
+    processes = {name: sender(name) for name in "abc"}
+    from_all(received, "abc")
+    assert connected(received) == sorted(process.pid for process in processes.values())
+    processes["a"].signal(signal.SIGSTOP)
+    from_all(received, "bc")
+    processes["a"].signal(signal.SIGCONT)
+    from_all(received, "abc")
+    processes.pop("a").kill()
+    eventually(lambda: connected(received) == sorted(process.pid for process in processes.values()))
+    from_all(received, "bc")
+    eventually(lambda: received.events == ["connected", "lost", "connected"])
+
+
+@pytest.mark.conforms("D2")
+def test_a_fork_does_not_stand_in_a_successors_way(received: Received, sender: Begin) -> None:
+    """The fork of a process that was killed has its socket, and a process of the same name comes after it."""
+    forked = sender("a", "fork")
+    from_all(received, "a")
+    child = int(eventually(forked.output))
     try:
-        wait_until_caught_up(subscriber, WAIT_S)
-        for number in range(2):
-            run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
-            run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
-        run_sublet(stage, "groups", "delete", "$queue/q1/#", "--yes")
-        stage.serve("n2")
-        assert stage.fleet.nodes["n1"].stop() == 0
-        eventually(lambda: known == _stored(stage), WAIT_S, lambda: f"{subscriber.counters()}")
-        assert len(known) == 3 + 1 + 1
+        forked.kill()
+        assert psutil.pid_exists(child)
+        sender("a")
+        from_all(received, "a")
     finally:
-        subscriber.close()
-
-
-def _stored(stage: Stage) -> dict[tuple[str, str], int]:
-    connection = stage.scene.connection
-    readers = {SPACE: catch_up_reads.read_spaces, GROUP: catch_up_reads.read_groups, NODE: catch_up_reads.read_nodes}
-    return {(kind, each.key): each.version for kind, read in readers.items() for each in read(connection)}
+        os.kill(child, signal.SIGKILL)

@@ -16,7 +16,8 @@ from sublet_storage.bootstrap.migrate import current_version, downgrade, migrate
 from sublet_storage.db import connect as module
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 from sublet_storage.node_directory import NodeIncarnation, register
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Shell, refused
+from tests.integration.log_kit import Connection, waiting_for_locks
 from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT, Process
@@ -147,18 +148,16 @@ def test_a_release_leaves_a_newer_schema_alone(database: str, newer: Path) -> No
         migrate(database, to=SCHEMA_VERSION)
 
 
-def test_the_command_line_shows_where_an_upgrade_is(database: str, newer: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch, a_shell(SUBLET_DATABASE_URL=database) as shell:
-        patch.setattr(migrations, "scripts_path", lambda: newer)
-        migrate(database, to=NEXT)
-        found = shell.run("doctor", "--json").object["findings"][0]
-        assert (found["check"], found["state"]) == ("database", "warning")
-        assert f"at {NEXT}, newer than this release's {SCHEMA_VERSION}" in found["detail"]
-        assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": NEXT, "to": NEXT}
-        answer = shell.run("migrate", "--downgrade")
-        assert (answer.code, "it has to be said how far" in answer.err) == (2, True)
-        answer = shell.run("migrate", "--to", "77")
-        assert (answer.code, "version '77': this program knows" in answer.err) == (2, True)
+@pytest.mark.usefixtures("knows_more")
+def test_the_command_line_shows_where_an_upgrade_is(database: str, shell: Shell) -> None:
+    """The command is of the older release."""
+    migrate(database, to=NEXT)
+    found = shell.run("doctor", "--json").object["findings"][0]
+    assert (found["check"], found["state"]) == ("database", "warning")
+    assert f"at {NEXT}, newer than this release's {SCHEMA_VERSION}" in found["detail"]
+    assert shell.run("migrate", "--json").object == {"schema": "sublet", "from": NEXT, "to": NEXT}
+    refused(shell.run("migrate", "--downgrade"), 2, "it has to be said how far")
+    refused(shell.run("migrate", "--to", "77"), 2, "version '77': this program knows")
 
 
 @pytest.mark.usefixtures("knows_more")
@@ -169,17 +168,22 @@ def test_an_empty_database_can_get_an_older_version(empty_database: str) -> None
     assert migrate(empty_database) == LATER
 
 
+def be_at_work(conn: Connection) -> None:
+    """Have a node n1 in the directory."""
+    register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
+
+
 @pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
 def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
     with connect(database) as conn:
-        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
+        be_at_work(conn)
         with pytest.raises(SchemaMismatch, match=f"version {LATER}: .*present {SCHEMA_VERSION}.*n1. Stop all nodes"):
             migrate(database)
         assert migrate(database, to=NEXT) == NEXT
         conn.execute("delete from node")
         assert migrate(database) == LATER
-        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
+        be_at_work(conn)
         with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
             downgrade(database, to=SCHEMA_VERSION)
         assert current_version(database) == LATER
@@ -194,8 +198,8 @@ def test_a_node_begun_while_a_migration_waits_is_seen(database: str) -> None:
     with psycopg.connect(database) as reader, connect(database) as conn, ThreadPoolExecutor(1) as pool:
         reader.execute("select count(*) from sublet.stream")
         migrating = pool.submit(migrate, database)
-        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
-        register(conn, NodeIncarnation("n1", "a life", "127.0.0.1:1"), 60, 1)
+        eventually(lambda: waiting_for_locks(database), WAIT_S)
+        be_at_work(conn)
         reader.rollback()
         with pytest.raises(SchemaMismatch, match="at work: n1"):
             migrating.result(WAIT_S)
@@ -207,10 +211,10 @@ def test_a_node_begun_while_a_migration_waits_is_seen(database: str) -> None:
 @pytest.mark.long
 def test_a_migration_in_a_deadlock_is_tried_again(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "TABLE_TIMEOUT_S", 3.0)  # it is found after a second
-    with psycopg.connect(database) as other, connect(database) as conn, ThreadPoolExecutor(1) as pool:
+    with psycopg.connect(database) as other, ThreadPoolExecutor(1) as pool:
         other.execute("set deadlock_timeout = '1min'; select from sublet.stream limit 1")
         migrating = pool.submit(migrate, database, None, NEXT)
-        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
+        eventually(lambda: waiting_for_locks(database), WAIT_S)
         other.execute("select from sublet.lending limit 1")  # which the migration has changed by now
         other.rollback()
         assert migrating.result(WAIT_S) == NEXT

@@ -1,15 +1,17 @@
-"""No request costs a server much before it is refused: each method has a bound, and nobody may compress."""
+"""No request costs a server much before it is refused, be it a stranger's: each method has a bound."""
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import grpc
 import psycopg
 import pytest
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 from sublet_protocol.domain.access.rights import Right
@@ -17,12 +19,16 @@ from sublet_protocol.domain.limits import (
     MAX_BATCHES_OF_PRINCIPAL,
     MAX_COMMANDS,
     MAX_ITEMS,
+    MAX_PUBLIC_CALLS_OF_ADDRESS,
     MAX_PUBLIC_REQUEST_BYTES,
     MAX_SESSION_REQUEST_BYTES,
 )
+from sublet_protocol.gate.client_address_counts import to_source
+from sublet_protocol.gate.public_call_limiter import parse_host
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, bearer, rule, serve_asking, token_of
 from tests.integration.test_gate_rpcs import commands, session
 from tests.kit import WAIT_S, eventually
@@ -40,7 +46,13 @@ EMPTY_STREAMS = b"\x1a\x00" * 300_000
 """The streams of a progress, with nothing in them."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def conn(shared_database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(shared_database) as connection:
+        yield connection
+
+
+@pytest.fixture(scope="module")
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     for name in ("member", "next"):
         allow(conn, rule(f"user:{name}", Right.JOIN, "orders/#"))
@@ -48,10 +60,16 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     return {name: token_of(conn, f"user:{name}") for name in ("member", "next", "publisher", "nobody")}
 
 
-@pytest.fixture
-def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
-    """Return the address of a node that authenticates callers."""
-    return serve_asking(empty_fleet, conn)
+@pytest.fixture(scope="module")
+def address(
+    shared_database: str,
+    conn: psycopg.Connection[Any],
+    tokens: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[str]:
+    """Yield the address of a node that authenticates callers."""
+    with closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
+        yield serve_asking(fleet, conn)
 
 
 @pytest.fixture
@@ -145,38 +163,39 @@ def test_a_driver_has_the_bounds_too(driver: str) -> None:
             assert story in refusal(channel, "/sublet.v1.Session/Commands", of_commands(progress(streams)))[1]
 
 
-@pytest.mark.long
-def test_a_sessions_request_comes_in_time(node: grpc.Channel, tokens: dict[str, str]) -> None:
-    """One that is left unfinished is not kept, and another principal's is read meanwhile."""
+@contextmanager
+def unfinished() -> Iterator[Callable[[], Iterator[bytes]]]:
+    """Yield what makes requests of which nothing comes before the end."""
     over = threading.Event()
 
-    def unfinished() -> Iterator[bytes]:
+    def request() -> Iterator[bytes]:
         over.wait()
         yield b""
 
-    call = node.stream_unary("/sublet.v1.Session/Commands")
-    calls = [
-        call.future(unfinished(), timeout=WAIT_S, metadata=bearer(tokens["nobody"]))
-        for _ in range(MAX_BATCHES_OF_PRINCIPAL)
-    ]
     try:
+        yield request
+    finally:
+        over.set()
+
+
+@pytest.mark.long
+def test_a_sessions_request_comes_in_time(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """One that is left unfinished is not kept, and another principal's is read meanwhile."""
+    call, nobody = node.stream_unary("/sublet.v1.Session/Commands"), bearer(tokens["nobody"])
+    with unfinished() as request:
+        calls = [call.future(request(), timeout=WAIT_S, metadata=nobody) for _ in range(MAX_BATCHES_OF_PRINCIPAL)]
         empty = pb.CommandBatch().SerializeToString()
         code, _ = refusal(node, "/sublet.v1.Session/Commands", empty, tokens["member"])
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert {each.code() for each in calls} == {grpc.StatusCode.INVALID_ARGUMENT}
-    finally:
-        over.set()
 
 
 @pytest.mark.conforms("X5")
 def test_a_poll_is_by_the_agents_principal(node: grpc.Channel, tokens: dict[str, str]) -> None:
     """Another gets nothing, though it knows the agent's key."""
     mine = commands()
-    name: dict[str, Any] = {
-        "protocol_version": PROTOCOL_VERSION,
-        "subscriber_id": mine.subscriber_id,
-        "agent_key": mine.agent_key,
-    }
+    key: dict[str, Any] = {"subscriber_id": mine.subscriber_id, "agent_key": mine.agent_key}
+    name = key | {"protocol_version": PROTOCOL_VERSION}
     poll, batch = pb.PollRequest(**name).SerializeToString(), pb.CommandBatch(**name, number=2).SerializeToString()
     stranger = pb.PollRequest(**session()).SerializeToString()
 
@@ -230,3 +249,77 @@ def test_parts_end_with_their_agents_subscription(node: grpc.Channel, tokens: di
 
     call("Commands", first, "member")
     assert eventually(revoked, WAIT_S) == {999}
+
+
+def refused(call: Callable[[], Any]) -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    code: grpc.StatusCode = raised.value.code()
+    return code
+
+
+@pytest.mark.long
+def test_a_strangers_message_is_not_waited_for(node: grpc.Channel) -> None:
+    """It is refused by its head: what it has sent of a message is not kept. Health has to read a request, and waits for
+    it no longer than it says."""
+    with unfinished() as request:
+
+        def call(method: str) -> grpc.StatusCode:
+            return refused(lambda: node.stream_unary(method)(request(), timeout=WAIT_S))
+
+        for name in ("Feed/Publish", "Feed/Heads", "Session/Poll", "Session/Commands"):
+            assert call(f"/sublet.v1.{name}") is grpc.StatusCode.UNAUTHENTICATED
+        assert call("/x/y") is grpc.StatusCode.PERMISSION_DENIED
+        assert call("/grpc.health.v1.Health/Check") is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def head_of_call(path: bytes, stream: int) -> bytes:
+    """A frame of HTTP/2 that begins a call, and ends it."""
+    fields = ((b":path", path), (b":authority", b"n"), (b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    texts = (bytes((len(text),)) + text for field in fields for text in field)
+    block = b"\x83\x86" + b"".join(b"\0" + name + value for name, value in zip(texts, texts, strict=True))
+    return len(block).to_bytes(3) + b"\x01\x05" + stream.to_bytes(4) + block
+
+
+def test_a_path_that_is_no_text_ends_no_server(address: str) -> None:
+    """With grpcio from 1.84 on it did: the node's port was closed, to all, and the node led on."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), WAIT_S) as connection, connection.makefile("rb") as read:
+        settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+        calls = head_of_call(b"/\xff", 1) + head_of_call(b"/x/y", 3)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + calls)
+        while len(head := read.read(9)) == 9 and head[3:4] + head[5:] != b"\x01\0\0\0\x03":
+            read.read(int.from_bytes(head[:3]))
+    assert head, "the node has closed the connection, and not answered the second call"
+    with grpc.insecure_channel(address) as channel:
+        assert is_answered(health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest(service="live"))
+
+
+def test_watches_of_health_are_bounded(node: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(node)
+    large = health_pb2.HealthCheckRequest(service="x" * MAX_PUBLIC_REQUEST_BYTES)
+    assert refused(lambda: health.Check(large, timeout=WAIT_S)) is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused(lambda: next(health.Watch(large, timeout=WAIT_S))) is grpc.StatusCode.INVALID_ARGUMENT
+    own = health_pb2.HealthCheckRequest(service="live")
+    watches = [health.Watch(own) for _ in range(MAX_PUBLIC_CALLS_OF_ADDRESS)]
+    assert {next(each).status for each in watches} == {health_pb2.HealthCheckResponse.SERVING}
+    assert refused(lambda: health.Check(own, timeout=WAIT_S)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for each in watches:
+        each.cancel()
+    eventually(lambda: is_answered(health, own), WAIT_S)
+
+
+def is_answered(health: Any, request: Any) -> bool:
+    try:
+        return bool(health.Check(request, timeout=WAIT_S).status == health_pb2.HealthCheckResponse.SERVING)
+    except grpc.RpcError:
+        return False
+
+
+def test_an_address_is_one_without_its_port() -> None:
+    def source(peer: str) -> str:
+        return to_source(parse_host(peer))
+
+    assert source("ipv4:10.0.0.1:4711") == "10.0.0.1"
+    assert source("ipv6:%5B2001:db8::1%5D:4711") == source("ipv6:[2001:db8::2]:5") == "2001:db8::/64"
+    assert source("unix:") == "unix:"

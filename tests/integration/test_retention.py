@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 
 import psycopg
@@ -15,7 +14,8 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
-from tests.integration.log_kit import Connection, put, read, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import Connection, generation_of, put, read, stream_of, with_a_short_lived_space
+from tests.kit import Background
 
 
 @pytest.fixture
@@ -51,13 +51,12 @@ def partitions(conn: Connection) -> set[str]:
 
 
 def group(conn: Connection, kind: str, filter: str, options: str = "{}") -> int:
-    row = conn.execute(
+    ((group_id,),) = conn.execute(
         "insert into consumer_group (kind, name, filter, options, after_generation)"
         " select %s, 'g', %s, %s, max(generation_id) from generation returning group_id",
         (kind, filter, options),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    ).fetchall()
+    return int(group_id)
 
 
 def lend(conn: Connection, group_id: int, stream_id: int, status: str, position: int) -> None:
@@ -167,7 +166,8 @@ def test_a_detach_left_pending_is_finished_first(
         reader.execute("lock table only block in access share mode")
         apply_retention(conn)
         assert is_gone(conn, old), "that is committed before anything is dropped"
-        assert is_pending(conn, "eu"), "the detach was begun and cut short"
+        pending = "select inhrelid::regclass::text from pg_inherits where inhdetachpending"
+        assert conn.execute(pending).fetchall() == [(f"block_{generation_of(conn, old)}",)], "begun and cut short"
         assert f"pid {reader.info.backend_pid} (user {reader.info.user!r}, block)" in caplog.text
         put(conn, stream_of(conn, "eu"), b"y", topic="eu/1")
         alter_space(conn, "default", retention_s=100)
@@ -180,14 +180,6 @@ def test_a_detach_left_pending_is_finished_first(
     assert not gone & partitions(conn), "one pass is enough"
 
 
-def is_pending(conn: Connection, space: str) -> bool:
-    row = conn.execute(
-        "select p.name from pg_inherits i join generation g on i.inhrelid = to_regclass('block_' || g.generation_id)"
-        " join space p using (space_id) where i.inhdetachpending"
-    ).fetchone()
-    return row == (space,)
-
-
 @pytest.mark.conforms("W4")
 def test_a_reader_of_one_partition_keeps_that_alone(
     database: str, conn: Connection, old: int, caplog: pytest.LogCaptureFixture
@@ -197,7 +189,7 @@ def test_a_reader_of_one_partition_keeps_that_alone(
     rollover(conn, "default")
     age(conn)
     drop_gone(conn)  # nothing is postponed before
-    ((read,),) = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchall()
+    read = generation_of(conn, old)
     with psycopg.connect(database, options="-c search_path=sublet") as reader:
         reader.execute(f"select from block_{read}")
         declared = apply_retention(conn)
@@ -218,14 +210,13 @@ def test_what_ails_one_partition_holds_up_no_other(conn: Connection, old: int) -
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
     declared = mark_expired_gone(conn)
     assert len(declared) > 1
-    row = conn.execute("select generation_id from stream where stream_id = %s", (old,)).fetchone()
-    assert row is not None
-    conn.execute(f"create view kept as select * from block_{row[0]}")
-    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{row[0]}: cannot drop"):
+    viewed = generation_of(conn, old)
+    conn.execute(f"create view kept as select * from block_{viewed}")
+    with pytest.raises(SubletError, match=rf"1 gone partitions could not be dropped, .*block_{viewed}: cannot drop"):
         drop_gone(conn)
-    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{row[0]}"}
+    assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{viewed}"}
     conn.execute("drop view kept")
-    assert drop_gone(conn) == [row[0]]
+    assert drop_gone(conn) == [viewed]
 
 
 def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> None:
@@ -242,30 +233,19 @@ def test_a_lost_connection_ends_a_pass_at_once(conn: Connection, old: int) -> No
 
 
 def test_retention_disturbs_no_publisher(database: str, conn: Connection) -> None:
-    stop, sent, trouble = threading.Event(), [0], list[BaseException]()
-
-    def publish() -> None:
-        try:
-            with Publisher(database) as publisher:
-                while not stop.is_set():
-                    publisher.publish("eu/1", b"x").result(30)
-                    sent[0] += 1
-        except BaseException as error:  # noqa: BLE001 - shown by the test
-            trouble.append(error)
-
-    caller = threading.Thread(target=publish)
-    caller.start()
     gone = 0
-    for _ in range(6):
-        rollover(conn, "eu")
-        age(conn)
-        gone += len(apply_retention(conn))
-    stop.set()
-    caller.join(60)
-    assert not trouble
+    with Publisher(database) as publisher:
+
+        def publish() -> None:
+            publisher.publish("eu/1", b"x").result(30)
+
+        with Background(publish) as sending:
+            for _ in range(6):
+                rollover(conn, "eu")
+                age(conn)
+                gone += len(apply_retention(conn))
     assert gone >= 6
-    row = conn.execute("select sum(head) from stream").fetchone()
-    assert row == (sent[0],)
+    assert conn.execute("select sum(head) from stream").fetchone() == (sending.done,)
 
 
 def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
@@ -314,3 +294,6 @@ def test_many_idle_producers_take_few_passes(conn: Connection) -> None:
         " select 'p' || n, 0, 1, 1, 1, now() - interval '1 h' from generate_series(1, 50) as n"
     )
     assert IdleProducerCleaner(idle_s=60, step=10)(conn) == 50
+
+
+GROUP = "$share/g/#"

@@ -1,12 +1,11 @@
-"""Certificates and tokens are replaced while everything is at work, and no call fails."""
+"""Certificates, tokens and the database's password are replaced while everything is at work, and no call fails."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import grpc
 import psycopg
 import pytest
 
-from sublet import Feed, Session
+from sublet import Feed, Publisher, Session
 from sublet_borrower.node_client import node_calls
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
@@ -31,13 +30,15 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_nod
 from sublet_protocol.tls.channel import open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_tokens import list_tokens, revoke_token
 from tests.integration.access_kit import allow, bearer, rule, token_of
-from tests.integration.cli_kit import Running, Shell
-from tests.integration.session_kit import event, run, until
+from tests.integration.cli_kit import Running, Shell, a_shell, done
+from tests.integration.session_kit import event, until
 from tests.integration.tls_kit import HOST, Certificates, shown
-from tests.kit import eventually
+from tests.kit import Background, eventually, in_loop
 
 pytestmark = pytest.mark.conforms("X8")
 
@@ -59,54 +60,28 @@ class Exchange:
         self._publisher.publish("t/1", value).result(WAIT_S)
         self._sent.append(value)
 
-    def consume(self) -> bool:
-        """Return whether all messages sent have arrived."""
+    def consume(self) -> None:
         if (batch := self._session.poll(1.0)) is not None:
             self._received.update(batch.table.column("value").to_pylist())
             batch.ack()
+
+    def has_all(self) -> bool:
+        """Consume, and return whether all messages sent have arrived."""
+        self.consume()
         return self._received >= set(self._sent)
 
 
-class Users:
-    """Threads that do something again and again, until one of them fails or all are stopped."""
+@contextmanager
+def at_work(*steps: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    """Have each step done again and again; yield what waits until each has been done some more."""
+    with ExitStack() as stack:
+        users = [stack.enter_context(Background(step)) for step in steps]
 
-    def __init__(self) -> None:
-        self.over = threading.Event()
-        self.rounds: dict[str, int] = {}
-        self.failures: list[BaseException] = []
-        self._threads: list[threading.Thread] = []
+        def go_on() -> None:
+            for user in users:
+                user.more(3)
 
-    @contextmanager
-    def at_work(self, **work: Any) -> Iterator[None]:
-        for name, step in work.items():
-            self.rounds[name] = 0
-            self._threads.append(threading.Thread(target=self._run, args=(name, step)))
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.over.set()
-            for thread in self._threads:
-                thread.join()
-
-    def _run(self, name: str, step: Any) -> None:
-        try:
-            while not self.over.is_set():
-                step()
-                self.rounds[name] += 1
-        except BaseException as error:  # noqa: BLE001 looked at below
-            self.failures.append(error)
-
-    def go_on(self) -> None:
-        """Wait until each has done some more."""
-        before = dict(self.rounds)
-        eventually(
-            lambda: self.failures or all(self.rounds[name] > count + 2 for name, count in before.items()),
-            WAIT_S,
-            lambda: str(self.rounds),
-        )
-        assert not self.failures
+        yield go_on
 
 
 class TokenFile:
@@ -195,7 +170,6 @@ def test_rotation_drops_no_call(
     """One client publishes, one session consumes, and newcomers make a connection for each call."""
     calls = Calls()
     monkeypatch.setattr(node_calls, "open_channel", calls.open_channel)
-    users = Users()
     with (
         Feed([node.address]) as feed,
         Session(GROUP, nodes=[node.address], transport="nodes", name="s", starting_position="earliest") as session,
@@ -207,16 +181,15 @@ def test_rotation_drops_no_call(
                 newcomer.publish("t/2", b"new").result(WAIT_S)
                 newcomer.history("t/none")
 
-        with users.at_work(publish=exchange.publish, consume=exchange.consume, come_anew=come_anew):
-            users.go_on()
+        with at_work(exchange.publish, exchange.consume, come_anew) as go_on:
+            go_on()
             for _ in range(ROTATIONS):
                 before = shown(node.address)
                 trusted.write("node", HOST)
                 tokens.replace(node.address)
                 eventually(lambda before=before: shown(node.address) != before, WAIT_S)  # type: ignore[misc]
-                users.go_on()
-            users.over.set()
-        eventually(exchange.consume, WAIT_S)
+                go_on()
+        eventually(exchange.has_all, WAIT_S)
         (counters,) = session.connections.values()
         assert not sum(counters.connections_lost.values())
         assert calls.failed == []
@@ -253,31 +226,116 @@ class SlowRefusal(AccessCache):
         return super().authenticate(token)
 
 
-def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the calls that were under way with it, the next attempt has the new one."""
     old, new, file = NewToken.draw(), NewToken.draw(), tmp_path / "token"
     file.write_text(old.token.reveal())
     file.chmod(0o600)
     monkeypatch.setenv("SUBLET_TOKEN_FILE", str(file))
     cache = SlowRefusal(file, old, new)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
+    sessions = PubSubServer(make_node_side_machine("n1"), lambda subscriber_id, message: None)
+    sessions.register(server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    seen: list[object] = []
+    lost: list[object] = []
+    connection = NodeConnection(address, AgentSecret("a"), seen.append, lost.append, token=load_access_token())
+    try:
+        connection.subscribe(Channel.GROUP, None)
+        await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)
+        await until(lambda: len(seen) > 0)
+        assert (cache.refused > 0, lost) == (True, [])
+    finally:
+        await connection.close(timeout_s=0)
+        await sessions.close()
+        await server.stop(0)
 
-    async def test() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
-        sessions = PubSubServer(make_node_side_machine("n1"), lambda subscriber_id, message: None)
-        sessions.register(server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        seen: list[object] = []
-        lost: list[object] = []
-        connection = NodeConnection(address, AgentSecret("a"), seen.append, lost.append, token=load_access_token())
-        try:
-            connection.subscribe(Channel.GROUP, None)
-            await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)
-            await until(lambda: len(seen) > 0)
-            assert (cache.refused > 0, lost) == (True, [])
-        finally:
-            await connection.close(timeout_s=0)
-            await sessions.close()
-            await server.stop(0)
 
-    run(test)
+FIRST = "first-password"
+CONNECTED = "select pid, application_name from pg_stat_activity where usename = 'app'"
+
+
+@pytest.fixture
+def superuser(server_home: Path) -> Iterator[psycopg.Connection[Any]]:
+    """Yield the superuser of a server that requires the password of the user `app`."""
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(f"create role app superuser login password '{FIRST}'")
+            ((path,),) = connection.execute("show hba_file").fetchall()
+            rules = Path(path).read_text()
+            Path(path).write_text(f"local all app scram-sha-256\n{rules}")
+            connection.execute("select pg_reload_conf()")
+            eventually(lambda: not is_let_in(server.url, ""), WAIT_S)
+            yield connection
+
+
+def url_of(server_url: str, password: str) -> str:
+    return server_url.replace("postgres@", f"app:{password}@" if password else "app@", 1)
+
+
+def is_let_in(server_url: str, password: str) -> bool:
+    try:
+        psycopg.connect(url_of(server_url, password)).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+class Given:
+    """Holds the password in the file with the database's URL, or in libpq's own."""
+
+    def __init__(self, kind: str, path: Path, server_url: str) -> None:
+        self._kind, self._path, self._url = kind, path, server_url
+        if kind == "SUBLET_DATABASE_URL_FILE":
+            self.settings = {kind: str(path)}
+        else:
+            self.settings = {kind: str(path), "SUBLET_DATABASE_URL": url_of(server_url, "")}
+
+    def write(self, password: str) -> None:
+        fresh = self._path.with_suffix(".new")
+        is_url = self._kind == "SUBLET_DATABASE_URL_FILE"
+        fresh.write_text(url_of(self._url, password) if is_url else f"*:*:*:*:{password}\n")
+        fresh.chmod(0o600)
+        os.replace(fresh, self._path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["SUBLET_DATABASE_URL_FILE", "PGPASSFILE"])
+def test_a_new_password_drops_no_call(
+    kind: str, superuser: psycopg.Connection[Any], server_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/deploy.md has it: it is written into the file, then changed in Postgres. Then connections are ended."""
+    server_url = EmbeddedPostgres(server_home / "data").url
+    given = Given(kind, tmp_path / "secret", server_url)
+    given.write(FIRST)
+    for name, value in given.settings.items():
+        monkeypatch.setenv(name, value)
+    with (
+        a_shell(**given.settings) as shell,
+        Publisher() as publisher,
+        Session(GROUP, starting_position="earliest") as session,
+    ):
+        node = shell.leader("n1")
+
+        exchange = Exchange(publisher, session)
+        with at_work(exchange.publish, exchange.consume) as go_on:
+            go_on()
+            for password in ("second-password", "third-password"):
+                before: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
+                given.write(password)
+                superuser.execute(f"alter role app password '{password}'")
+                superuser.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
+                assert is_let_in(server_url, password)
+
+                def is_back(before: dict[int, str] = before) -> bool:
+                    now: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
+                    return set(now.values()) >= set(before.values()) and not before.keys() & now.keys()
+
+                eventually(is_back, WAIT_S, lambda: f"{superuser.execute(CONNECTED).fetchall()} {node.err}")
+                go_on()
+        eventually(exchange.has_all, WAIT_S)
+        assert not is_let_in(server_url, FIRST)
+        assert done(shell.run("groups", "list", "--json"))

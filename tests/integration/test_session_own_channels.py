@@ -14,7 +14,8 @@ from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
-from tests.integration.session_kit import Agent, a_node, an_agent, run, until
+from tests.integration.session_kit import Agent, a_node, an_agent, until
+from tests.kit import in_loop
 
 WEATHER = ChannelCatalog(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
 
@@ -57,56 +58,52 @@ class Station:
 
 
 @pytest.mark.conforms("R12")
-def test_a_station_and_its_watchers() -> None:
-    async def test() -> None:
-        station = Station()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
-        station.sessions.register(server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        watcher = Agent(f"127.0.0.1:{port}", "watcher", AgentConnectionSettings(hold_s=1.0), channels=WEATHER)
-        storms: list[SequencedMessage] = []
-        watcher.node.subscribe("temperature", "oslo")
-        watcher.node.subscribe("storm", on_message=storms.append)
-        await until(lambda: station.watched == {"oslo"} and station.sessions.machine.subscribed_keys("storm").has_all)
-        for version, value in enumerate((1.0, 2.5, -4.0)):
-            station.measure("oslo", value, version)
-            station.measure("rome", 30.0 + value, version)
-        for number in range(100):
-            station.sessions.publish("storm", "everywhere", Reading("everywhere", number).packed())
-        watcher.node.send(Reading("watcher", 9.0).packed())
-        await until(lambda: len(storms) == 100 and station.reports and watcher.seen)
-        assert [Reading.of(one.body).value for one in storms] == list(range(100))
-        assert {one.channel for one in storms} == {"storm"}
-        await until(lambda: Reading.of(watcher.seen[-1].body) == Reading("oslo", -4.0))
-        assert {(one.channel, one.key) for one in watcher.seen} == {("temperature", "oslo")}
-        assert station.reports == [Reading("watcher", 9.0)]
-        watcher.node.subscribe("temperature", "rome")  # a state is sent to who comes late
-        await until(lambda: watcher.seen[-1].key == "rome")
-        assert Reading.of(watcher.seen[-1].body).value == 26.0
-        watcher.node.unsubscribe("temperature", "oslo")
-        await until(lambda: station.watched == {"rome"})
-        assert await watcher.node.close()
-        assert station.sessions.find_leaks() == watcher.node.find_leaks() == ()
-        await station.sessions.close()
-        await server.stop(0)
-
-    run(test)
+@in_loop
+async def test_a_station_and_its_watchers() -> None:
+    station = Station()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    station.sessions.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    watcher = Agent(f"127.0.0.1:{port}", "watcher", AgentConnectionSettings(hold_s=1.0), channels=WEATHER)
+    storms: list[SequencedMessage] = []
+    watcher.node.subscribe("temperature", "oslo")
+    watcher.node.subscribe("storm", on_message=storms.append)
+    await until(lambda: station.watched == {"oslo"} and station.sessions.machine.subscribed_keys("storm").has_all)
+    for version, value in enumerate((1.0, 2.5, -4.0)):
+        station.measure("oslo", value, version)
+        station.measure("rome", 30.0 + value, version)
+    for number in range(100):
+        station.sessions.publish("storm", "everywhere", Reading("everywhere", number).packed())
+    watcher.node.send(Reading("watcher", 9.0).packed())
+    await until(lambda: len(storms) == 100 and station.reports and watcher.seen)
+    assert [Reading.of(one.body).value for one in storms] == list(range(100))
+    assert {one.channel for one in storms} == {"storm"}
+    await until(lambda: Reading.of(watcher.seen[-1].body) == Reading("oslo", -4.0))
+    assert {(one.channel, one.key) for one in watcher.seen} == {("temperature", "oslo")}
+    assert station.reports == [Reading("watcher", 9.0)]
+    watcher.node.subscribe("temperature", "rome")  # a state is sent to who comes late
+    await until(lambda: watcher.seen[-1].key == "rome")
+    assert Reading.of(watcher.seen[-1].body).value == 26.0
+    watcher.node.unsubscribe("temperature", "oslo")
+    await until(lambda: station.watched == {"rome"})
+    assert await watcher.node.close()
+    assert station.sessions.find_leaks() == watcher.node.find_leaks() == ()
+    await station.sessions.close()
+    await server.stop(0)
 
 
 @pytest.mark.conforms("R12", "R11")
-def test_a_foreign_channel_is_refused_on_both_sides() -> None:
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address, channels=WEATHER) as agent:
-            with pytest.raises(UsageError, match=r"'stream'.*temperature, storm"):
-                agent.node.subscribe("stream", "7")
-            refused: list[tuple[Command, str]] = agent.refused
-            agent.node.subscribe("temperature", "oslo")
-            await until(lambda: refused)
-            assert "1000" in refused[0][1]
-            assert "borrower, stream, group" in refused[0][1]
-
-    run(test)
+@in_loop
+async def test_a_foreign_channel_is_refused_on_both_sides() -> None:
+    async with a_node() as node, an_agent(node.address, channels=WEATHER) as agent:
+        with pytest.raises(UsageError, match=r"'stream'.*temperature, storm"):
+            agent.node.subscribe("stream", "7")
+        refused: list[tuple[Command, str]] = agent.refused
+        agent.node.subscribe("temperature", "oslo")
+        await until(lambda: refused)
+        assert "1000" in refused[0][1]
+        assert "borrower, stream, group" in refused[0][1]
 
 
 class Failing(list[tuple[str, str | None, bool]]):
@@ -117,14 +114,12 @@ class Failing(list[tuple[str, str | None, bool]]):
 
 
 @pytest.mark.conforms("R12")
-def test_an_owner_that_fails_harms_no_subscriber() -> None:
-    async def test() -> None:
-        async with a_node() as node, an_agent(node.address) as agent:
-            node.interest = Failing()
-            agent.node.subscribe(Channel.GROUP, "k")
-            await until(node.subscriptions)
-            node.sessions.publish(Channel.GROUP, "k", GroupEventPayload(b"1"))
-            await until(lambda: agent.bodies() == [GroupEventPayload(b"1")])
-            assert not agent.refused
-
-    run(test)
+@in_loop
+async def test_an_owner_that_fails_harms_no_subscriber() -> None:
+    async with a_node() as node, an_agent(node.address) as agent:
+        node.interest = Failing()
+        agent.node.subscribe(Channel.GROUP, "k")
+        await until(node.subscriptions)
+        node.sessions.publish(Channel.GROUP, "k", GroupEventPayload(b"1"))
+        await until(lambda: agent.bodies() == [GroupEventPayload(b"1")])
+        assert not agent.refused

@@ -1,13 +1,23 @@
-"""Real nodes, real sessions, real Postgres, killed for real: who consumes what, and what is lost or seen twice."""
+"""Real nodes, real sessions, real Postgres, killed for real: who consumes what, in which order, and what is lost."""
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from sublet_storage.spaces.space_changes import reshard, rollover
-from sublet_storage.spaces.space_queries import find_space
-from tests.integration.sharing_kit import ALL, Stage
-from tests.kit import WAIT_S, eventually
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
+from tests.deliveries import judge
+from tests.integration.log_kit import Connection, everything
+from tests.integration.sharing_kit import Stage
+from tests.kit import WAIT_S, Background, eventually
+from tests.kit_nodes import Fleet
 
 
 @pytest.mark.conforms("E1", "E18", "E29")
@@ -78,30 +88,83 @@ def test_a_leader_that_stops_hands_over(stage: Stage) -> None:
     assert stage.verdict().explained == []
 
 
-@pytest.mark.conforms("E21", "W3")
-def test_parents_are_consumed_before_children(stage: Stage) -> None:
-    """Across rollovers, reshards and a leader's death; and what is finished stays finished."""
-    scene = stage.scene
-    stage.serve("n1", "n2")
+TOPICS = ("eu/1", "eu/2", "us/1")
+KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
+
+
+class Load(Background):
+    """Publishes a counted value under every key in each round."""
+
+    def __init__(self, database: str) -> None:
+        super().__init__(self._publish)
+        self._publisher = self.resources.enter_context(Publisher(database, block_messages=20))
+
+    def _publish(self) -> None:
+        value = b"%d" % self.done
+        for key in KEYS:
+            topic = key.decode().split("@")[1]
+            if self.done % 2:
+                self._publisher.publish_batch({"topic": topic, "value": [value], "key": key})
+            else:
+                self._publisher.publish(topic, value, key=key)
+        self._publisher.flush(30)
+
+
+@pytest.mark.shards(3)
+@pytest.mark.conforms("W3", "E29")
+def test_each_key_is_consumed_in_order(database: str, conn: Connection, fleet: Fleet) -> None:
+    """Its space may be altered, resharded, rolled over or dropped meanwhile."""
+    fleet.nodes["n1"].await_serving()
     for name in ("a", "b"):
-        stage.fleet.consumer(name, ALL, 0.01)
-    scene.publish(1_000)
-    reshard(scene.connection, "default", 5)
-    scene.publish(1_000, 1_000)
-    rollover(scene.connection, find_space(scene.connection, "default"))
-    scene.publish(1_000, 2_000)
-    eventually(scene.consumed, WAIT_S, lambda: str(scene.rows()))
-    finished = {line.stream_id for line in scene.history() if line.event == "finish"}
-    stage.leader()[1].kill()
-    scene.publish(500, 3_000)
-    stage.verdict()
-    heads, parents = scene.heads(), dict(scene.ask("select stream_id, parents from stream"))
-    for batch in stage.fleet.delivered():
-        for parent in parents[batch.stream]:
-            delivered = {
-                o for d in stage.fleet.delivered() if d.stream == parent and d.at <= batch.at for o in d.offsets
-            }
-            assert len(delivered) == heads[parent], f"{batch.stream} before its parent {parent}"
-    late = [line for line in scene.history() if line.event == "grant" and line.stream_id in finished]
-    first_finish = {line.stream_id: line.at_us for line in reversed(scene.history()) if line.event == "finish"}
-    assert all(line.at_us <= first_finish[line.stream_id] for line in late)
+        fleet.consumer(name, "$share/g/#")
+    changes: list[Callable[[], object]] = [
+        lambda: create_space(conn, "eu", "eu/#", shards=2),
+        lambda: reshard(conn, "default", 5),
+        lambda: alter_space(conn, "eu", filter="+/1"),
+        lambda: rollover(conn, "eu"),
+        lambda: reshard(conn, "eu", 3),
+        lambda: drop_space(conn, "eu"),
+        lambda: rollover(conn, "default"),
+    ]
+    with Load(database) as load:
+        load.more(5)
+        for change in changes:
+            change()
+            load.more(5)
+    eventually(lambda: _unconsumed(conn) == [], WAIT_S, lambda: str(_unconsumed(conn)))
+    heads = dict(conn.execute("select stream_id, head from stream").fetchall())
+    store = PostgresGroupStore(database)
+    history = store.history(store.open_group(Subscription.parse("$share/g/#")).group_id)
+    store.close()
+    verdict = judge(heads, fleet.delivered(), history)
+    assert (verdict.lost, verdict.unexplained, verdict.explained, verdict.crossed) == ([], [], [], [])
+    every_round = [b"%d" % number for number in range(load.done)]
+    assert _delivered(conn, fleet) == dict.fromkeys(KEYS, every_round)
+    moved = [len(streams) for streams in _streams_of_keys(conn).values()]
+    assert min(moved) >= 4, "every key has moved several times"
+
+
+def _unconsumed(conn: Connection) -> list[tuple[Any, ...]]:
+    return conn.execute(
+        "select s.stream_id, s.head, l.status, l.position from stream s left join lending l using (stream_id)"
+        " where l.position is distinct from s.head and s.head > 0"
+    ).fetchall()
+
+
+def _delivered(conn: Connection, fleet: Fleet) -> dict[bytes, list[bytes]]:
+    """The values of each key in the order in which consumers had them."""
+    log = {(stream, message["offset"]): message for stream, found in everything(conn).items() for message in found}
+    values: dict[bytes, list[bytes]] = defaultdict(list)
+    for batch in fleet.delivered():
+        for offset in batch.offsets:
+            message = log[batch.stream, offset]
+            values[message["key"]].append(message["value"])
+    return dict(values)
+
+
+def _streams_of_keys(conn: Connection) -> dict[bytes, set[int]]:
+    streams: dict[bytes, set[int]] = defaultdict(set)
+    for stream, messages in everything(conn).items():
+        for key, _ in itertools.groupby(messages, key=lambda message: bytes(message["key"])):
+            streams[key].add(stream)
+    return streams

@@ -1,26 +1,67 @@
 """The sink without Spark: its calls in Spark's order, a real Postgres, and a crash before and behind each of them.
 
-What Spark itself makes of it is in `tests/spark/test_sink.py`; what is refused is in `test_spark_sink_rows.py`.
+What Spark itself makes of it is in `tests/spark/test_sink.py`.
 """
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
+from pyspark import cloudpickle
+from pyspark.sql.types import ArrayType, StructType
 
-from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
+from sublet_borrower.spark.common.source_columns import all_columns
+from sublet_borrower.spark.job import cluster_checks
+from sublet_borrower.spark.job.consumption import consume
+from sublet_borrower.spark.sink.sink_connection import SinkDatabaseAddress
+from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
+from sublet_borrower.spark.source.batch_options import batch_options
+from sublet_borrower.spark.source.batch_reader import SubletBatchReader
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    InvalidSetting,
+    SchemaMismatch,
+    SinkBatchOutOfOrder,
+    StagedBlocksLost,
+    SubletError,
+)
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
+from sublet_storage.db.database_url import parse_url
+from sublet_storage.producer import Publisher
 from sublet_storage.producer.sink_staging import RETENTION_S, delete_abandoned_blocks
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
-from tests.integration.log_kit import Connection
+from tests.integration.log_kit import Connection, everything
 from tests.integration.notify_kit import listening
-from tests.integration.sink_kit import Query, left_staged, numbered, one_write, stored
+from tests.integration.sink_kit import SCHEMA, Query, left_staged, numbered, one_write, stored
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
+
+
+@pytest.fixture
+def query(database: str) -> Query:
+    return Query(database)
+
+
+def state(conn: Connection) -> tuple[list[int], int]:
+    """Return the numbers that are published, and how many blocks are staged."""
+    return stored(conn), left_staged(conn)
+
+
+def all_stored(count: int) -> tuple[list[int], int]:
+    return list(range(count)), 0
 
 
 class Died(Exception):
@@ -45,48 +86,41 @@ def batch(query: Query, number: int, die: str = "") -> None:
         raise Died
 
 
-def test_a_batch_is_published_by_its_commit(database: str, conn: Connection) -> None:
-    """It is published whole, and not before."""
-    query = Query(database)
+def test_a_batch_is_published_by_its_commit(query: Query, conn: Connection) -> None:
+
     done = query.write(0, [numbered(0, 2500)], [numbered(2500, 10)], [])
     assert [each.staged.messages for each in done] == [2500, 10, 0]
     assert stored(conn) == []
     query.commit(done, 0)
-    assert stored(conn) == list(range(2510))
-    assert left_staged(conn) == 0
+    assert state(conn) == all_stored(2510)
 
 
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("point", POINTS)
 def test_a_query_that_dies_stores_each_batch_once(database: str, conn: Connection, point: str) -> None:
-    """It may die at any point."""
+
     for number in range(3):
         for _ in range(2):
             with pytest.raises(Died):
                 batch(Query(database), number, die=point)
         batch(Query(database), number)
-    assert stored(conn) == list(range(9000))
-    assert left_staged(conn) == 0, "what the dead had staged went with the next commit"
+    assert state(conn) == all_stored(9000)
     assert conn.execute("select batch from sink_batch").fetchall() == [(2,)]
 
 
-def test_the_attempt_that_the_commit_names_counts(database: str, conn: Connection) -> None:
+def test_the_attempt_that_the_commit_names_counts(query: Query, conn: Connection) -> None:
     """The others at that task are removed."""
-    query = Query(database)
     attempts = [query.task(0, 0, [numbered(0, 1200)]) for _ in range(3)]
     other = query.task(0, 1, [numbered(1200, 300)])
     query.commit([attempts[1], other], 0)
-    assert stored(conn) == list(range(1500))
-    assert left_staged(conn) == 0
+    assert state(conn) == all_stored(1500)
     late = query.task(0, 0, [numbered(0, 1200)])
     assert late.staged.blocks == left_staged(conn) > 0
     query.commit(query.write(1, [numbered(1500, 10)]), 1)
-    assert stored(conn) == list(range(1510))
-    assert left_staged(conn) == 0
+    assert state(conn) == all_stored(1510)
 
 
-def test_the_order_of_a_key_is_that_of_the_tasks(database: str, conn: Connection) -> None:
-    query = Query(database)
+def test_the_order_of_a_key_is_that_of_the_tasks(query: Query, conn: Connection) -> None:
     second = query.task(0, 1, [numbered(5000, 5000)])
     first = query.task(0, 0, [numbered(count * 500, 500) for count in range(10)])
     query.commit([second, first], 0)
@@ -97,26 +131,22 @@ def test_the_order_of_a_key_is_that_of_the_tasks(database: str, conn: Connection
 @pytest.mark.parametrize(
     "shards", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)]
 )
-def test_what_was_staged_goes_to_the_children(database: str, conn: Connection, shards: int) -> None:
+def test_what_was_staged_goes_to_the_children(query: Query, conn: Connection, shards: int) -> None:
     """That is so where its streams were closed meanwhile."""
-    query = Query(database)
     query.commit(query.write(0, [numbered(0, 3000)]), 0)
     early = query.write(1, [numbered(3000, 70_000)], [numbered(73_000, 2000)])
     rollover(conn, "default")
     reshard(conn, "default", shards)
     late = query.task(1, 2, [numbered(75_000, 2000)])
-    query.commit([*early, late], 1)
-    assert stored(conn) == list(range(77_000))
-    query.commit([*early, late], 1)
-    assert stored(conn) == list(range(77_000))
-    assert left_staged(conn) == 0
+    for _ in range(2):
+        query.commit([*early, late], 1)
+        assert state(conn) == all_stored(77_000)
 
 
 @pytest.mark.conforms("W2", "W3")
-def test_what_was_staged_passes_deleted_streams(database: str, conn: Connection) -> None:
+def test_what_was_staged_passes_deleted_streams(query: Query, conn: Connection) -> None:
     """One task's streams are no more, the other's are open."""
     reshard(conn, "default", 1)
-    query = Query(database)
     early = query.task(0, 0, [numbered(0, 2000)])
     reshard(conn, "default", 2)
     delete_past = EmptyGenerationCleaner(rest_s=0)
@@ -126,8 +156,7 @@ def test_what_was_staged_passes_deleted_streams(database: str, conn: Connection)
     late = query.task(0, 1, [numbered(2000, 1000)])
     for _ in range(2):
         query.commit([early, late], 0)
-        assert stored(conn) == list(range(3000))
-    assert left_staged(conn) == 0
+        assert state(conn) == all_stored(3000)
 
 
 def test_what_was_staged_goes_where_its_topic_belongs(database: str, conn: Connection) -> None:
@@ -141,39 +170,20 @@ def test_what_was_staged_goes_where_its_topic_belongs(database: str, conn: Conne
     assert dict(heads) == {"default": 0, "own": 2000}
 
 
-@pytest.mark.conforms("W3")
-def test_batches_keep_order_while_streams_are_closed(database: str, conn: Connection) -> None:
-    def turn() -> int:
-        with connect(database) as mine:
-            return rollover(mine, "default")
-
-    with ThreadPoolExecutor(1) as pool:
-        for number in range(10):
-            turning = pool.submit(turn)
-            done = Query(database).write(number, *[[numbered(number * 3000 + 1000 * task, 1000)] for task in range(3)])
-            again = pool.submit(turn)
-            Query(database).commit(done, number)
-            assert turning.result(30) < again.result(30)
-    assert stored(conn) == list(range(30_000))
-
-
 @pytest.mark.conforms("W2")
 @pytest.mark.parametrize("when", ["reply to COMMIT", "away for a while"])
 def test_a_commit_without_a_connection_is_made_once(database: str, conn: Connection, when: str) -> None:
     with PostgresProxy(database) as proxy:
         query = Query(proxy.url)
         done = query.write(0, [numbered(0, 4000)])
+        back = threading.Timer(0.5, proxy.resume)
         if when == "reply to COMMIT":
             proxy.cut_commit(resume=True)
-            query.commit(done, 0)
         else:
             proxy.go_away()
-            timer = threading.Timer(0.5, proxy.resume)
-            timer.start()
-            query.commit(done, 0)
-            timer.join()
-    assert stored(conn) == list(range(4000))
-    assert left_staged(conn) == 0
+            back.start()
+        query.commit(done, 0)
+    assert state(conn) == all_stored(4000)
 
 
 def test_of_two_commits_of_a_batch_one_stores_it(database: str, conn: Connection) -> None:
@@ -185,8 +195,7 @@ def test_of_two_commits_of_a_batch_one_stores_it(database: str, conn: Connection
             commits = [pool.submit(each.commit, mine, number) for each, mine in zip(drivers, done, strict=True)]
             for each in commits:
                 each.result(30)
-    assert stored(conn) == list(range(15_000))
-    assert left_staged(conn) == 0
+    assert state(conn) == all_stored(15_000)
 
 
 def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connection) -> None:
@@ -202,9 +211,8 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
     assert stored(conn) == list(range(6010))
 
 
-def test_a_batch_with_other_rows_is_reported(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    """That is reported when it is done for the second time."""
-    query = Query(database)
+def test_a_batch_with_other_rows_is_reported(query: Query, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
+
     batch(query, 0)
     batch(query, 0)
     assert not caplog.text
@@ -213,16 +221,14 @@ def test_a_batch_with_other_rows_is_reported(database: str, conn: Connection, ca
     assert stored(conn) == list(range(3000))
 
 
-def test_an_empty_batch_counts(database: str, conn: Connection) -> None:
-    query = Query(database)
+def test_an_empty_batch_counts(query: Query, conn: Connection) -> None:
     query.commit([], 0)
     query.commit(query.write(1, [], [numbered(0, 0)]), 1)
     assert conn.execute("select batch from sink_batch").fetchall() == [(1,)]
     assert stored(conn) == []
 
 
-def test_abort_removes_what_was_staged(database: str, conn: Connection) -> None:
-    query = Query(database)
+def test_abort_removes_what_was_staged(query: Query, conn: Connection) -> None:
     done = query.task(0, 0, [numbered(0, 3000)])
     query.abort([done, None], 0)
     assert left_staged(conn) == 0
@@ -236,8 +242,7 @@ def test_abort_removes_what_was_staged(database: str, conn: Connection) -> None:
     assert stored(conn) == list(range(3000))
 
 
-def test_a_commit_misses_what_a_crash_has_taken(database: str, conn: Connection) -> None:
-    query = Query(database)
+def test_a_commit_misses_what_a_crash_has_taken(query: Query, conn: Connection) -> None:
     done = query.write(0, [numbered(0, 5000)])
     conn.execute("delete from staged_block where ordinal = 1")
     with pytest.raises(StagedBlocksLost, match="Nothing of the batch is stored: write it again"):
@@ -245,9 +250,8 @@ def test_a_commit_misses_what_a_crash_has_taken(database: str, conn: Connection)
     assert stored(conn) == []
 
 
-def test_what_nobody_publishes_is_forgotten(database: str, conn: Connection) -> None:
-    """It is forgotten after a day."""
-    query = Query(database)
+def test_what_nobody_publishes_is_forgotten(database: str, query: Query, conn: Connection) -> None:
+
     query.write(0, [numbered(0, 100)])
     one_write(database, iter([numbered(0, 100)]), topic="t")
     one_write(database, iter([numbered(100, 100)]), topic="t", sinkName="daily", batchId="7")
@@ -279,9 +283,10 @@ def test_whoever_listens_is_notified(database: str, conn: Connection) -> None:
         eventually(lambda: all(received.of("stream", str(stream)) for stream in heads), 10.0)
 
 
-def test_a_commit_waits_for_a_lock(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_waits_for_a_lock(
+    database: str, query: Query, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sublet_borrower.spark.sink.sink_connection.LOCK_TIMEOUT_S", 0.1)
-    query = Query(database)
     done = query.write(0, [numbered(0, 100)])
     with connect(database) as other, ThreadPoolExecutor(1) as pool:
         with other.transaction():
@@ -295,3 +300,168 @@ def test_a_commit_waits_for_a_lock(database: str, conn: Connection, monkeypatch:
 def _waits(conn: Connection) -> bool:
     waiting = conn.execute("select from pg_stat_activity where application_name = 'sublet spark sink'").fetchone()
     return waiting is not None
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+WHEN = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
+
+
+def columns(*fields: str) -> StructType:
+    """A schema from `name type` each."""
+    found = StructType()
+    for field in fields:
+        name, kind = field.split(" ", 1)
+        found.add(name, kind)
+    return found
+
+
+def test_a_message_is_what_the_row_was(database: str, conn: Connection) -> None:
+    headers = [("h", b"1"), ("h", None)]
+    rows = pa.record_batch(
+        {
+            "Topic": pa.array(["a/b", None], pa.string()),
+            "key": pa.array(["k", None], pa.string()),
+            "value": pa.array([b"one", None], pa.binary()),
+            "headers": pa.array([headers, None], HEADERS),
+            "timestamp": pa.array([WHEN, None], pa.timestamp("us", tz="Europe/Zurich")),
+        }
+    )
+    schema = columns("Topic string", "key string", "value binary", "timestamp timestamp")
+    schema.add("headers", ArrayType(columns("key string", "value binary")))
+    one_write(database, iter([rows]), schema, topic="else")
+    found = {row["topic"]: row for held in everything(conn).values() for row in held}
+    one, two = found["a/b"], found["else"]
+    assert (one["key"], one["value"], one["timestamp"]) == (b"k", b"one", WHEN)
+    assert [(header["key"], header["value"]) for header in one["headers"]] == headers
+    assert (two["key"], two["value"], two["headers"], two["epoch"]) == (None, None, None, None)
+    assert abs((two["timestamp"] - datetime.now(UTC)).total_seconds()) < 60
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "said"),
+    [
+        (("key binary",), {}, "column 'value' is missing: what the messages hold. Columns are: value binary or string"),
+        (("value binary",), {}, "there is neither a column 'topic' nor the option topic"),
+        (("value integer",), {"topic": "t"}, "column 'value' as int: it is binary or string. Cast it in a `select`"),
+        (("value binary", "timestamp date"), {"topic": "t"}, "column 'timestamp' as date: it is timestamp"),
+        (("value binary", "headers binary"), {"topic": "t"}, "column 'headers' as binary: it is array<struct<key"),
+        (("value binary", "offset long"), {"topic": "t"}, "column 'offset': a message has none. Columns are: value"),
+        (("value binary", "epoch long"), {"topic": "t"}, "column 'epoch': epochs are published by a sublet.Publi"),
+        (("value binary", "Value binary"), {"topic": "t"}, "column 'Value': it is there twice"),
+        (("value binary",), {"topic": "a/#"}, "option topic: "),
+    ],
+)
+def test_columns_that_cannot_be_are_refused_by_name(schema: tuple[str, ...], given: dict[str, str], said: str) -> None:
+    for make in (batch_writer, stream_writer):
+        with pytest.raises(SubletError) as refused:
+            make(given, columns(*schema), False)
+        assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("make", "remedy"), [(batch_writer, 'Use mode("append")'), (stream_writer, 'or "update"')])
+def test_nothing_is_overwritten(make: Any, remedy: str) -> None:
+    with pytest.raises(InvalidSetting, match="messages that are published stay, and none is replaced") as refused:
+        make({"topic": "t"}, SCHEMA, True)
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("topic", "said"),
+    [
+        ("$sys", "what begins with \\$ is reserved"),
+        ("a/+", "wildcard"),
+        ("", "empty"),
+        ("eu/1", "topic 'eu/1' belongs to space 'eu', and this publisher is for space 'default'"),
+        (None, "a topic in the batch is null"),
+    ],
+)
+def test_a_row_that_cannot_be_a_message_fails_its_task(
+    database: str, conn: Connection, topic: str | None, said: str
+) -> None:
+    create_space(conn, "eu", "eu/#", shards=1)
+    rows = pa.record_batch({"topic": pa.array(["t", topic], pa.string()), "value": pa.array([b"1", b"2"])})
+    with pytest.raises(SubletError, match=said):
+        one_write(database, iter([rows]), columns("topic string", "value binary"), space="default")
+    assert not any(everything(conn).values())
+    assert left_staged(conn) == 0
+
+
+def test_what_cannot_be_written_to_is_named(database: str, empty_database: str) -> None:
+    too_large = pa.record_batch({"key": pa.nulls(2, pa.binary()), "value": pa.array([b"1", bytes(2 * 1024 * 1024)])})
+    with pytest.raises(SubletError, match="message 1 of the batch takes 2097185 bytes and the limit is 1048576"):
+        one_write(database, iter([too_large]), topic="t")
+    with pytest.raises(SubletError, match="space 'nowhere': there is no such space"):
+        one_write(database, iter([numbered(0, 1)]), topic="t", space="nowhere")
+    with pytest.raises(SchemaMismatch, match="Run `sublet migrate`"):
+        one_write(empty_database, iter([numbered(0, 1)]), topic="t")
+    with pytest.raises(DatabaseUnreachable):
+        one_write("postgresql://nobody@127.0.0.1:1/none", iter([numbered(0, 1)]), topic="t")
+
+
+def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None:
+    directory = server_home / "data"
+    with EmbeddedPostgres(directory) as server:
+        migrate(server.url)
+        writer = batch_writer({"dataDir": str(directory), "topic": "t"}, SCHEMA, False)
+        done = stage_rows(writer.target, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
+        writer.commit([done])
+        with writer.target.open_connection() as (_, conn):
+            assert sum(map(len, everything(conn).values())) == 10
+        elsewhere = SinkDatabaseAddress(None, directory, None, "another-machine")
+        with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
+            stage_rows(elsewhere, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
+
+
+PASSWORD = "pl4nted-p@ss"
+
+
+@pytest.fixture
+def secret(database: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The database, in the environment, with secrets."""
+    url = make_conninfo(database, password=PASSWORD, sslpassword=PASSWORD, options=f"-c a.b={PASSWORD}")
+    monkeypatch.setenv("SUBLET_DATABASE_URL", url)
+    return url
+
+
+def pickled(value: object) -> bytes:
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    assert b"pl4nted" not in data
+    return data
+
+
+@pytest.mark.conforms("X3")
+def test_tasks_of_a_query_have_no_secret(secret: str) -> None:
+    with Publisher() as publisher:
+        publisher.publish("t", "1")
+    reader = SubletBatchReader(batch_options({}), all_columns())
+    (task,) = reader.partitions()
+    pickled(reader)
+    there: Any = cloudpickle.loads(pickled(task))
+    assert parse_url(there.address)["dbname"] == parse_url(secret)["dbname"]
+    assert sum(batch.num_rows for batch in reader.read(there)) == 1
+
+
+@pytest.mark.conforms("X3")
+def test_a_sink_and_a_guard_have_no_secret(secret: str) -> None:
+    for made in (batch_writer, stream_writer):
+        there: Any = cloudpickle.loads(pickled(made({"topic": "t"}, SCHEMA, False)))
+        with there.target.open_connection() as (url, conn):
+            assert parse_url(url)["password"] == PASSWORD
+            assert conn.info.dbname == parse_url(secret)["dbname"]
+    pickled(Guard("checkpoint"))
+
+
+@pytest.mark.conforms("X3")
+def test_a_jobs_closure_has_no_secret(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closures: list[bytes] = []
+
+    def map_in_arrow(function: object, *_: object, **__: object) -> Any:
+        closures.append(pickled(function))
+        return SimpleNamespace(collect=list)
+
+    spark = SimpleNamespace(addTag=print, range=lambda *_: SimpleNamespace(mapInArrow=map_in_arrow))
+    monkeypatch.setattr(cluster_checks, "check_cluster", lambda *_: None)
+    monkeypatch.setattr(cluster_checks, "read_setting", lambda *_: "local[2]")
+    monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: None)
+    assert consume(spark, "$share/g/#", print, tasks=1).result(60.0) == []
+    assert str(parse_url(secret)["dbname"]).encode() in closures[0]

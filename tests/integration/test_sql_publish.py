@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections.abc import Callable
 
 import psycopg
@@ -12,9 +11,9 @@ import pytest
 
 from sublet_storage.producer.outbox_mover import OutboxBacklog, read_backlog
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from tests.integration.cli_kit import a_shell
+from tests.integration.cli_kit import Shell
 from tests.integration.log_kit import Connection, by_key, everything
-from tests.kit import WAIT_S, eventually
+from tests.kit import WAIT_S, Background, eventually
 from tests.kit_nodes import Fleet
 
 KEYS = 4
@@ -24,54 +23,22 @@ select sublet.publish('eu/' || n %% 2, n::text, %s::text || n %% %s) from genera
 CUT = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet relay'"
 
 
-class Writer:
-    """A thread with transactions of its own, one after the other; every fifth is rolled back."""
+class Writer(Background):
+    """Transactions of its own, one after the other, every fifth rolled back; `done` are the messages committed."""
 
     def __init__(self, database: str, name: str) -> None:
-        self.committed = 0
-        self.failure: Exception | None = None
-        self._database, self.name, self._stop = database, name, threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        super().__init__(self._write, every_s=0.003)
+        self.name, self._chance, self._turns = name, random.Random(name), itertools.count(1)
+        self._mine = self.resources.enter_context(psycopg.connect(database))
 
-    def __enter__(self) -> Writer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(WAIT_S)
-        assert self.failure is None
-
-    def more(self, count: int) -> None:
-        """Wait until so many more messages have been committed."""
-        least = self.committed + count
-        eventually(lambda: self.committed >= least or self.failure, WAIT_S)
-
-    def _run(self) -> None:
-        try:
-            self._write()
-        except Exception as error:  # noqa: BLE001 reported where the test looks
-            self.failure = error
-
-    def _write(self) -> None:
-        chance = random.Random(self.name)
-        with psycopg.connect(self._database) as mine:
-            for turn in itertools.count():
-                if self._stop.wait(0.003):
-                    return
-                rows = chance.randint(1, 40)
-                mine.execute(MANY, (self.name, KEYS, self.committed, self.committed + rows - 1))
-                if turn % 5 == 4:
-                    mine.rollback()
-                else:
-                    mine.commit()
-                    self.committed += rows
-
-
-def serve(fleet: Fleet, *names: str) -> None:
-    for name in names:
-        node = fleet.node(name)
-        eventually(lambda node=node: "serves on" in node.output(), WAIT_S, node.output)  # type: ignore[misc]
+    def _write(self) -> int:
+        rows = self._chance.randint(1, 40)
+        self._mine.execute(MANY, (self.name, KEYS, self.done, self.done + rows - 1))
+        if next(self._turns) % 5 == 0:
+            self._mine.rollback()
+            return 0
+        self._mine.commit()
+        return rows
 
 
 def leader(conn: Connection) -> str | None:
@@ -93,7 +60,7 @@ def exactly_once_in_order(conn: Connection, *writers: Writer) -> None:
     for writer in writers:
         for key in range(KEYS):
             numbers = list(map(int, found.pop(f"{writer.name}{key}".encode())))
-            assert numbers == list(range(key, writer.committed, KEYS)), writer.name
+            assert numbers == list(range(key, writer.done, KEYS)), writer.name
     assert not found
 
 
@@ -111,7 +78,7 @@ def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection
         lambda: reshard(conn, "default", 4),
     ]
     names = [f"n{number}" for number in range(6)]
-    serve(empty_fleet, names.pop(0), names.pop(0))
+    empty_fleet.serve(names.pop(0), names.pop(0))
     with Writer(database, "a") as one, Writer(database, "b") as two:
         for round_ in (changes[:2], changes[2:5], changes[5:]):
             one.more(300)
@@ -120,11 +87,11 @@ def test_each_message_is_moved_once_and_in_order(database: str, conn: Connection
                 conn.execute(CUT)
                 one.more(random.randint(1, 100))
             doomed = eventually(lambda: leader(conn), WAIT_S)
-            before = len(conn.execute("select from block").fetchall())
-            eventually(lambda before=before: len(conn.execute("select from block").fetchall()) > before, WAIT_S)  # type: ignore[misc]
+            before = conn.execute("select from block").rowcount
+            eventually(lambda before=before: conn.execute("select from block").rowcount > before, WAIT_S)  # type: ignore[misc]
             one.more(random.randint(1, 60))
             empty_fleet.nodes[doomed].kill()
-            serve(empty_fleet, names.pop(0))
+            empty_fleet.serve(names.pop(0))
         two.more(100)
     all_moved(conn, empty_fleet)
     exactly_once_in_order(conn, one, two)
@@ -147,18 +114,17 @@ def test_a_large_transaction_comes_at_its_commit(database: str, conn: Connection
     assert "Traceback" not in fleet.nodes["n1"].output()
 
 
-def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: Connection, empty_fleet: Fleet) -> None:
+def test_what_waits_and_what_was_set_aside_is_shown(conn: Connection, empty_fleet: Fleet, shell: Shell) -> None:
     conn.execute("select publish('t', 'v') from generate_series(1, 3)")
     conn.execute("insert into outbox (topic) values ('t/#')")
-    with a_shell(SUBLET_DATABASE_URL=database) as shell:
-        reported = shell.run("spaces", "list")
-        assert "4 published by SQL wait for a leader node to move them, the oldest for " in reported.err
-        answer = shell.run("spaces", "list", "--json").object["outbox"]
-        assert (answer["messages"], answer["rejected"]) == (4, 0)
-        assert answer["oldest_age_s"] > 0
-        serve(empty_fleet, "n1")
-        eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
-        reported = shell.run("spaces", "list")
-        assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"
+    reported = shell.run("spaces", "list")
+    assert "4 published by SQL wait for a leader node to move them, the oldest for " in reported.err
+    answer = shell.run("spaces", "list", "--json").object["outbox"]
+    assert (answer["messages"], answer["rejected"]) == (4, 0)
+    assert answer["oldest_age_s"] > 0
+    empty_fleet.serve("n1")
+    eventually(lambda: read_backlog(conn) == OutboxBacklog(0, None, 1), WAIT_S)
+    reported = shell.run("spaces", "list")
+    assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"
     output = empty_fleet.nodes["n1"].output()
     assert output.count("message moved to outbox_rejected: outbox_id=4: topic 't/#'") == 1

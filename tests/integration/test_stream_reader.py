@@ -7,23 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from sublet_borrower.consumer.session import Session
+from sublet_borrower.planner import micro_batch_planner as module
+from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
+from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.malloc_and_gc_tuning import freeze_loaded_objects
 from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
-from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     InDoubtRangeReassigned,
@@ -33,29 +35,21 @@ from sublet_protocol.domain.errors import (
     TimelineChanged,
     Unavailable,
 )
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.records import MAX_LOSSES, GroupOptions
+from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
-from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
+from tests.integration.query_kit import POINTS, Checkpoint, Died, Run, Start
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
 LONG, SHORT = 60.0, 0.5
-
-
-@pytest.fixture
-def runs(database: str, fleet: Fleet, conn: Connection) -> Iterator[list[Run]]:
-    """Runs to be stopped at the end."""
-    made: list[Run] = []
-    yield made
-    for run in made:
-        run.stop()
 
 
 def publish(url: str, first: int, count: int, block: int = 5) -> list[bytes]:
@@ -88,36 +82,19 @@ def events(conn: Connection) -> list[str]:
     return [event for (event,) in conn.execute("select event from lending_history order by history_id")]
 
 
-def test_everything_is_in_the_sink_and_acknowledged(database: str, runs: list[Run], conn: Connection) -> None:
+def test_everything_is_in_the_sink_and_acknowledged(database: str, start: Start, conn: Connection) -> None:
     """Once; also what comes in the children of streams that are closed meanwhile."""
-    checkpoint = Checkpoint()
-    runs.append(run := Run(checkpoint, database))
+    run = start()
     values = publish(database, 0, 40)
     run.until(40)
     reshard(conn, "default", 3)
     values += publish(database, 40, 20)
     run.until(60)
-    assert checkpoint.values() == values
+    assert run.checkpoint.values() == values
     assert not run.step(), "which acknowledges the last batch"
     heads = dict(conn.execute("select stream_id, head from stream where state = 'open'").fetchall())
     eventually(lambda: {s: row[1] for s, row in lending(conn).items()} == heads, 10.0)
     assert set(heads.values()) != {0}
-
-
-@pytest.mark.conforms("E27")
-def test_a_plan_is_written_before_it_is_begun(database: str, runs: list[Run], conn: Connection) -> None:
-    checkpoint = Checkpoint()
-    publish(database, 0, 10)
-    runs.append(run := Run(checkpoint, database))
-    with pytest.raises(Died):
-        run.until(1_000, die="logged")
-    planned = checkpoint.offsets[0]["streams"]
-    in_doubt = {
-        str(stream): {"from": doubt["start"], "grant_id": doubt["grant_id"], "to": doubt["end"]}
-        for stream, (_, _, doubt) in lending(conn).items()
-        if doubt is not None
-    }
-    assert in_doubt == planned != {}
 
 
 @pytest.mark.conforms("E27")
@@ -150,16 +127,13 @@ def test_no_batch_waits_forever_for_the_database(database: str) -> None:
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.long
-def test_a_query_may_die_at_any_point(database: str, runs: list[Run], conn: Connection, point: str) -> None:
+def test_a_query_may_die_at_any_point(database: str, start: Start, conn: Connection, point: str) -> None:
     """It goes on as if it had not."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
     for _ in range(3):
-        run = Run(checkpoint, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7)
-        with pytest.raises(Died):
-            run.until(1_000, die=point)
-    runs.append(last := Run(checkpoint, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7))
-    last.until(30)
+        start(checkpoint, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7).until_dead(point)
+    start(checkpoint, inDoubtTimeout=LONG, maxOffsetsPerTrigger=7).until(30)
     assert checkpoint.values() == values
     seen: dict[int, Any] = {}
     for number, rows in checkpoint.runs:
@@ -169,20 +143,32 @@ def test_a_query_may_die_at_any_point(database: str, runs: list[Run], conn: Conn
     assert "unreserve" not in events(conn)
 
 
+@pytest.mark.long
+def test_a_killed_leader_does_not_end_a_query(database: str, fleet: Fleet, start: Start) -> None:
+    checkpoint = Checkpoint()
+    values = publish(database, 0, 20)
+    run = start(checkpoint, maxOffsetsPerTrigger=5, inDoubtTimeout=LONG)
+    run.until(5)
+    fleet.nodes["n1"].kill()
+    values += publish(database, 20, 20)
+    fleet.node("n2")
+    run.until(40)
+    assert checkpoint.values() == values
+
+
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("point", ["committed", "read"])
 @pytest.mark.long
-def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: Connection, point: str) -> None:
+def test_what_was_done_is_not_done_again(database: str, start: Start, point: str) -> None:
     """Of two streams that a batch has had, one comes late to the next process, which goes on with the other."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
-    with pytest.raises(Died):
-        Run(checkpoint, database, inDoubtTimeout=LONG).until(30, die="committed")
+    start(checkpoint, inDoubtTimeout=LONG).until_dead("committed")
     late, *_ = streams = sorted(checkpoint.offsets[0]["streams"])
     assert len(streams) > 1
     with connect(database) as user, user.transaction():
         user.execute("select from lending where stream_id = %s for update", (int(late),))
-        second = Run(checkpoint, database, inDoubtTimeout=LONG)
+        second = start(checkpoint, inDoubtTimeout=LONG)
 
         def goes_on() -> bool:
             values.extend(publish(database, len(values), 10))
@@ -194,7 +180,7 @@ def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: C
     for offset in checkpoint.offsets[1:]:
         assert late not in offset["streams"]
         assert offset["done"][late] == checkpoint.offsets[0]["streams"][late]
-    runs.append(third := Run(checkpoint, database, inDoubtTimeout=LONG))
+    third = start(checkpoint, inDoubtTimeout=LONG)
     third.until(len(values))
     assert checkpoint.values() == values
     eventually(lambda: not third.step(), 10.0)
@@ -204,17 +190,14 @@ def test_what_was_done_is_not_done_again(database: str, runs: list[Run], conn: C
 
 
 @pytest.mark.conforms("E26", "E27")
-@pytest.mark.parametrize("point", ["read", "sunk"])
 @pytest.mark.long
-def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], conn: Connection, point: str) -> None:
+def test_others_get_all_but_what_is_in_doubt(database: str, start: Start, conn: Connection) -> None:
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
-    run = Run(ours, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8)
-    with pytest.raises(Died):
-        run.until(1_000, die=point)
-    runs.append(other := Run(theirs, database, sessionName="other"))
+    start(ours, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8).until_dead("read")
+    other = start(theirs, sessionName="other")
     eventually(lambda: [other.step(), "reserved" in {row[0] for row in lending(conn).values()}][1], 20.0)
-    runs.append(back := Run(ours, database, inDoubtTimeout=LONG))
+    back = start(ours, inDoubtTimeout=LONG)
     until_both_have(30, other, back)
     assert sorted(ours.values() + theirs.values()) == values
     assert ours.runs[0] == ours.runs[1]
@@ -222,18 +205,16 @@ def test_others_get_all_but_what_is_in_doubt(database: str, runs: list[Run], con
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("policy", [pytest.param("drop", marks=pytest.mark.long), "fail"])
-def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Connection, policy: str) -> None:
+def test_after_the_hold_others_have_it(database: str, start: Start, conn: Connection, policy: str) -> None:
     """The query that comes back does not read it again."""
     ours, theirs = Checkpoint(), Checkpoint()
     values = publish(database, 0, 30)
-    run = Run(ours, database, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=8)
-    with pytest.raises(Died):
-        run.until(1_000, die="read")
-    runs.append(other := Run(theirs, database, sessionName="other"))
+    start(ours, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=8).until_dead("read")
+    other = start(theirs, sessionName="other")
     other.until(30)
     assert theirs.values() == values
     assert "unreserve" in events(conn)
-    runs.append(back := Run(ours, database, inDoubtTimeout=SHORT, onRangeLost=policy))
+    back = start(ours, inDoubtTimeout=SHORT, onRangeLost=policy)
     if policy == "fail":
         with pytest.raises(InDoubtRangeReassigned, match="had begun messages that others may have got meanwhile"):
             back.step()
@@ -244,40 +225,36 @@ def test_after_the_hold_others_have_it(database: str, runs: list[Run], conn: Con
         until_both_have(40, other, back)
 
 
-def test_of_two_of_one_name_the_newer_goes_on(database: str, runs: list[Run], conn: Connection) -> None:
+def test_of_two_of_one_name_the_newer_goes_on(database: str, start: Start) -> None:
     """It goes on with the batch that the older had begun."""
     checkpoint = Checkpoint()
     values = publish(database, 0, 30)
-    runs.append(older := Run(checkpoint, database, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8))
+    older = start(checkpoint, inDoubtTimeout=LONG, maxOffsetsPerTrigger=8)
     older.until(8)
     copy = Checkpoint(list(checkpoint.offsets), checkpoint.committed, dict(checkpoint.sink))
-    runs.append(newer := Run(copy, database, inDoubtTimeout=LONG))
-    newer.until(30)
+    start(copy, inDoubtTimeout=LONG).until(30)
     assert copy.values() == values
     with pytest.raises(SubscriptionEnded, match="fenced"):
         eventually(lambda: older.step() and False, 20.0)
 
 
 @pytest.mark.conforms("E26")
-def test_a_query_that_stops_hands_over_at_once(database: str, fleet: Fleet, runs: list[Run], conn: Connection) -> None:
-    ours, theirs = Checkpoint(), Checkpoint()
+def test_a_query_that_stops_hands_over_at_once(database: str, start: Start, conn: Connection) -> None:
     publish(database, 0, 10)
-    run = Run(ours, database)
+    run = start()
     run.until(10)
     while run.step():
         pass
     run.stop()
     assert {row[0] for row in lending(conn).values()} == {"free"}
     publish(database, 10, 10)
-    runs.append(other := Run(theirs, database, sessionName="other"))
-    other.until(10)
+    start(sessionName="other").until(10)
 
 
-def test_a_query_that_stops_in_a_batch_reserves_it(database: str, runs: list[Run], conn: Connection) -> None:
+def test_a_query_that_stops_in_a_batch_reserves_it(database: str, start: Start, conn: Connection) -> None:
     """The rest is left free."""
-    checkpoint = Checkpoint()
     publish(database, 0, 10)
-    run = Run(checkpoint, database, maxOffsetsPerTrigger=1)
+    run = start(maxOffsetsPerTrigger=1)
     planned: dict[str, Any] = {}
     while not planned:
         planned = run.reader.latestOffset({}, ReadMaxRows(1))
@@ -287,77 +264,26 @@ def test_a_query_that_stops_in_a_batch_reserves_it(database: str, runs: list[Run
     assert set(states.values()) == {"reserved", "free"}
 
 
-@pytest.mark.conforms("E28")
-@pytest.mark.long
-def test_a_long_batch_keeps_its_streams(database: str, runs: list[Run], conn: Connection) -> None:
-    """It takes longer than every timeout."""
-    checkpoint = Checkpoint()
-    publish(database, 0, 20)
-    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=5))
-    run.until(5)
-    planned = run.reader.latestOffset(checkpoint.offsets[-1], ReadMaxRows(5))
-    longest_s = 2 * max(
-        LeaderSettings().scaled(SPEED).eviction_timeout_s, BorrowerSettings().scaled(SPEED).ping_timeout_s
-    )
-    over_at = time.monotonic() + longest_s
-    eventually(lambda: time.monotonic() > over_at, 2 * longest_s)
-    assert not {"force_release", "reserve", "unreserve", "release"} & set(events(conn))
-    assert run.reader.latestOffset(planned, ReadMaxRows(5)) not in ({}, planned)
-
-
-@pytest.mark.long
-def test_a_killed_leader_does_not_end_a_query(database: str, fleet: Fleet, runs: list[Run], conn: Connection) -> None:
-    checkpoint = Checkpoint()
-    values = publish(database, 0, 20)
-    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=5, inDoubtTimeout=LONG))
-    run.until(5)
-    fleet.nodes["n1"].kill()
-    values += publish(database, 20, 20)
-    fleet.node("n2")
-    run.until(40)
-    assert checkpoint.values() == values
-
-
-@pytest.mark.parametrize(("option", "limit"), [("maxOffsetsPerTrigger", 4), ("maxBytesPerTrigger", 1)])
+@pytest.mark.parametrize(
+    ("option", "limit", "most", "kind"),
+    [("maxOffsetsPerTrigger", 4, 4, ReadMaxRows), ("maxBytesPerTrigger", 1, 2, ReadMaxBytes)],
+)
 def test_a_batch_is_as_large_as_the_query_allows(
-    database: str, runs: list[Run], conn: Connection, option: str, limit: int
+    database: str, start: Start, option: str, limit: int, most: int, kind: type[ReadLimit]
 ) -> None:
     checkpoint = Checkpoint()
     values = publish(database, 0, 24, block=1)
-    runs.append(run := Run(checkpoint, database, **{option: limit}))
+    run = start(checkpoint, **{option: limit})
     run.until(24)
     assert checkpoint.values() == values
-    sizes = [len(rows) for rows in checkpoint.sink.values()]
-    if option == "maxOffsetsPerTrigger":
-        assert isinstance(run.reader.getDefaultReadLimit(), ReadMaxRows)
-        assert max(sizes) <= 4
-    else:
-        assert isinstance(run.reader.getDefaultReadLimit(), ReadMaxBytes)
-        assert max(sizes) <= 2, "a block of each stream"
-    assert isinstance(Run(checkpoint, database).reader.getDefaultReadLimit(), ReadAllAvailable)
-
-
-@pytest.mark.conforms("E27")
-@pytest.mark.long
-def test_a_query_that_dies_of_a_batch_does_it_again(database: str, runs: list[Run], conn: Connection) -> None:
-    """It does the very same each time."""
-    checkpoint = Checkpoint()
-    values = publish(database, 0, 10)
-    for _ in range(MAX_LOSSES + 2):
-        runs.append(run := Run(checkpoint, database, inDoubtTimeout=LONG))
-        with pytest.raises(Died):
-            run.until(11, die="sunk")
-    runs.append(run := Run(checkpoint, database, inDoubtTimeout=LONG))
-    publish(database, 10, 5)
-    run.until(15)
-    assert checkpoint.values()[:10] == values
-    assert len(checkpoint.values()) == 15
-    assert {status for status, _, _ in lending(conn).values()} <= {"held", "free"}
+    assert max(len(rows) for rows in checkpoint.sink.values()) <= most, "of bytes: a block of each stream"
+    assert isinstance(run.reader.getDefaultReadLimit(), kind)
+    assert isinstance(start(checkpoint).reader.getDefaultReadLimit(), ReadAllAvailable)
 
 
 @pytest.mark.parametrize("option", ["minPartitions", "maxPartitions"])
 def test_a_batch_has_as_many_tasks_as_are_asked_for(
-    database: str, runs: list[Run], conn: Connection, monkeypatch: pytest.MonkeyPatch, option: str
+    database: str, start: Start, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     counts: list[int] = []
     partitions = SubletStreamReader.partitions
@@ -368,37 +294,34 @@ def test_a_batch_has_as_many_tasks_as_are_asked_for(
         return tasks
 
     monkeypatch.setattr(SubletStreamReader, "partitions", counted)
-    checkpoint = Checkpoint()
     values = publish(database, 0, 40)
-    runs.append(run := Run(checkpoint, database, **{option: 7 if option == "minPartitions" else 1}))
+    run = start(**{option: 7 if option == "minPartitions" else 1})
+    run.wait_until_granted(40)
     run.until(40)
-    assert checkpoint.values() == values
+    assert run.checkpoint.values() == values
     if option == "minPartitions":
         assert max(counts) >= 7, "as few as that, or more, where they divide so"
     else:
         assert set(counts) == {1}
-        assert max(len(offset["streams"]) for offset in checkpoint.offsets) > 1
+        assert max(len(offset["streams"]) for offset in run.checkpoint.offsets) > 1
 
 
 @pytest.mark.parametrize("count", [0, 30], ids=["nothing", "some"])
-def test_available_now_takes_what_is_there_and_ends(
-    database: str, runs: list[Run], conn: Connection, count: int
-) -> None:
-    checkpoint = Checkpoint()
+def test_available_now_takes_what_is_there_and_ends(database: str, start: Start, count: int) -> None:
     values = publish(database, 0, count)
-    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=8))
+    run = start(maxOffsetsPerTrigger=8)
     run.reader.prepareForTriggerAvailableNow()
     assert run.step() == (count > 0)
     publish(database, 30, 10)
     while run.step():
         pass
-    assert checkpoint.values() == values, "what came meanwhile is for the next run"
-    assert len(checkpoint.sink) >= count / 8
+    assert run.checkpoint.values() == values, "what came meanwhile is for the next run"
+    assert len(run.checkpoint.sink) >= count / 8
 
 
 @pytest.mark.conforms("E26")
 @pytest.mark.long
-def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Run], conn: Connection) -> None:
+def test_available_now_waits_for_what_is_given_back(database: str, start: Start, conn: Connection) -> None:
     """Which takes longer than any leader needs to grant what is free."""
     values = publish(database, 0, 30)
     other = Session("$share/g/#", database, starting_position="earliest", settings=BorrowerSettings().scaled(SPEED))
@@ -406,7 +329,7 @@ def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Ru
         eventually(lambda: len(other.assignment()) == len(lending(conn)) > 0, 30.0)
         gives_back = threading.Timer(4.0, other.close)
         gives_back.start()
-        runs.append(run := Run(Checkpoint(), database))
+        run = start()
         run.reader.prepareForTriggerAvailableNow()
         while run.step():
             pass
@@ -417,20 +340,19 @@ def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Ru
 
 
 @pytest.mark.long
-def test_available_now_fails_if_not_granted_in_time(database: str, runs: list[Run], conn: Connection) -> None:
+def test_available_now_fails_if_not_granted_in_time(database: str, start: Start) -> None:
     publish(database, 0, 30)
     group, _ = admin.create_group(database, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))
     admin.send_command(database, group.subscription, PauseGroup("repairs"))
-    runs.append(run := Run(Checkpoint(), database, availableNowWait="5 s"))
+    run = start(availableNowWait="5 s")
     run.reader.prepareForTriggerAvailableNow()
     with pytest.raises(Unavailable, match=r"streams \[.*were not granted to it within 5 s.*availableNowWait"):
         run.step()
 
 
-def test_the_progress_has_how_far_behind_the_query_is(database: str, runs: list[Run], conn: Connection) -> None:
-    checkpoint = Checkpoint()
+def test_the_progress_has_how_far_behind_the_query_is(database: str, start: Start, conn: Connection) -> None:
     publish(database, 0, 12)
-    runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=6))
+    run = start(maxOffsetsPerTrigger=6)
     assert run.reader.reportLatestOffset() is None
     run.until(6)
     report = run.reader.reportLatestOffset()
@@ -440,52 +362,108 @@ def test_the_progress_has_how_far_behind_the_query_is(database: str, runs: list[
     assert 6 <= report["lag"] <= 12
 
 
-def test_a_checkpoint_of_something_else_is_refused(database: str, runs: list[Run]) -> None:
-    checkpoint = Checkpoint(offsets=[{"topic": {"0": 17}}], committed=0)
-    runs.append(run := Run(checkpoint, database))
+def test_a_checkpoint_of_something_else_is_refused(start: Start) -> None:
+    run = start(Checkpoint(offsets=[{"topic": {"0": 17}}], committed=0))
     with pytest.raises(InvalidSetting, match="is not of sublet: it belongs to another query"):
         run.step()
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connection, fails: bool) -> None:
+@pytest.fixture
+def stream(conn: Connection) -> int:
+    """One of ten messages."""
     stream = stream_of(conn, "default")
     for number in range(10):
         put(conn, stream, b"%d" % number)
+    return stream
+
+
+def task_offsets(database: str, conn: Connection, stream: int, *, fails: bool = True) -> list[int]:
+    """Return what a task reads of the stream. `fails`: by what is gone."""
+    generation = generation_of(conn, stream)
+    task = RangePartition(stream, generation, 0, 10, "#", "default", database, None, "here", fails, timeline_number=0)
+    read = read_task(task, pa.schema([pa.field("offset", pa.int64())]))
+    return [offset for batch in read for offset in batch.column("offset").to_pylist()]
+
+
+def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connection, stream: int) -> None:
     conn.execute("delete from block where stream_id = %s and end_offset <= 3", (stream,))
-    partition = RangePartition(
-        stream, generation_of(conn, stream), 0, 10, "#", "default", database, None, "here", fails, timeline_number=0
-    )
-    schema = pa.schema([pa.field("offset", pa.int64())])
-    if fails:
-        with pytest.raises(PositionGone):
-            list(read_task(partition, schema))
-    else:
-        offsets = [offset for batch in read_task(partition, schema) for offset in batch.column("offset").to_pylist()]
-        assert offsets == list(range(3, 10))
+    with pytest.raises(PositionGone):
+        task_offsets(database, conn, stream)
+    assert task_offsets(database, conn, stream, fails=False) == list(range(3, 10))
 
 
 @pytest.mark.conforms("P10")
-def test_a_plan_of_another_timeline_fails_a_task(database: str, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
-    put(conn, stream, b"a")
+def test_a_plan_of_another_timeline_fails_a_task(database: str, conn: Connection, stream: int) -> None:
     go_over_to_another_timeline(conn)
-    partition = RangePartition(
-        stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
-    )
     with pytest.raises(TimelineChanged, match=f"stream {stream} was planned on another timeline"):
-        list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))
+        task_offsets(database, conn, stream)
 
 
-def test_a_worker_collects_little_after_its_first_task(database: str, conn: Connection) -> None:
-    stream = stream_of(conn, "default")
-    put(conn, stream, b"a")
-    partition = RangePartition(
-        stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
-    )
+def test_a_worker_collects_little_after_its_first_task(database: str, conn: Connection, stream: int) -> None:
     freeze_loaded_objects.cache_clear()
     gc.unfreeze()
-    list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))
+    task_offsets(database, conn, stream)
     left = len(gc.get_objects())
     gc.unfreeze()
     assert left < len(gc.get_objects()) / 10  # Spark's worker collects after each task
+
+
+@pytest.mark.conforms("E26")
+@pytest.mark.parametrize("finite", [False, True])
+def test_a_plan_that_is_not_written_is_begun_later(
+    fleet: Fleet, database: str, monkeypatch: pytest.MonkeyPatch, finite: bool
+) -> None:
+    """A plan that no leader writes down keeps its query for a while only."""
+    monkeypatch.setattr(module, "PLAN_SAVED_TIMEOUT_S", 0.5)
+    settings = BorrowerSettings().scaled(SPEED)
+    planner = MicroBatchPlanner(
+        "$share/g/#",
+        database,
+        name="q",
+        hold_s=60.0,
+        starting_position="earliest",
+        granted_within_s=1.0,
+        settings=settings,
+    )
+    with Publisher(database) as publisher:
+        for value in (b"1", b"2"):
+            publisher.publish("t", value).result()
+    (first,) = eventually(lambda: planner.plan(PlanLimits(1, None), 0.2), 60)
+    planner.acknowledge([first.planned])
+    (node,) = fleet.nodes.values()
+    node.signal(signal.SIGSTOP)
+    try:
+        if finite:
+            with pytest.raises(Unavailable, match=r"no leader has written down .* within 1 s"):
+                planner.plan(PlanLimits(None, None), finite=True)
+        else:
+            assert planner.plan(PlanLimits(None, None), 0.1) == [], "nobody has written it down"
+    finally:
+        node.signal(signal.SIGCONT)
+    (second,) = eventually(lambda: planner.plan(PlanLimits(None, None), 0.2), 60)
+    assert (second.planned.start, second.planned.end) == (1, 2)
+    planner.close()
+
+
+@pytest.mark.conforms("E26")
+def test_a_finite_plan_fails_if_no_leader_answers(database: str) -> None:
+    with (
+        contextlib.closing(
+            MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, granted_within_s=0.5)
+        ) as planner,
+        pytest.raises(Unavailable, match=r"no leader has answered within 0\.5 s"),
+    ):
+        planner.plan(PlanLimits(None, None), finite=True)
+
+
+@pytest.mark.conforms("P10")
+def test_a_stream_of_another_timeline_has_its_space(fleet: Fleet, database: str, conn: Connection) -> None:
+    """After a failover the stream of that number may be in another space."""
+    stream = stream_of(conn, "default")
+    with contextlib.closing(
+        MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, settings=BorrowerSettings().scaled(SPEED))
+    ) as planner:
+        assert planner.spaces([(stream, 1)]) == {stream: "default"}
+        conn.execute("update space set name = 'other' where name = 'default'")
+        assert planner.spaces([(stream, 2)]) == {stream: "default"}
+        assert planner.spaces([(stream, TIMELINE_US)]) == {stream: "other"}

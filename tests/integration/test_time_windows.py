@@ -18,14 +18,14 @@ from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.log.fetch import offset_at_time
-from sublet_storage.readers import offset_ranges
+from sublet_storage.readers.offset_ranges import list_offset_ranges
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.payload_restore import restore_payloads
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import list_spaces
 from tests.integration.feed_kit import serving, values
-from tests.integration.log_kit import Connection, put, stream_of
+from tests.integration.log_kit import Connection, of_stream, put, stream_of
 from tests.payload_kit import LocalWorld, a_space, fill, move
 
 BEGUN = datetime(2026, 11, 24, tzinfo=UTC)
@@ -53,28 +53,14 @@ def answers(conn: Connection, stream: int, seconds: int) -> set[int]:
     """Return where each kind of query begins or ends at that time; one number, if they agree."""
     when = BEGUN + timedelta(seconds=seconds)
     start, name = StartingPosition.parse(when.isoformat()), Subscription.parse("$share/at/eu/#")
-    (begun,) = [
-        each.start
-        for each in offset_ranges.list_offset_ranges(conn, ALL, start, StartingPosition.LATEST)
-        if each.stream_id == stream
-    ]
-    (ended,) = [
-        each.end
-        for each in offset_ranges.list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start)
-        if each.stream_id == stream
-    ]
-    found = {offset_at_time(conn, stream, when), begun, ended}
+    begun = of_stream(list_offset_ranges(conn, ALL, start, StartingPosition.LATEST), stream).start
+    ended = of_stream(list_offset_ranges(conn, ALL, StartingPosition.EARLIEST, start), stream).end
     with conn.transaction(force_rollback=True):
         group = group_lifecycle.create(conn, name, GroupOptions(start), None)
         assert group is not None
-        row = conn.execute("select position from lending where stream_id = %s", (stream,)).fetchone()
-        found.add(-1 if row is None else row[0])
-        (move,) = [
-            each
-            for each in reset_transaction.plan_reset(conn, group, ResetTarget.time(when))
-            if each.stream_id == stream
-        ]
-        return {*found, move.after}
+        granted_at = {at for (at,) in conn.execute("select position from lending where stream_id = %s", (stream,))}
+        reset_to = of_stream(reset_transaction.plan_reset(conn, group, ResetTarget.time(when)), stream).after
+        return {offset_at_time(conn, stream, when), begun, ended, reset_to, *(granted_at or {-1})}
 
 
 @pytest.mark.conforms("W8")
@@ -123,24 +109,25 @@ def test_an_hour_stays_the_same(database: str, conn: Connection, tmp_path: Path)
         dated(conn, stream, 600 * number)
     hour = BEGUN + timedelta(minutes=25)
 
-    def read() -> tuple[list[bytes], list[bytes]]:
-        """Return what a tail and a feed read from that time on."""
-        tailed = [value for table in Tail(conn, ALL, hour).pages() for value in table.column("value").to_pylist()]
-        with serving(database) as server, Feed([server.address]) as feed:
-            return tailed, values(list(feed.history("eu/#", hour)))
+    with serving(database) as server, Feed([server.address]) as feed:
 
-    before = read()
-    assert [len(each) for each in before] == [18, 18]
-    places = [answers(conn, stream, 300 * each) for each in range(30)]
-    assert compact_stream(conn, stream, older_than_s=0, block_messages=10) == 12 - 3
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(30)]) == (before, places)
-    rollover(conn, "eu")
-    places = [answers(conn, stream, 300 * each) for each in range(23)]
-    assert move(conn, space) > 0
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
-    alter_space(conn, "eu", payload_location=None)
-    assert restore_payloads(conn, space.space_id) > 0
-    assert (read(), [answers(conn, stream, 300 * each) for each in range(23)]) == (before, places)
+        def look(times: int) -> tuple[list[bytes], list[bytes], list[set[int]]]:
+            """Return what a tail and a feed read from that time on, and where so many times are."""
+            tailed, fed = values(list(Tail(conn, ALL, hour).pages())), values(list(feed.history("eu/#", hour)))
+            return tailed, fed, [answers(conn, stream, 300 * number) for number in range(times)]
+
+        before = look(30)
+        assert [len(each) for each in before] == [18, 18, 30]
+        assert compact_stream(conn, stream, older_than_s=0, block_messages=10) == 12 - 3
+        assert look(30) == before
+        rollover(conn, "eu")
+        rolled_over = look(23)
+        assert rolled_over[:2] == before[:2]
+        assert move(conn, space) > 0
+        assert look(23) == rolled_over
+        alter_space(conn, "eu", payload_location=None)
+        assert restore_payloads(conn, space.space_id) > 0
+        assert look(23) == rolled_over
 
 
 @pytest.mark.conforms("W8")
@@ -157,10 +144,8 @@ def test_the_age_of_what_waits_is_that_of_the_first(conn: Connection) -> None:
     assert group is not None
 
     def age_s() -> float:
-        (line,) = [each for each in describe_group(conn, group.subscription).streams if each.stream_id == stream]
-        assert line.age_s is not None
-        return line.age_s
+        return of_stream(describe_group(conn, group.subscription).streams, stream).age_s or 0.0
 
     before = age_s()
     assert compact_stream(conn, stream, older_than_s=0) == 5
-    assert before <= age_s() < before + 3600
+    assert 0.0 < before <= age_s() < before + 3600

@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -75,46 +74,33 @@ def test_a_client_certificate_lets_in(
         assert consumed(session, 1) == [b"1"]
 
 
-def wrong_authority(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return tls_node(shell, other.write("node", HOST)).address
+def mistaken(mistake: str, shell: Shell, ours: Certificates, other: Certificates) -> str:
+    """Return the address of a node with which that is wrong."""
+    if mistake == "plain node":
+        return f"tls://{shell.leader('n1').address}"
+    files = (other if mistake == "wrong authority" else ours).write(
+        "node", "other.example" if mistake == "wrong host" else HOST, is_expired=mistake == "expired"
+    )
+    asks = ("--tls-client-ca", str(ours.ca)) if mistake == "no client certificate" else ()
+    address = tls_node(shell, files, *asks).address
+    return address.removeprefix("tls://") if mistake == "plain client" else address
 
 
-def expired(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return tls_node(shell, ours.write("node", HOST, is_expired=True)).address
-
-
-def wrong_host(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return tls_node(shell, ours.write("node", "other.example")).address
-
-
-def no_client_certificate(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return tls_node(shell, ours.write("node", HOST), "--tls-client-ca", str(ours.ca)).address
-
-
-def plain_client(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return tls_node(shell, ours.write("node", HOST)).address.removeprefix("tls://")
-
-
-def plain_node(shell: Shell, ours: Certificates, other: Certificates) -> str:
-    return f"tls://{shell.leader('n1').address}"
-
-
-MISTAKES: dict[str, tuple[Callable[[Shell, Certificates, Certificates], str], str]] = {
-    "wrong authority": (wrong_authority, "unable to get local issuer"),
-    "expired": (expired, "certificate has expired"),
-    "wrong host": (wrong_host, "certificate is not valid for '127.0.0.1'"),
-    "no client certificate": (no_client_certificate, "asks for a client's certificate"),
-    "plain client": (plain_client, "it speaks TLS, and was asked without. Write its address as tls://"),
-    "plain node": (plain_node, "it does not speak TLS"),
+MISTAKES = {
+    "wrong authority": "unable to get local issuer",
+    "expired": "certificate has expired",
+    "wrong host": "certificate is not valid for '127.0.0.1'",
+    "no client certificate": "asks for a client's certificate",
+    "plain client": "it speaks TLS, and was asked without. Write its address as tls://",
+    "plain node": "it does not speak TLS",
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(("mistake", "reason"), MISTAKES.items(), ids=MISTAKES)
 def test_what_hinders_tls_is_named(
-    shell: Shell, trusted: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+    shell: Shell, trusted: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str, reason: str
 ) -> None:
-    make, reason = MISTAKES[mistake]
-    address = make(shell, trusted, Certificates(tmp_path / "other"))
+    address = mistaken(mistake, shell, trusted, Certificates(tmp_path / "other"))
     tried: list[str] = []
     explain = channel.explain_failure
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from opentelemetry import trace
@@ -22,7 +21,6 @@ from sublet_borrower.streams.batch import Batch
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
 GROUP = "$share/g/#"
@@ -37,17 +35,14 @@ def _provider() -> None:
 
 
 @pytest.fixture
-def url(database: str, tmp_path: Path) -> Iterator[str]:
+def url(database: str, fleet: Fleet) -> str:
     """A database with a single open stream, and a node; no span is left of before."""
     EXPORTED.clear()
     with connect(database) as connection:
         reshard(connection, "default", 1)
         connection.execute("delete from stream where state <> 'open'")
-    fleet = Fleet(database, tmp_path)
-    node = fleet.node("n1")
-    eventually(lambda: "serves on" in node.output(), 40.0, node.output)
-    yield database
-    fleet.close()
+    fleet.nodes["n1"].await_serving()
+    return database
 
 
 def consume(url: str, count: int, fn: Callable[[Batch], object]) -> None:

@@ -14,24 +14,12 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.producer import Publisher
-from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell
+from tests.integration.cli_kit import TIMEOUT_S, Running, Shell, a_shell, refused
 from tests.kit import eventually
 from tests.kit_nodes import environment
 
 GROUP = "$share/billing/orders/#"
-OF_HISTORY = (
-    "at",
-    "event",
-    "reason",
-    "stream_id",
-    "grant_id",
-    "agent",
-    "session",
-    "position",
-    "redelivery_end",
-    "term",
-)
+FIELDS = ("at", "event", "reason", "stream_id", "grant_id", "agent", "session", "position", "redelivery_end", "term")
 
 
 @pytest.fixture
@@ -67,12 +55,7 @@ def watching(shell: Shell, *options: str, leader: str = "nobody") -> Running:
 
 def history(shell: Shell) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = shell.run("groups", "history", GROUP, "--json").object["history"]
-    return [{name: line[name] for name in OF_HISTORY} for line in lines if line["stream_id"]]
-
-
-def address(node: Running) -> str:
-    said = (node.out + node.err).split("serves on ")[1]
-    return said.split()[0].strip('",}')
+    return [{name: line[name] for name in FIELDS} for line in lines if line["stream_id"]]
 
 
 @contextlib.contextmanager
@@ -82,6 +65,20 @@ def away(shell: Shell) -> Iterator[None]:
     shell.environment = {name: value for name, value in here.items() if name != "SUBLET_DATABASE_URL"}
     yield
     shell.environment = here
+
+
+def by_database_and_node(shell: Shell, address: str) -> Iterator[tuple[str, ...]]:
+    """Yield the arguments to watch by the database, and then by a node alone."""
+    yield ()
+    with away(shell):
+        yield "--node", address
+
+
+def consume(shell: Shell) -> Running:
+    """Start a consumer, and wait until it holds streams."""
+    consumer = shell.start("consume", GROUP)
+    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    return consumer
 
 
 def leader_of(shell: Shell) -> str:
@@ -104,7 +101,7 @@ def test_a_watcher_sees_what_history_records(shell: Shell) -> None:
     assert events[-1]["event"] == "leave", "after all that it had was written"
     assert {(event["node"], event["subscription"], event["group_id"]) for event in events} == {("n1", GROUP, 1)}
     assert {event["session"] for event in events if event["event"] in ("join", "leave")} == {"worker"}
-    reported = [{name: event.get(name) for name in OF_HISTORY} for event in events if "stream_id" in event]
+    reported = [{name: event.get(name) for name in FIELDS} for event in events if "stream_id" in event]
     assert reported == history(shell), "the very same lines"
     plain.says("leave          worker")
     assert watch.ask(signal.SIGINT).code == 0
@@ -112,32 +109,11 @@ def test_a_watcher_sees_what_history_records(shell: Shell) -> None:
     assert "Traceback" not in watch.err + plain.err
 
 
-@pytest.mark.long
-def test_a_watcher_sees_an_eviction(shell: Shell, database: str) -> None:
-    """It is notified of what may be seen again."""
-    shell.leader("n1")
-    consumer = shell.start("consume", GROUP, "--from", "earliest", "--max-messages", "1000000")
-    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
-    watch, plain = watching(shell, leader="n1"), shell.start("groups", "watch", GROUP)
-    plain.says("n1 leads it")
-    with Publisher(database) as publisher:  # not a process: it would begin when the consumer is evicted already
-        consumer.process.send_signal(signal.SIGSTOP)
-        for number in range(50):
-            publisher.publish("orders/a", b"%d" % number)
-    events = saw(watch, "evict", "force_release", "force_release")
-    seized = [event for event in events if event["event"] == "force_release"]
-    assert all(event["forced"] and event["reason"] == "evicted: no ping in time" for event in seized)
-    assert sorted((event["position"], event["redelivery_end"]) for event in seized) == [(0, 0), (0, 50)]
-    plain.says("[0, 50) may be seen again")
-    consumer.kill()
-
-
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.long
 def test_a_watch_goes_on_with_the_next_leader(shell: Shell, end: signal.Signals) -> None:
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
-    consumer = shell.start("consume", GROUP)
-    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    consumer = consume(shell)
     first = leader_of(shell)
     (second,) = nodes.keys() - {first}
     watch = watching(shell, leader=first)
@@ -156,14 +132,13 @@ def test_a_watch_goes_on_with_the_next_leader(shell: Shell, end: signal.Signals)
 def test_any_node_shows_the_way_to_the_leader(shell: Shell) -> None:
     """The watcher knows of no database."""
     nodes = {name: shell.leader(name) for name in ("n1", "n2")}
-    shell.start("consume", GROUP)
-    eventually(lambda: "held" in shell.run("groups", "list", "--json").out, TIMEOUT_S)
+    consume(shell)
     leader = leader_of(shell)
     (other,) = nodes.keys() - {leader}
-    port = address(nodes[leader]).rpartition(":")[2]
+    port = nodes[leader].address.rpartition(":")[2]
     with away(shell):
-        by_other = watching(shell, "--node", address(nodes[other]), leader=leader)
-        by_both = watching(shell, "--node", f"localhost:{port}", "--node", address(nodes[other]), leader=leader)
+        by_other = watching(shell, "--node", nodes[other].address, leader=leader)
+        by_both = watching(shell, "--node", f"localhost:{port}", "--node", nodes[other].address, leader=leader)
     shell.start("consume", GROUP)
     for watch in (by_other, by_both):
         events = saw(watch, "join", "revoke", "release", "grant")
@@ -175,11 +150,8 @@ def test_any_node_shows_the_way_to_the_leader(shell: Shell) -> None:
 def test_a_group_that_is_not_there_is_not_found(shell: Shell) -> None:
     """Nor is one that was deleted meanwhile."""
     node = shell.leader("n1")
-    for way in ((), ("--node", address(node))):
-        with away(shell) if way else contextlib.nullcontext():
-            answer = shell.run("groups", "watch", GROUP, *way)
-        assert (answer.code, answer.out) == (3, ""), answer.err
-        assert "there is no such group" in answer.err
+    for way in by_database_and_node(shell, node.address):
+        refused(shell.run("groups", "watch", GROUP, *way), 3, "there is no such group")
     assert shell.run("groups", "list", "--json").object == {"groups": []}, "watching creates none"
     assert shell.run("groups", "create", GROUP).code == 0
     watch = watching(shell)
@@ -194,13 +166,12 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
     store = PostgresGroupStore(database)
     store.declare_group(Subscription("share", "evil\x1b\u202ea", TopicFilter("a")), GroupOptions())
     node = shell.leader("n1")
-    for way in ((), ("--node", address(node))):
-        with away(shell) if way else contextlib.nullcontext():
-            watch = shell.start("groups", "watch", printed, *way)
-            watch.says(f"Watching {printed}: nobody leads it at present.")
+    for way in by_database_and_node(shell, node.address):
+        watch = shell.start("groups", "watch", printed, *way)
+        watch.says(f"Watching {printed}: nobody leads it at present.")
         assert watch.ask(signal.SIGINT).code == 0
     store.declare_group(literal, GroupOptions())
-    watch = shell.start("groups", "watch", printed, "--node", address(node))
+    watch = shell.start("groups", "watch", printed, "--node", node.address)
     watch.says("Watching")
     assert shell.run("groups", "delete", printed, "--yes").code == 0
     ended = watch.end()
@@ -212,16 +183,13 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
 @pytest.mark.conforms("A9")
 def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:
     assert shell.run("groups", "create", GROUP).code == 0
-    for way in ((), ("--node", "127.0.0.1:1")):
-        with away(shell) if way else contextlib.nullcontext():
-            answer = shell.run("groups", "watch", GROUP, *way)
-        assert (answer.code, answer.out) == (5, ""), answer.err
-        assert "Traceback" not in answer.err
+    for way in by_database_and_node(shell, "127.0.0.1:1"):
+        answer = shell.run("groups", "watch", GROUP, *way)
+        refused(answer, 5)
         assert answer.err.count("UNAVAILABLE") == len(way) // 2, answer.err
         assert answer.err.count("127.0.0.1:1 does not answer: UNAVAILABLE: ") == len(way) // 2, answer.err
     with away(shell):
         answer = shell.run("groups", "watch", GROUP, "--node", "127.0.0.1:1", "--json")
     assert json.loads(answer.err)["exit_code"] == 5
     assert answer.err.count("UNAVAILABLE") == 1, "one object, with the reason in it"
-    refused = shell.run("groups", "watch", GROUP, "--node", "nowhere")
-    assert (refused.code, "HOST:PORT" in refused.err) == (2, True), refused.err
+    refused(shell.run("groups", "watch", GROUP, "--node", "nowhere"), 2, "HOST:PORT")

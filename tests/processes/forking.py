@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import os
-import signal
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -26,33 +25,16 @@ from tests.kit import eventually
 
 def in_a_child(story: Callable[[], None]) -> None:
     """Fork, run the function there, and fail if it fails or does not end."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            story()
-            code = 0
-        except BaseException:  # noqa: BLE001 - the child must not go on as a test run
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    ended = [0, 0]
-
-    def is_over() -> bool:
-        ended[:] = os.waitpid(child, os.WNOHANG)
-        return ended[0] == child
-
-    try:
-        eventually(is_over, 20, "the child hangs")
-    except AssertionError:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        raise
-    assert os.waitstatus_to_exitcode(ended[1]) == 0, "see the child's traceback"
+    child = multiprocessing.get_context("fork").Process(target=story)
+    child.start()
+    child.join(20)
+    hangs = child.is_alive()
+    child.kill()
+    child.join()
+    assert (hangs, child.exitcode) == (False, 0), "see the child's traceback"
 
 
 def publishers(conn: psycopg.Connection[Any]) -> list[int]:
-    """The server's processes that publishers are connected to."""
     found = conn.execute("select pid from pg_stat_activity where application_name = 'sublet publisher'")
     return [pid for (pid,) in found]
 
@@ -139,29 +121,17 @@ def the_async_twin_refuses_too(database: str) -> None:
 
 
 def a_child_does_not_stop_the_server(data_dir: str) -> None:
+    def use_for_a_while() -> None:
+        with EmbeddedPostgres(data_dir) as own:
+            psycopg.connect(own.url).close()
+
     with EmbeddedPostgres(data_dir) as server:
         in_a_child(server.stop)
         with psycopg.connect(server.url) as conn:
             assert conn.execute("select 1").fetchone() == (1,)
-        in_a_child(lambda: _use_for_a_while(data_dir))
+        in_a_child(use_for_a_while)
         psycopg.connect(server.url).close()
 
 
-def _use_for_a_while(data_dir: str) -> None:
-    with EmbeddedPostgres(data_dir) as own:
-        psycopg.connect(own.url).close()
-
-
-STORIES: dict[str, Callable[[str], None]] = {
-    each.__name__: each
-    for each in (
-        every_use_in_a_child_is_refused,
-        a_child_that_drops_it_touches_nothing,
-        a_childs_copies_of_connections_lead_nowhere,
-        the_async_twin_refuses_too,
-        a_child_does_not_stop_the_server,
-    )
-}
-
 if __name__ == "__main__":
-    STORIES[sys.argv[1]](sys.argv[2])
+    globals()[sys.argv[1]](sys.argv[2])

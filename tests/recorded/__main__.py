@@ -14,8 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.kit import server_directory
+from tests.recorded.anomaly_report import report_lines
 from tests.recorded.checks import Anomaly, check
-from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import History, Outcome, read
 from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
 from tests.recorded.stage import Stage
@@ -88,12 +88,10 @@ def report(history: History) -> int:
 
 
 def faults(stage: Stage) -> str:
-    """Return the faults of the processes, and how often each occurred."""
     return ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
 
 
 def say(text: str) -> None:
-    """Print the text at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

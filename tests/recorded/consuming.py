@@ -27,8 +27,7 @@ from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubletError, UnknownOutcome, UsageError
-from tests.recorded.history import Outcome
-from tests.recorded.record import Record
+from tests.recorded.history import Outcome, Record
 
 S = TypeVar("S", Session, AsyncSession)
 BATCH_BYTES = 2000
@@ -158,7 +157,6 @@ class Worker:
                 continue
 
     async def _asynchronous(self, opening: AsyncSession) -> None:
-        """Do the same on an event loop."""
         async with opening as session:
             self._opened(session)
             while not session.is_closed:
@@ -271,15 +269,9 @@ class Worker:
     def _begin(self, batch: Batch) -> str:
         call = f"{self._called}/{next(self._numbers)}"
         offsets, values = (batch.table.column(name).to_pylist() for name in ("offset", "value"))
-        self._record.write(
-            "begin",
-            call=call,
-            group=self._role.group,
-            session=self._called,
-            stream=batch.stream_id,
-            grant=batch.grant_id,
-            messages=[(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)],
-        )
+        messages = [(offset, value.decode()) for offset, value in zip(offsets, values, strict=True)]
+        whose = {"call": call, "group": self._role.group, "session": self._called}
+        self._record.write("begin", **whose, stream=batch.stream_id, grant=batch.grant_id, messages=messages)
         return call
 
     def _end(self, call: str, outcome: Outcome, why: str = "") -> None:

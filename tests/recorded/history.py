@@ -1,7 +1,12 @@
-"""One run as all its processes recorded it: plain values, read from files."""
+"""One run as all its processes recorded it: plain values, written to files and read from them."""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -9,10 +14,31 @@ from pathlib import Path
 from typing import Any
 
 from sublet_storage.groups.model.records import HistoryRecord
-from tests.recorded.record import lines
 
 StreamOffset = tuple[int, int]
 """(stream, offset)."""
+
+
+class Record:
+    """Appends to one file, from any thread. `at` is a time of the monotonic clock, which all processes of a machine
+    share, `wall` one of the wall clock, which Postgres uses too."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lock = threading.Lock()
+
+    def write(self, what: str, **facts: Any) -> None:
+        """Write one line; when this returns it is in the kernel."""
+        line = json.dumps({"what": what, "at": time.monotonic(), "wall": time.time(), **facts}, separators=(",", ":"))
+        with self._lock:
+            os.write(self._file, line.encode() + b"\n")
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the complete lines: the last one of a killed process may be incomplete."""
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
 
 
 class Outcome(StrEnum):
@@ -107,7 +133,6 @@ class Group:
     exact: bool = False
 
     def takes(self, topic: str) -> bool:
-        """Return whether its filter matches."""
         return not self.roots or topic.split("/", 1)[0] in self.roots
 
 
@@ -198,17 +223,9 @@ class _Reader:
             )
 
     def _begin(self, name: str, line: dict[str, Any]) -> None:
-        self._calls[line["call"]] = Call(
-            line["call"],
-            line["group"],
-            name,
-            line["session"],
-            line["stream"],
-            line["grant"],
-            tuple((offset, found) for offset, found in line["messages"]),
-            line["at"],
-            line["wall"],
-        )
+        messages, where = tuple(map(tuple, line["messages"])), (line["session"], line["stream"], line["grant"])
+        call = Call(line["call"], line["group"], name, *where, messages, line["at"], line["wall"])
+        self._calls[call.id] = call
 
     def _end(self, line: dict[str, Any]) -> None:
         begun = self._calls[line["call"]]

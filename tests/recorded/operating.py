@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from tests.recorded.record import Record
+from tests.recorded.history import Record
 
 TIMEOUT_S = 60.0
 

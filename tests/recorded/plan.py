@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -113,9 +113,11 @@ def _drawn(
 # --- faults of processes ----------------------------------------------------------------------------------------------
 
 
-def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[random.Random, float], Iterator[Deed]]:
+def _deed(
+    what: Sequence[str], whom: Sequence[str], least_s: float = 0.0, most_s: float = 0.0
+) -> Callable[[random.Random, float], Iterator[Deed]]:
     def drawn(chance: random.Random, at_s: float) -> Iterator[Deed]:
-        yield Deed(at_s, "kill", chance.choice(whom), chance.uniform(least_s, most_s))
+        yield Deed(at_s, chance.choice(what), chance.choice(whom), chance.uniform(least_s, most_s))
 
     return drawn
 
@@ -126,61 +128,31 @@ def _all_workers(chance: random.Random, at_s: float) -> Iterator[Deed]:
         yield Deed(at_s, "kill", worker, chance.uniform(3, 8))
 
 
-def _stop(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    yield Deed(at_s, "stop", chance.choice((*NODES, *WORKERS)), chance.uniform(0.1, 2))
-
-
-def _freeze(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    yield Deed(at_s, "freeze", chance.choice((*NODES, *WORKERS, *WORKERS, *PUBLISHERS)), chance.uniform(0.5, 8))
-
-
-def _replace(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """Yield a freeze of a publisher, the start of another of its name, and its return."""
-    yield Deed(at_s, "replace", chance.choice(PUBLISHERS), chance.uniform(0.5, 4))
-
-
-def _leader(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """Yield a fault of the node that leads a group at that time."""
-    yield Deed(at_s, chance.choice(("kill", "freeze")), LEADER, chance.uniform(0.5, 5))
-
-
-def _postmaster(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
-    def drawn(_chance: random.Random, at_s: float) -> Iterator[Deed]:
-        yield Deed(at_s, what, "postmaster")
-
-    return drawn
-
-
-def _network(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """Yield a fault between the database and the processes behind the proxy: connections are closed, or stay open and
-    carry nothing."""
-    yield Deed(at_s, chance.choice(("cut", "hold")), NETWORK, chance.uniform(0.3, 6))
-
-
-def _backend(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
+def _backend(what: str, most_s: float = 0.0) -> Callable[[random.Random, float], Iterator[Deed]]:
     def drawn(chance: random.Random, at_s: float) -> Iterator[Deed]:
-        lasts_s = chance.uniform(0.3, 4) if what == "freeze" else 0.0
-        yield Deed(at_s, what, f"backend {chance.randrange(1000) / 1000}", lasts_s)
+        yield Deed(at_s, what, f"backend {chance.randrange(1000) / 1000}", chance.uniform(min(0.3, most_s), most_s))
 
     return drawn
 
 
 DEEDS: Kinds[Deed] = {
-    "kill-node": (10, _kill(NODES, 0.1, 5)),
-    "kill-worker": (14, _kill(WORKERS, 0.1, 5)),
+    "kill-node": (10, _deed(["kill"], NODES, 0.1, 5)),
+    "kill-worker": (14, _deed(["kill"], WORKERS, 0.1, 5)),
     "kill-all-workers": (4, _all_workers),
-    "kill-publisher": (9, _kill(PUBLISHERS, 0.1, 2)),
-    "kill-operator": (3, _kill((OPERATOR,), 0.1, 2)),
-    "stop": (8, _stop),
-    "freeze": (14, _freeze),
-    "replace": (4, _replace),
-    "leader": (8, _leader),
-    "network": (8, _network),
-    "kill-postmaster": (2, _postmaster("kill")),
-    "restart-postmaster": (2, _postmaster("restart")),
+    "kill-publisher": (9, _deed(["kill"], PUBLISHERS, 0.1, 2)),
+    "kill-operator": (3, _deed(["kill"], [OPERATOR], 0.1, 2)),
+    "stop": (8, _deed(["stop"], (*NODES, *WORKERS), 0.1, 2)),
+    "freeze": (14, _deed(["freeze"], (*NODES, *WORKERS, *WORKERS, *PUBLISHERS), 0.5, 8)),
+    # It is frozen, another of its name is started, and it returns.
+    "replace": (4, _deed(["replace"], PUBLISHERS, 0.5, 4)),
+    "leader": (8, _deed(["kill", "freeze"], [LEADER], 0.5, 5)),
+    # Connections of the processes behind the proxy are closed, or stay open and carry nothing.
+    "network": (8, _deed(["cut", "hold"], [NETWORK], 0.3, 6)),
+    "kill-postmaster": (2, _deed(["kill"], ["postmaster"])),
+    "restart-postmaster": (2, _deed(["restart"], ["postmaster"])),
     "kill-backend": (2, _backend("kill")),
     "terminate-backend": (14, _backend("terminate")),
-    "freeze-backend": (8, _backend("freeze")),
+    "freeze-backend": (8, _backend("freeze", 4)),
 }
 
 

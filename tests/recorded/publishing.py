@@ -20,8 +20,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.producer import Publisher
-from tests.recorded.history import Outcome
-from tests.recorded.record import Record
+from tests.recorded.history import Outcome, Record
 
 INTERVAL_S = 0.5
 LONGEST = 6
@@ -49,18 +48,15 @@ class Origin:
         self._chance = random.Random(name)
 
     def ask(self, *, together: bool = False) -> list[Ask]:
-        """Return messages to be published now."""
         asked = [self._message() for _ in range(self._chance.randint(1, LONGEST))]
         number = asked[0][0] if together else None
         self._record.write("publish", origin=self.name, together=number, messages=asked)
         return asked
 
     def reported(self, reported: list[Notified]) -> None:
-        """Record their outcomes."""
         self._record.write("published", origin=self.name, messages=reported)
 
     def value(self, number: int) -> str:
-        """Return the value that identifies a message."""
         return f"{self.name}:{number}"
 
     def is_so(self, share: float) -> bool:
@@ -74,7 +70,6 @@ class Origin:
 
 
 def one_by_one(publisher: Publisher, origin: Origin) -> None:
-    """Publish some messages, each with an outcome of its own."""
     waiting = [(number, publisher.publish(topic, origin.value(number), key)) for number, topic, key in origin.ask()]
     reported: list[Notified] = []
     for number, delivery in waiting:
@@ -89,7 +84,6 @@ def one_by_one(publisher: Publisher, origin: Origin) -> None:
 
 
 def by_columns(publisher: Publisher, origin: Origin) -> None:
-    """Publish some messages as a batch."""
     asked = origin.ask()
     numbers, topics, keys = zip(*asked, strict=True)
     values = [origin.value(number) for number in numbers]
@@ -120,8 +114,6 @@ def by_sql(connection: psycopg.Connection[Any], origin: Origin) -> None:
 
 
 class Publishing:
-    """The threads of one process."""
-
     def __init__(self, url: str, record: Record, name: str, life: str) -> None:
         self._url, self._record, self._name, self._life = url, record, name, life
         self.over = threading.Event()

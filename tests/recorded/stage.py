@@ -37,7 +37,7 @@ from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
 from tests.recorded.consuming import INDEX, TABLE, Role
-from tests.recorded.history import Group
+from tests.recorded.history import Group, Record
 from tests.recorded.plan import (
     ENDS,
     LEADER,
@@ -52,7 +52,6 @@ from tests.recorded.plan import (
     Deed,
     Plan,
 )
-from tests.recorded.record import Record
 
 PLAIN, EXACT, QUEUE = "$share/plain/#", "$share/exact/#", "$queue/jobs/a/#"
 NEWEST, LATER = "$share/newest/#", "$share/later/#"
@@ -82,20 +81,10 @@ SETTLED = 3
 
 
 class Stage:
-    """One run in a directory. `records` has the files of the processes; `say` is called with each fault. `began`,
-    `ended`: called before the first deed and after the last one."""
+    """One run in a directory. `records` has the files of the processes; `say` is called with each fault."""
 
-    def __init__(
-        self,
-        directory: Path,
-        plan: Plan,
-        speed: float,
-        say: Callable[[str], None],
-        began: Callable[[Stage], None] = lambda _: None,
-        ended: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, directory: Path, plan: Plan, speed: float, say: Callable[[str], None]) -> None:
         self.plan, self.records = plan, directory / "records"
-        self._call_began, self._call_ended = began, ended
         self.befell: Counter[str] = Counter()
         self._say, self._speed, self._logs = say, speed, directory / "logs"
         for made in (self.records, self._logs):
@@ -121,7 +110,6 @@ class Stage:
         return {self._life(name): process.pid for name, process in list(self._processes.items())}
 
     def lives(self) -> int:
-        """Return how many processes have been started."""
         return sum(self._lives.values())
 
     # --- the run ----------------------------------------------------------------------------------------------------
@@ -130,9 +118,7 @@ class Stage:
         """Run all of it. Raise AssertionError if the groups do not come to rest afterwards."""
         try:
             self._begin()
-            self._call_began(self)
-            self._play()
-            self._call_ended()
+            self.play()
             self._calm()
             self._rest()
         finally:
@@ -162,7 +148,8 @@ class Stage:
         for name in (*WORKERS, *PUBLISHERS, OPERATOR):
             self._start(name)
 
-    def _play(self) -> None:
+    def play(self) -> None:
+        """Carry out the plan."""
         for deed in self.plan.deeds:
             self._at(deed.at_s, partial(self._do, deed))
         self._at(self.plan.seconds * SINCE_AT, self._mark)
@@ -195,7 +182,6 @@ class Stage:
         self._command("groups", "resume", MOVED, check=False)
 
     def _rest(self) -> None:
-        """Wait until all groups have consumed everything."""
         rested = 0
         left: dict[str, str] = {}
 
@@ -216,7 +202,6 @@ class Stage:
             self._processes[name].stop(WAIT_S)
 
     def _left(self) -> dict[str, str]:
-        """Return {group: what it has not consumed}."""
         found = {}
         try:
             with connect(self.url) as connection:
@@ -243,17 +228,13 @@ class Stage:
             done = self._signal(self._postmaster(), signal.SIGKILL if deed.what == "kill" else signal.SIGINT)
         elif deed.whom == NETWORK:
             done = self._to_network(deed)
-        elif not self._survives(deed) or not self._is_at_work(deed.whom):
-            done = False
         else:
-            done = self._to_process(deed)
+            is_spared = deed.what in ENDS and deed.whom in self.plan.spared
+            done = not is_spared and self._is_at_work(deed.whom) and self._to_process(deed)
         if done:
             self._say(str(deed))
             self.befell[f"{deed.what} {deed.whom.split()[0].rstrip('-123')}"] += 1
             self._record.write("deed", deed=str(deed))
-
-    def _survives(self, deed: Deed) -> bool:
-        return deed.what not in ENDS or deed.whom not in self.plan.spared
 
     def _is_at_work(self, name: str) -> bool:
         process = self._processes.get(name)
@@ -339,7 +320,6 @@ class Stage:
             self._start(name)
 
     def _kill_orders(self) -> None:
-        """Kill the operator and its current commands."""
         operator = self._processes[OPERATOR]
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(operator.pid).children() if operator.alive else []:
@@ -424,7 +404,6 @@ class Stage:
         return f"{name}.{self._lives[name]}"
 
     def _command(self, *words: str, check: bool = True) -> str:
-        """Run a command of `sublet`; return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "sublet.cli", *words],
             env={**os.environ, "SUBLET_DATABASE_URL": self.url},
@@ -490,7 +469,6 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Return addresses of this machine that are free."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -499,7 +477,6 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def _is_backend(process: psutil.Process) -> bool:
-    """Return whether it is the backend of a client."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return "[local]" in " ".join(process.cmdline())
     return False

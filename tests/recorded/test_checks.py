@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from sublet_storage.groups.model.records import HistoryRecord
+from tests.recorded.anomaly_report import report_lines
 from tests.recorded.checks import Kind, check
-from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import Call, Effect, Group, History, Message, Outcome
 
 LOOPS, EXACT = Group("$share/loops/#"), Group("$share/exact/#", exact=True)
@@ -148,10 +148,7 @@ BROKEN: dict[str, tuple[Breaking, set[Kind]]] = {
     "failed and never again": (lambda h: _change(h, LOOPS, -1, outcome=Outcome.FAILED), {Kind.LOST}),
     "child before parent": (lambda h: _change(h, LOOPS, -2, begun=20.5, ended=20.6), {Kind.ORDER}),
     "child while parent is worked on": (lambda h: _change(h, LOOPS, 2, ended=40.5), {Kind.EARLY}),
-    "repeated before the window": (
-        lambda h: h.calls.append(call(LOOPS, PARENT, 11, 0, "p:1", 29.5)),
-        {Kind.REPEATED},
-    ),
+    "repeated before the window": (lambda h: h.calls.append(call(LOOPS, PARENT, 11, 0, "p:1", 29.5)), {Kind.REPEATED}),
     "repeated under one grant": (lambda h: h.calls.append(call(LOOPS, CHILD, 12, 0, "p:3", 42)), {Kind.REPEATED}),
     "called after it was granted away": (lambda h: _change(h, LOOPS, 1, begun=30.5, wall=30.5), {Kind.LATE}),
     "two sessions under one grant": (lambda h: _change(h, LOOPS, -1, session="another"), {Kind.CROSSED}),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.recorded.anomaly_report import report_lines
 from tests.recorded.checks import check
-from tests.recorded.checks.anomaly_report import report_lines
 from tests.recorded.history import read
 from tests.recorded.plan import draw
 from tests.recorded.stage import Stage

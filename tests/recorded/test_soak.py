@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.recorded.resources import BOUNDS, SAMPLE_INTERVAL_S, Figure, judge
-from tests.recorded.soak import soak
+from tests.recorded.soak import BOUNDS, SAMPLE_INTERVAL_S, Figure, judge, soak
 
 SEED, MINUTES = 1, 3.0
 HOUR_S, SHORT_S = 3600.0, 180.0

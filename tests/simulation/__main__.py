@@ -11,8 +11,7 @@ import time
 import traceback
 
 from tests.simulation.checkers import Violation
-from tests.simulation.exceptions import EXCEPTIONS
-from tests.simulation.runs import ENOUGH_FAILURES, Figures, all_pairs, first_seed_of_today, run_seeds
+from tests.simulation.runs import ENOUGH_FAILURES, EXCEPTIONS, Figures, all_pairs, first_seed_of_today, run_seeds
 from tests.simulation.simulation import Simulation
 
 SHOWN_LINES = 400
@@ -36,7 +35,6 @@ def main() -> int:
 
 
 def print_run(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
-    """Run one seed and print its trace: process, time, event."""
     simulation = Simulation(seed, trace=True)
     wrong = ""
     try:

@@ -1,9 +1,10 @@
-"""The database: the product's in-memory twin with checkers, and each node's unreliable connection to it."""
+"""The database: the product's in-memory twin with checkers, each node's unreliable connection to it, and failovers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +12,14 @@ from msgspec import structs
 
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
-from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
-from sublet_storage.groups.model.lending_rules import apply_change
-from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
     ForceRelease,
     Group,
-    GroupOptions,
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
@@ -31,24 +28,31 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
 )
 from sublet_storage.node_directory import NodeIncarnation
-from tests.simulation.world import World
+from tests.simulation.publishing import PublisherFrontier
+from tests.simulation.world import Happenings, World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore, _Life
 
 if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
+    from tests.simulation.simulation import Simulation
+
 
 NO_ANSWER_S = 0.8
 """Timeout of a statement without a reply, as by the default settings."""
+FENCED = True
+"""Whether a term ends with its timeline."""
+_RETRY_INTERVAL_S = 1.5
 
 
 class WatchedGroups(MemoryGroupStore):
     """The twin, which passes requests and answers to the checkers."""
 
+    checkers: Checkers
+
     def __init__(self, streams: MemoryCatalogue, world: World) -> None:
         super().__init__(streams, world.clock_us)
         self._world = world
-        self.checkers: Checkers | None = None
         self.on_sync: Callable[[int], None] = lambda group_id: None
         self._timelines: dict[int, int] = {}
 
@@ -64,22 +68,13 @@ class WatchedGroups(MemoryGroupStore):
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
 
-    def open_group(
-        self,
-        subscription: Subscription,
-        start: StartingPosition = StartingPosition.LATEST,
-        principal: str | None = None,
-    ) -> Group:
-        return self._opened(super().open_group(subscription, start, principal))
-
-    def declare_group(
-        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
-    ) -> Group:
-        return self._opened(super().declare_group(subscription, options, principal))
+    def opened(self, group: Group) -> None:
+        self._timelines[group.group_id] = self.timeline
+        self.checkers.opened(group)
 
     def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         group_id = super().delete_group(subscription, user)
-        if group_id is not None and self.checkers is not None:
+        if group_id is not None:
             self.checkers.deleted(group_id)
         return group_id
 
@@ -97,10 +92,9 @@ class WatchedGroups(MemoryGroupStore):
             self._leaderships[leadership_id].expires_us = 0
         claim = super().claim(leadership_id, node, lease_s, lock_key, rival)
         self._timelines[leadership_id] = self.timeline
-        if self.checkers is not None:
-            self.checkers.claimed(before, claim)
-            if before is not None and before.remaining_s > 0 and not older and claim.term != before.term:
-                self.checkers.authority.claimed_by_lock(before)
+        self.checkers.claimed(before, claim)
+        if before is not None and before.remaining_s > 0 and not older and claim.term != before.term:
+            self.checkers.authority.claimed_by_lock(before)
         if older and leadership_id in self._lives:
             self._seize_all(leadership_id, claim.term)
         return claim
@@ -109,8 +103,7 @@ class WatchedGroups(MemoryGroupStore):
         for writes, result in zip(batch, results, strict=True):
             if writes.needs_stream_sync and not result.has_stale_term:
                 self.on_sync(writes.group_id)
-        if self.checkers is not None:
-            self.checkers.committed(batch, results)
+        self.checkers.committed(batch, results)
 
     # --- failovers --------------------------------------------------------------------------------------------------
 
@@ -148,22 +141,8 @@ class WatchedGroups(MemoryGroupStore):
             if not row.grant_id:
                 rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
-                entry = ForceRelease(row.stream_id, row.grant_id, FAILED_OVER)
-                self._keep(
-                    apply_change(
-                        entry,
-                        row,
-                        self._facts(row.stream_id),
-                        held_back=False,
-                        term=term,
-                        now_us=now,
-                        draw_key=GrantSecret.draw,
-                    ),
-                    term,
-                    now,
-                )
-                if self.checkers is not None:
-                    self.checkers.authority.was_seized((group_id, row.stream_id))
+                self._change(ForceRelease(row.stream_id, row.grant_id, FAILED_OVER), row, term, now)
+                self.checkers.authority.was_seized((group_id, row.stream_id))
             after = rows[row.stream_id]
             if row.status is LendingStatus.HELD and after.status is not LendingStatus.RESERVED:
                 continue
@@ -183,7 +162,6 @@ class WatchedGroups(MemoryGroupStore):
             group = structs.replace(group, options=structs.replace(group.options, starting_position=start))
         former = {stream_id: row.grant_id for stream_id, row in before.items()}
         taken = [stream_id for stream_id, row in after.items() if row.grant_id != former.get(stream_id, 0)]
-        assert self.checkers is not None
         if leader is not None:
             self.checkers.authority.cut_short(group_id, leader.term)
         self.checkers.was_reset(group, after, moves, taken)
@@ -225,20 +203,11 @@ class WatchedGroups(MemoryGroupStore):
         life.rows = self._set_revoked_at(life, life.rows)
         life.frontiers, life.spaces = dict(progress.frontiers), self._spaces_of_rows(life)
         self._lives[group.group_id] = life
-        if self.checkers is not None:
-            self.checkers.opened(group, before, progress)
-        return group
-
-    def _opened(self, group: Group) -> Group:
-        self._timelines.setdefault(group.group_id, self.timeline)
-        if self.checkers is not None:
-            self.checkers.opened(group)
+        self.checkers.opened(group, before, progress)
         return group
 
 
 class StatementOutcome(Enum):
-    """Outcome of a statement."""
-
     ANSWERED = "answered"
     REFUSED = "refused"  # not executed, and the node knows it
     LOST = "lost"  # not executed, and the node does not know it
@@ -347,3 +316,80 @@ class DatabaseLink:
         return (
             answer if outcome is StatementOutcome.ANSWERED else failure_answer(request, unknown=True, jitter_s=jitter_s)
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    store: tuple[Any, ...]
+    streams: dict[int, tuple[Any, ...]]
+    gone: frozenset[tuple[int, bool]]
+    journal: tuple[Any, ...]
+    checkers: tuple[Any, ...]
+    holding: dict[int, list[PublisherFrontier]]
+    committed: frozenset[str]
+
+
+class Failover(Happenings):
+    """At most one failover per run, to a standby that is slightly behind: the last writes are lost. Nodes and consumers
+    continue with what they remember. The database is on another timeline, by a clock that may be behind by more than
+    that. It runs without queries. If streams were opened in the moments that would be lost, it is postponed.
+
+    That a term of another timeline is over, and its grants with it, is implemented here (`FENCED`) as in the database's
+    functions, which the twin does not have.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation, "the failover")
+        self.runs = self._random.random() < 0.1
+        self.happened = 0
+
+    def begin(self, until: float) -> None:
+        if self.runs:
+            self._until = until
+            self._world.after(self._random.uniform(10.0, 35.0), self._fall_behind)
+
+    def _fall_behind(self) -> None:
+        if self._world.now < self._until - 4.0:
+            standby = self._standby()
+            self._world.after(self._random.uniform(0.1, 3.0), lambda: self._promote(standby))
+
+    def _standby(self) -> Standby:
+        simulation = self._simulation
+        streams, journal = simulation.streams, simulation.journal
+        return Standby(
+            simulation.store.saved(),
+            {i: (s.head, s.closed, s.blocks[:], s.block_summaries[:]) for i, s in streams.streams.items()},
+            _gone(streams),
+            (deepcopy(journal.parts), deepcopy(journal.appended), dict(streams.lowers)),
+            simulation.checkers.saved(),
+            simulation.publishing.saved(),
+            frozenset(simulation.users.committed),
+        )
+
+    def _promote(self, standby: Standby) -> None:
+        simulation, streams = self._simulation, self._simulation.streams
+        if standby.streams.keys() != streams.streams.keys() or standby.gone != _gone(streams):
+            self._world.after(_RETRY_INTERVAL_S, self._fall_behind)
+            return
+        lost = sum(s.head - standby.streams[i][0] for i, s in streams.streams.items())
+        self._world.say("database", f"fails over to a standby: {lost} messages are lost")
+        self.happened += 1
+        for stream_id, stream in streams.streams.items():
+            stream.head, stream.closed, stream.blocks, stream.block_summaries = standby.streams[stream_id]
+            del simulation.journal.keys[stream_id][stream.head :]
+        simulation.publishing.failed_over(standby.holding)
+        simulation.users.committed = set(standby.committed)
+        simulation.journal.parts, simulation.journal.appended, streams.lowers = standby.journal
+        simulation.checkers.failed_over(standby.checkers, FENCED)
+        simulation.store.restore(standby.store, FENCED)
+        if self._random.random() < 0.5:
+            self._world.set_clock_back(self._random.uniform(0.0, 20.0))
+        down_s = self._random.uniform(0.1, 4.0)
+        for node in simulation.nodes:
+            node.way.down(down_s)
+        simulation.lock_fault_injector.fail_over()
+
+
+def _gone(streams: MemoryCatalogue) -> frozenset[tuple[int, bool]]:
+    """What retention has taken, and whether its rows are deleted."""
+    return frozenset((g.generation_id, g.deleted) for g in streams.generations.values() if g.gone)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from sublet_leader.node.events import CommitWrites
+from sublet_leader.node.events import CommitWrites, NodeDesiredStateRead, StreamsChanged
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import (
-    ForceRelease,
-    GrantStream,
-    GroupWrites,
-    LendingOutcome,
-    LendingStatus,
-)
+from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupWrites, LendingOutcome, LendingStatus
 from tests.simulation.database import StatementOutcome
-from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
 _NODE = ("crash", "stop", "start", "start", "start", "pause", "flutter", "trouble", "trouble", "cut", "silence")
@@ -37,11 +31,12 @@ _ORDER_EVERY_S = 6.0
 _MAX_AGENTS = 5
 
 
-class FaultInjector:
+class FaultInjector(Happenings):
     """Each run has its own mixture: a third of the kinds never comes, so that the others come more often."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
+        super().__init__(simulation, "the faults")
+        self._random = simulation.world.random
         spared = {k for k in (*_NODE, *_GROUP, *_ALL, *_AGENT, *_USER) if self._world.chance(0.3)} - _ALWAYS
         self._node, self._group, self._all, self._agent, self._user = (
             [kind for kind in kinds if kind not in spared] for kinds in (_NODE, _GROUP, _ALL, _AGENT, _USER)
@@ -52,7 +47,7 @@ class FaultInjector:
         if self._world.chance(0.04):
             self._start_in_vain()
         self._snatching = False
-        self._world.after(0.5, self._befall)
+        self._repeat(self._befall, 3.0, first_s=0.5)
         clock = Random(f"the clock of {self._simulation.seed}")
         if clock.random() < 0.3:
             self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
@@ -65,14 +60,14 @@ class FaultInjector:
         nodes = self._simulation.nodes
         if self._world.now >= self._until:
             for node in nodes:
-                node.order(draining=False, step_down={})
+                node.deliver(NodeDesiredStateRead(False, {}))
             return
         node = operator.choice(nodes)
         led = node.machine.election.leaderships()
         draining = operator.random() < 0.4
         some = {group_id: term for group_id, term in led.items() if operator.random() < 0.5 and group_id}
         self._world.say("operator", f"{'drains' if draining else 'orders'} {node.name}, which leads {led}: {some}")
-        node.order(draining=draining, step_down=some)
+        node.deliver(NodeDesiredStateRead(draining, some))
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _set_clock_back(self, clock: Random) -> None:
@@ -96,13 +91,10 @@ class FaultInjector:
                     self._snatching = False
                     self._world.say("operator", f"rolls over and revokes stream {entry.stream_id} while it is granted")
                     self._simulation.streams.rollover(stream.generation.space_id)
-                    node.revoke(writes.group_id, (entry.stream_id,))
+                    node.revoke(writes.group_id, entry.stream_id)
                     return
 
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._world.after(self._random.expovariate(1 / 3.0), self._befall)
         kind = self._random.random()
         living = self._simulation.living()
         if kind < 0.38:
@@ -143,13 +135,12 @@ class FaultInjector:
                     self._shut_down_later(node, later_s)
                 else:
                     self._world.after(later_s, node.start)
-            case "cut" | "silence":
-                self._world.say(
-                    node.name, "is cut off from the database" if kind == "cut" else "receives no answers of it"
-                )
-                node.way.cut(
-                    StatementOutcome.LOST if kind == "cut" else StatementOutcome.SILENT, rnd.uniform(1.0, 15.0)
-                )
+            case "cut":
+                self._world.say(node.name, "is cut off from the database")
+                node.way.cut(StatementOutcome.LOST, rnd.uniform(1.0, 15.0))
+            case "silence":
+                self._world.say(node.name, "receives no answers of it")
+                node.way.cut(StatementOutcome.SILENT, rnd.uniform(1.0, 15.0))
 
     def _shut_down_later(self, node: SimulatedNode, later_s: float) -> None:
         """Shut a node down later, unless it is the last one after the faults: without a node nothing can be
@@ -179,7 +170,6 @@ class FaultInjector:
                     self._world.after(turn * rnd.uniform(0.5, 3.0), node.restart)
 
     def _hang_database(self, deaf_s: float) -> None:
-        """Let the database send nothing for a while, then receive nothing."""
         dumb_s = self._random.uniform(3.0, 9.0)
         self._world.say("database", f"says nothing for {deaf_s:.1f} s, then receives nothing for {dumb_s:.1f} s")
         for node in self._simulation.nodes:
@@ -212,7 +202,7 @@ class FaultInjector:
             case "revoke":
                 streams = tuple(s for s in rows if self._world.chance(0.3))
                 for node in simulation.nodes:
-                    node.revoke(group.group_id, streams)
+                    node.revoke(group.group_id, *streams)
             case "lock":
                 self._lock_row(group.group_id, rnd.choice(rows))
             case "take":
@@ -232,10 +222,9 @@ class FaultInjector:
                     self._announce()
 
     def _announce(self) -> None:
-        """Notify some of the nodes that streams have changed."""
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
-                self._world.after(self._random.uniform(0.0, 0.3), node.learn_of_streams)
+                self._world.after(self._random.uniform(0.0, 0.3), partial(node.deliver, StreamsChanged()))
 
     def _retire(self) -> None:
         """Delete the oldest closed generation, if no group loses messages but those that skip them."""
@@ -265,7 +254,7 @@ class FaultInjector:
         nodes, row = self._simulation.nodes, self._simulation.store.rows(group_id)[stream_id]
         if self._world.chance(0.5):
             for node in nodes:
-                node.revoke(group_id, (stream_id,))
+                node.revoke(group_id, stream_id)
         if self._world.chance(0.5) and (holder := self._simulation.agents.get(row.agent or "")):
             for node in nodes:
                 holder.lose(node.address)

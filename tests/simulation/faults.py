@@ -30,26 +30,20 @@ def main() -> int:
     missed = 0
     with Copy(root) as copy:
         for mutant in mutants:
-            found = _first(copy.root, mutant, options.seeds)
+            found = _first(copy, mutant, options.seeds)
             missed += found is None
             sys.stdout.write(f"{mutant.name}\n    {found or 'NOT NOTICED'}\n")
             sys.stdout.flush()
     return 1 if missed else 0
 
 
-def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
+def _first(copy: Copy, mutant: Mutant, seeds: int) -> str | None:
     """Return `seed 17: the checker's message`; None if no seed fails."""
-    file = tree / mutant.file
-    source = file.read_text(encoding="utf-8")
-    file.write_text(planted(mutant, source), encoding="utf-8")
-    command = ["-m", "tests.simulation", "--start", "0", "--seeds", str(seeds), "--processes", "1", "--first"]
-    environment = {**os.environ, "PYTHONPATH": source_path(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
-        )
-    finally:
-        file.write_text(source, encoding="utf-8")
+    how = ["--start", "0", "--seeds", str(seeds), "--processes", "1", "--first"]
+    command = [sys.executable, "-m", "tests.simulation", *how]
+    environment = {**os.environ, "PYTHONPATH": source_path(copy.root), "PYTHONDONTWRITEBYTECODE": "1"}
+    with copy.changed(mutant.file, planted(mutant, (copy.root / mutant.file).read_text(encoding="utf-8"))):
+        done = subprocess.run(command, cwd=copy.root, env=environment, capture_output=True, text=True, check=False)
     if " seeds in " not in done.stdout:
         raise RuntimeError(f"the seeds did not run with {mutant.name!r} planted: {done.stderr or done.stdout}")
     found = sorted((int(seed), said) for seed, said in _FOUND.findall(done.stdout))

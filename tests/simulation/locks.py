@@ -22,18 +22,17 @@ from sublet_storage.db.liveness_lock import (
     PeerLocksChecked,
     compute_lock_key,
 )
-from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedAgent, SimulatedNode
     from tests.simulation.simulation import Simulation
 
-_TROUBLE_EVERY_S = 6.0
-_AGENT_TROUBLE_EVERY_S = 3.0
-_BOTH_EVERY_S = 10.0
-_NEAR = ("none", "cut", "flap", "unnoticed", "break off")
-_CUT_OFF = ("flap", "unnoticed", "unnoticed")
+_FAULTS = {
+    "cut": "has the connection of its lock cut",
+    "flap": "has the connection of its lock cut again and again",
+    "break off": "has lost the connection of its lock, which the database does not know",
+}
 _RETRY_S = 0.02
 _NO_ANSWER_S = 0.9
 
@@ -279,12 +278,11 @@ class AgentLock(ProcessLock):
         return self._world.now >= self._agent.simulation.lock_fault_injector.down_until
 
 
-class LockFaultInjector:
+class LockFaultInjector(Happenings):
     """Faults of these connections, and of agents' polls, during the safety phase."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the locks of {simulation.seed}")
+        super().__init__(simulation, "the locks")
         self._of_agents = Random(f"the agents' locks of {simulation.seed}")
         self._of_failover = Random(f"the locks in the failover of {simulation.seed}")
         self._of_both = Random(f"leaders and holders of {simulation.seed}")
@@ -293,14 +291,13 @@ class LockFaultInjector:
     def begin(self, until: float) -> None:
         self._until = until
         if self._random.random() < 0.8:
-            self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+            self._repeat(self._befall, 6.0)
         if self._of_agents.random() < 0.8:
-            self._world.after(self._of_agents.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+            self._repeat(self._befall_agent, 3.0, self._of_agents)
         if self._of_both.random() < 0.6:
-            self._world.after(self._of_both.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
+            self._repeat(self._befall_both, 10.0, self._of_both)
 
     def restart(self) -> None:
-        """Close all connections, as a restart of the database does."""
         self._simulation.locks.restart(self._world.now)
         for lock in self._all_locks():
             lock.cut()
@@ -338,7 +335,8 @@ class LockFaultInjector:
             self._report_poll(node, agent, late_s + self._of_agents.uniform(0.001, 0.01), is_held=False)
 
     def _report_poll(self, node: SimulatedNode, agent: SimulatedAgent, delay_s: float, *, is_held: bool) -> None:
-        self._world.after(delay_s, lambda: node.learn_of_poll(AgentLongPollChanged(agent.name, is_held)))
+        changed = AgentLongPollChanged(agent.name, is_held)
+        self._world.after(delay_s, lambda: node.deliver(changed) if node.alive else None)
 
     def _break_polls(self, agent: SimulatedAgent, for_s: float) -> None:
         """Nodes hold no poll of a living agent; some of them for ever."""
@@ -351,24 +349,15 @@ class LockFaultInjector:
     def _lose_messages(self, agent: SimulatedAgent, for_s: float) -> None:
         """Lose what a living agent sends, as a gateway does that has forgotten its connections, and mostly the rest."""
         paths = BOTH_DIRECTIONS if self._of_agents.random() < 0.7 else ("there",)
-        for node in self._simulation.nodes:
-            self._simulation.network.part(agent.name, node.address, paths, for_s)
+        self._simulation.network.isolate(agent.name, paths, for_s)
 
     def _befall_agent(self) -> None:
-        if self._world.now >= self._until:
-            return
-        random = self._of_agents
-        self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
         if agents := self._simulation.living():
-            self._disturb_agent(random.choice(agents), random)
+            self._disturb_agent(self._of_agents.choice(agents), self._of_agents)
 
     def _befall_both(self) -> None:
         """Crash a node together with an agent; or the agent has faults of its lock, or is only cut off."""
-        if self._world.now >= self._until:
-            return
-        random = self._of_both
-        self._world.after(random.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
-        kind = random.choice(("crash", "crash", "trouble", "part", "part"))
+        kind = self._of_both.choice(("crash", "crash", "trouble", "part", "part"))
         if kind == "part":
             self._part_both()
         elif (agent := self._crash_leader()) is not None:
@@ -376,7 +365,7 @@ class LockFaultInjector:
                 self._simulation.crashes += 1
                 agent.crash()
             else:
-                self._disturb_agent(agent, random)
+                self._disturb_agent(agent, self._of_both)
 
     def _part_both(self) -> None:
         """Crash a node; meanwhile an agent is cut off, whose lock is where it was."""
@@ -408,37 +397,30 @@ class LockFaultInjector:
         faults = ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
         fault = random.choice(faults)
         self._world.say(agent.name, f"fault of its lock: {fault}")
+        self._disturb_lock(agent.lock, fault, random, 40)
+
+    def _disturb_lock(self, lock: ProcessLock, fault: str, random: Random, most_cuts: int) -> None:
         match fault:
             case "cut":
-                agent.lock.cut()
+                lock.cut()
             case "flap":
-                for turn in range(random.randint(3, 40)):
-                    self._world.after(turn * random.uniform(0.02, 0.15), agent.lock.cut)
+                for turn in range(random.randint(3, most_cuts)):
+                    self._world.after(turn * random.uniform(0.02, 0.15), lock.cut)
             case "unnoticed":
-                agent.lock.cut_unnoticed()
+                lock.cut_unnoticed()
             case "break off":
-                agent.lock.break_off()
+                lock.break_off()
 
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
         node = self._random.choice(self._simulation.nodes)
-        match self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart")):
-            case "cut":
-                self._world.say(node.name, "has the connection of its lock cut")
-                node.lock.cut()
-            case "flap":
-                self._world.say(node.name, "has the connection of its lock cut again and again")
-                for turn in range(self._random.randint(3, 20)):
-                    self._world.after(turn * self._random.uniform(0.02, 0.15), node.lock.cut)
-            case "break off":
-                self._world.say(node.name, "has lost the connection of its lock, which the database does not know")
-                node.lock.break_off()
-            case "restart":
-                down_s = self._random.uniform(0.05, 3.0)
-                self._world.say("database", f"restarts, for {down_s:.1f} s")
-                self.down_until = self._world.now + down_s
-                for each in self._simulation.nodes:
-                    each.way.down(down_s)
-                self.restart()
+        fault = self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart"))
+        if fault != "restart":
+            self._world.say(node.name, _FAULTS[fault])
+            self._disturb_lock(node.lock, fault, self._random, 20)
+            return
+        down_s = self._random.uniform(0.05, 3.0)
+        self._world.say("database", f"restarts, for {down_s:.1f} s")
+        self.down_until = self._world.now + down_s
+        for each in self._simulation.nodes:
+            each.way.down(down_s)
+        self.restart()

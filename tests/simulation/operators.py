@@ -1,28 +1,29 @@
-"""Operators' actions on groups at work: pause, resume, reset, export and import, forced revokes.
-
-It has its own random generator. A live reset is implemented here as the command does it: pause, wait until nothing is
-held, reset, resume. What it does to the rows is the product's own rule.
-"""
+"""The groups of a run, and what operators do to them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from sublet_leader.node.events import StreamsChanged
 from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
-from sublet_storage.groups.model.records import Group, LendingStatus
+from sublet_storage.groups.model.lending_row import LendingRow
+from sublet_storage.groups.model.records import Group, GroupOptions, LendingStatus, OnDataLoss
 from tests.simulation.checkers.lives import Violation
-from tests.simulation.network import BOTH_DIRECTIONS
+from tests.simulation.world import BOTH_DIRECTIONS, Happenings
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
-_RUNS = 0.5
-_INTERVAL_S = 9.0
+EXPIRY_S = 12.0
+"""How long a group that waits for named sessions reserves their streams."""
+_NAMES = ("$share/sim/#", "$share/second/#", "$queue/third/#")
 _POLL_INTERVAL_S = 0.2
 _MAX_AGENTS = 6
 _KINDS = ("pause", "reset", "reset", "reset", "one", "one", "import", "silence", "silence", "twin", "retire", "anew")
@@ -30,22 +31,122 @@ _TARGETS = ("earliest", "latest", "current", "shift", "offset", "time")
 _ATOMIC = ("earliest", "latest", "offset", "time")
 
 
-class Operators:
-    """Acts in a part of all runs."""
+@dataclass(slots=True)
+class DeclaredGroup:
+    """A subscription of the run and the options of its next group."""
+
+    subscription: Subscription
+    options: GroupOptions
+
+
+class Groups:
+    """One group in most runs, seldom three. Each is declared with options of its own, or created by its first
+    subscriber. About one in three is atomic."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
-        self._streams, self._store = simulation.streams, simulation.store
-        self._random = Random(f"the operators of {simulation.seed}")
+        self._whims = Random(f"the groups of {simulation.seed}")
+        self._starts = Random(f"where the groups of {simulation.seed} begin")
+        count = self._world.random.choice((1, 1, 1, 1, 1, 2, 2, 3))
+        self._wanted = {s: DeclaredGroup(s, self._options()) for s in map(Subscription.parse, _NAMES[:count])}
+        self.retired: set[Subscription] = set()
+        """Those that have been deleted at least once."""
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        return tuple(self._wanted)
+
+    def start_of(self, subscription: Subscription) -> StartingPosition:
+        """Return the starting position that subscribers request, which counts if the group is not declared."""
+        return self._wanted[subscription].options.starting_position
+
+    def live(self, subscription: Subscription) -> Group | None:
+        return next((g for g in self._simulation.checkers.live_groups() if g.subscription == subscription), None)
+
+    def declare(self, subscription: Subscription) -> None:
+        """Declare the group with its options, unless it exists."""
+        if self.live(subscription) is None:
+            group = self._simulation.store.declare_group(subscription, self._wanted[subscription].options)
+            self._world.say("operator", f"declares {group}")
+
+    def begin(self) -> None:
+        """Declare most groups before any member joins."""
+        for subscription in self._wanted:
+            if subscription.kind == "queue" or self._world.chance(0.8):
+                self.declare(subscription)
+
+    def delete(self, subscription: Subscription) -> None:
+        """Delete the group as an operator, and mostly declare it anew at once, with other options."""
+        group_id = self._simulation.store.delete_group(subscription)
+        self._world.say("operator", f"deletes {subscription}, group {group_id}")
+        if group_id is None:
+            return
+        self.retired.add(subscription)
+        self._wanted[subscription].options = self._options()
+        delay_s = self._world.random.choice((0.0, 0.0, self._world.random.uniform(0.0, 15.0)))
+        if subscription.kind == "queue" or self._world.chance(0.7):
+            self._world.after(delay_s, lambda: self.declare(subscription))
+
+    def move(self, group: Group, delay_s: float) -> None:
+        """Export the group as an operator, delete it, and create it from the export, at once or later."""
+        subscription, options = group.subscription, group.options
+        progress = self._simulation.store.export(group.group_id)
+        self._simulation.store.delete_group(subscription)
+        self._world.say("operator", f"deletes {subscription}, to import {progress}")
+        self.retired.add(subscription)
+        self._wanted[subscription].options = options
+
+        def begin() -> None:
+            if self._simulation.store.has_lost(group, progress):
+                self.declare(subscription)
+            elif self.live(subscription) is None:
+                begun = self._simulation.store.begin_with(group, progress)
+                self._world.say("operator", f"imports {begun}")
+
+        self._world.after(delay_s, begin)
+
+    def _options(self) -> GroupOptions:
+        rnd = self._world.random
+        start = rnd.choice((StartingPosition.EARLIEST, StartingPosition.EARLIEST, StartingPosition.LATEST))
+        atomic = self._whims.random() < 1 / 3
+        if atomic and self._whims.random() < 0.4:
+            start = StartingPosition.LATEST
+        start = self._another_start(start)
+        on_data_loss = rnd.choice((OnDataLoss.FAIL, OnDataLoss.SKIP))
+        return GroupOptions(
+            starting_position=start,
+            on_data_loss=OnDataLoss.FAIL if atomic else on_data_loss,
+            strategy=rnd.choice(("even", "even", "load")),
+            session_expiry_s=rnd.choice((0.0, EXPIRY_S)),
+            atomic=atomic,
+        )
+
+    def _another_start(self, start: StartingPosition) -> StartingPosition:
+        """Return the position, or for some groups a time or an offset."""
+        kind, since_s = self._starts.random(), self._starts.uniform(0.0, self._simulation.publishing.past_s + 20.0)
+        since_s += self._starts.choice((0.0, self._world.hours_s))
+        if kind < 0.2:
+            return StartingPosition("time", max(self._world.wall_us() - round(since_s * 1_000_000), 0))
+        return StartingPosition("offset", self._starts.randint(0, 20)) if kind < 0.27 else start
+
+
+class Operators(Happenings):
+    """Pause, resume, reset, export and import groups at work, and revoke by force, in a part of all runs. A live reset
+    is implemented here as the command does it: pause, wait until nothing is held, reset, resume. What it does to the
+    rows is the product's own rule."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(simulation, "the operators")
+        self._store = simulation.store
         self._paused: set[int] = set()
         self._resetting: set[int] = set()
         self.resets = 0
 
     def begin(self, until: float) -> None:
         self._until = until
-        if self._random.random() < _RUNS:
+        if self._random.random() < 0.5:
             self._kinds = [kind for kind in _KINDS if self._random.random() < 0.7] or ["reset"]
-            self._later()
+            self._repeat(self._befall, 9.0)
 
     def mend(self) -> None:
         """Resume paused groups, and reset blocked streams to where they can continue."""
@@ -54,13 +155,7 @@ class Operators:
                 self._resume(group)
         self._unblock()
 
-    def _later(self) -> None:
-        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
-
     def _befall(self) -> None:
-        if self._world.now >= self._until:
-            return
-        self._later()
         group = self._simulation.groups.live(self._random.choice(self._simulation.groups.subscriptions))
         if group is not None:
             self._act(group)
@@ -104,7 +199,7 @@ class Operators:
         for node in self._simulation.nodes:
             if self._random.random() < 0.7:
                 later_s = self._random.uniform(0.0, 0.3)
-                self._world.after(later_s, partial(node.learn_of_desired_state, group.group_id))
+                self._world.after(later_s, partial(node.deliver, StreamsChanged(group_id=group.group_id)))
 
     # --- resets -----------------------------------------------------------------------------------------------------
 
@@ -133,12 +228,10 @@ class Operators:
         if group.group_id in self._resetting:
             return
         self._resetting.add(group.group_id)
-        drain_timeout_s = self._random.choice((2.0, 10.0, 30.0))
-        force = self._random.random() < 0.25
+        drain_timeout_s, force = self._random.choice((2.0, 10.0, 30.0)), self._random.random() < 0.25
         value = self._value_of(target)
-        is_ours = group.group_id not in self._paused
         self._say(f"resets {group.subscription} to {target} {value}, {streams or 'all'}, {force=}")
-        if is_ours:
+        if group.group_id not in self._paused:
             self._store.apply_command(group.subscription, PauseGroup("to be reset"))
             self._notify(group)
 
@@ -164,9 +257,12 @@ class Operators:
             if not stream.generation.gone and position != since:
                 raise Violation(f"{group} was reset to {target}, stream {stream_id} to {position}, not {since}")
 
+    def _held(self, group: Group) -> list[LendingRow]:
+        rows = self._store.rows(group.group_id).values()
+        return sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
+
     def _wait(self, group: Group, drain_timeout_s: float, then: Callable[[], None]) -> None:
-        held = any(row.status is LendingStatus.HELD for row in self._store.rows(group.group_id).values())
-        if held and drain_timeout_s > 0:
+        if self._held(group) and drain_timeout_s > 0:
             self._world.after(_POLL_INTERVAL_S, lambda: self._wait(group, drain_timeout_s - _POLL_INTERVAL_S, then))
         else:
             then()
@@ -186,10 +282,9 @@ class Operators:
 
     def _revoke_in_silence(self, group: Group) -> None:
         """Force the revoke of a stream from a slow holder, which is cut off at about the deadline."""
-        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
-        if not rows:
+        if not (rows := self._held(group)):
             return
-        row = self._random.choice(sorted(rows, key=lambda row: row.stream_id))
+        row = self._random.choice(rows)
         paths = self._random.choice((BOTH_DIRECTIONS, ("back",)))
         self._say(f"wants stream {row.stream_id} of group {group.group_id} back")
         holder = self._simulation.agents[row.agent or ""]
@@ -198,13 +293,13 @@ class Operators:
 
         def revoke() -> None:
             for node in self._simulation.nodes:
-                node.revoke(group.group_id, (row.stream_id,))
+                node.revoke(group.group_id, row.stream_id)
 
         self._world.after(slow_s, revoke)
 
         def fall_silent() -> None:
-            for node in self._simulation.nodes if self._world.now < self._until else ():
-                self._simulation.network.part(holder.name, node.address, paths, 15.0)
+            if self._world.now < self._until:
+                self._simulation.network.isolate(holder.name, paths, 15.0)
 
         due_s = self._simulation.revoke_deadline_s
         later_s = self._random.choice((0.0, self._random.uniform(0.0, due_s), due_s - 0.2))
@@ -212,13 +307,11 @@ class Operators:
 
     def _make_anew(self, group: Group) -> None:
         """Delete a group, and mostly declare it anew, while a holder is cut off."""
-        rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
-        if rows:
-            holder = self._random.choice(sorted(rows, key=lambda row: row.stream_id)).agent or ""
+        if rows := self._held(group):
+            holder = self._random.choice(rows).agent or ""
             for node in self._simulation.nodes:
-                self._simulation.network.part(
-                    holder, node.address, self._random.choice((BOTH_DIRECTIONS, ("back",))), 12.0
-                )
+                paths = self._random.choice((BOTH_DIRECTIONS, ("back",)))
+                self._simulation.network.part(holder, node.address, paths, 12.0)
             self._simulation.groups.delete(group.subscription)
 
     def _start_twin(self) -> None:
@@ -226,10 +319,8 @@ class Operators:
         named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
         if named and len(self._simulation.living()) < _MAX_AGENTS:
             before, paths = self._random.choice(named), self._random.choice((BOTH_DIRECTIONS, ("back",)))
-            for node in self._simulation.nodes:
-                self._simulation.network.part(before.name, node.address, paths, 12.0)
-            later_s = self._random.uniform(0.0, 2.0)
-            self._world.after(later_s, partial(self._simulation.join, before))
+            self._simulation.network.isolate(before.name, paths, 12.0)
+            self._world.after(self._random.uniform(0.0, 2.0), partial(self._simulation.join, before))
 
     def _retire(self) -> None:
         """Let retention delete what groups have not read, except `$queue` groups and, here, atomic ones, which would

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.events import (
@@ -33,17 +32,16 @@ from sublet_borrower.planner.planned_ranges import (
 from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.groups.model.records import LendingStatus
-from tests.simulation.sessions import Session
-from tests.simulation.work import Work
+from tests.simulation.sessions import Session, Work
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.processes import SimulatedAgent
     from tests.simulation.simulation import Simulation
 
 _HOLDS_S = (1.0, 6.0, 20.0, 20.0)
-_RUNS = 0.4
 _DIES = 0.06
-"""Probabilities that a run has a query, and that it dies between two of its steps."""
+"""Probability that a query dies between two of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,6 @@ class Checkpoint:
 
 
 class Query(Session):
-    """One process of the query."""
-
     def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
         super().__init__(agent, handle)
         self._checkpoint = checkpoint
@@ -99,7 +95,6 @@ class Query(Session):
         return stream_id not in self._streams and super().is_idle(stream_id)
 
     def leave(self) -> None:
-        """Stop the query, in the middle of anything."""
         self._over = True
         self._planning.abandon()
 
@@ -120,20 +115,20 @@ class Query(Session):
         batch = batches[-1]
         before = batches[-2].ranges if len(batches) > 1 else ()
         self._planning.restore((*before, *batch.done), batch.ranges)
-        self._resume(set(batch.ranges), [])
+        self._resume(list(batch.ranges), [])
 
-    def _resume(self, open: set[PlannedRange], again: list[RunnablePlannedRange]) -> None:
+    def _resume(self, open: list[PlannedRange], again: list[RunnablePlannedRange]) -> None:
         """Resolve which ranges of the batch are to be repeated; lost ones are left out of it."""
         for planned in tuple(open):
             if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
-                open.discard(planned)
+                open.remove(planned)
             elif (
                 became := self._status(self._checkpoint.batches[-1].group_id, planned)
             ) is not PlannedRangeStatus.OPEN:
                 self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
                 self._planning.drop_started(planned)
-                open.discard(planned)
+                open.remove(planned)
         if open:
             self._soon(lambda: self._resume(open, again))
         else:
@@ -236,28 +231,23 @@ class Query(Session):
         return unless_over
 
 
-class Queries:
+class Queries(Happenings):
     """Runs a query in some runs. It dies again and again, and mostly restarts; it has its own random generator."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._whims = Random(f"the queries of {simulation.seed}")
+        super().__init__(simulation, "the queries")
         self._life: SimulatedAgent | None = None
 
     def begin(self, until: float) -> None:
         """Start it, with faults of its own until that time."""
-        if self._whims.random() < _RUNS:
+        if self._random.random() < 0.4:
             self._until = until
-            checkpoint = Checkpoint("query", self._whims.choice(_HOLDS_S))
-            self._world.after(self._whims.uniform(0.0, 6.0), lambda: self._see_to(checkpoint))
+            checkpoint = Checkpoint("query", self._random.choice(_HOLDS_S))
+            self._world.after(self._random.uniform(0.0, 6.0), lambda: self._see_to(checkpoint))
 
     def _see_to(self, checkpoint: Checkpoint) -> None:
         if self._world.now <= self._until:
-            self._begin_life(checkpoint)
-            later_s = self._whims.choice((0.2, 1.0, 5.0))
+            if self._life is None or not self._life.alive or not self._life.wishes:
+                self._life = self._simulation.start_query(checkpoint)
+            later_s = self._random.choice((0.2, 1.0, 5.0))
             self._world.after(min(later_s, max(self._until - self._world.now, 0.1)), lambda: self._see_to(checkpoint))
-
-    def _begin_life(self, checkpoint: Checkpoint) -> None:
-        lives = self._life is not None and self._life.alive and self._life.wishes
-        if not lives:
-            self._life = self._simulation.start_query(checkpoint)

@@ -8,26 +8,18 @@ from unittest import mock
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
-from tests.simulation.agents import SimulatedAgent
 from tests.simulation.checkers import Checkers, Violation
 from tests.simulation.checkers.rest import check_rest
-from tests.simulation.database import WatchedGroups
-from tests.simulation.failover import Failover
+from tests.simulation.database import Failover, WatchedGroups
 from tests.simulation.fault_injector import FaultInjector
-from tests.simulation.groups import Groups
-from tests.simulation.journal import Journal
 from tests.simulation.locks import AdvisoryLocks, LockFaultInjector
-from tests.simulation.lowered_heads import LoweredHeads
-from tests.simulation.maintenance import Maintenance
-from tests.simulation.network import Network
-from tests.simulation.nodes import SimulatedNode
-from tests.simulation.operators import Operators
-from tests.simulation.process import MAX_DRIFT
-from tests.simulation.publishing import Publishing
+from tests.simulation.operators import Groups, Operators
+from tests.simulation.processes import SimulatedAgent, SimulatedNode
+from tests.simulation.publishing import Journal, Publishing
 from tests.simulation.queries import Checkpoint, Queries
-from tests.simulation.rollover import Rollovers
+from tests.simulation.streams import LoweredHeads, Maintenance, Rollovers
 from tests.simulation.transactions import UsersDatabase
-from tests.simulation.world import Weather, World
+from tests.simulation.world import MAX_DRIFT, Network, Weather, World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 
 SAFETY_S = 48.0
@@ -88,7 +80,6 @@ class Simulation:
         return tuple(n.address for n in self.nodes if n.alive or self.world.chance(0.3))
 
     def living(self) -> list[SimulatedAgent]:
-        """Return the agents that have not crashed."""
         return [agent for agent in self.agents.values() if agent.alive]
 
     def join(self, like: SimulatedAgent | None = None) -> SimulatedAgent:
@@ -106,7 +97,6 @@ class Simulation:
         return agent
 
     def start_query(self, checkpoint: Checkpoint) -> SimulatedAgent:
-        """Start a process that continues this query."""
         self._made += 1
         agent = SimulatedAgent(self, f"a{self._made}", self._borrower, self._drift, None, checkpoint)
         self.agents[agent.name] = agent
@@ -126,8 +116,7 @@ class Simulation:
     @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
     @mock.patch("sublet_storage.db.reconnecting_connection.IDLE_S", math.inf)  # of this machine's clock
     def run(self) -> None:
-        """Run the safety phase, then the liveness phase, then the final checks."""
-        with self.users.in_place():
+        with mock.patch("sublet_borrower.consumer.transaction.connect", self.users.connect):
             self._run()
 
     def _run(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.simulation.checkers.deliveries import Order
 from tests.simulation.checkers.lives import Violation
-from tests.simulation.checkers.order import Order
-from tests.simulation.journal import Part
+from tests.simulation.publishing import Part
 
 KEY = ("orders/new", 1)
 CHECKS: list[Callable[[Order], None]] = [

@@ -34,15 +34,12 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
-from tests.simulation.sessions import Session
-from tests.simulation.work import Work
+from tests.simulation.sessions import Session, Work
+from tests.simulation.world import Happenings
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.processes import SimulatedAgent
     from tests.simulation.simulation import Simulation
-
-_RUNS = 0.35
-_OF_AGENTS = 0.6
 
 
 class _Refused(psycopg.DatabaseError):
@@ -68,14 +65,13 @@ class _Transaction:
     stored: list[tuple[int, int, range]] = field(default_factory=list)
 
 
-class UsersDatabase:
+class UsersDatabase(Happenings):
     """The database as users' transactions see it. `stored`: (group, stream, offset) in their output; `committed`:
     numbers of transactions."""
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation, self._world = simulation, simulation.world
-        self._random = Random(f"the transactions of {simulation.seed}")
-        self.runs = self._random.random() < _RUNS
+        super().__init__(simulation, "the transactions")
+        self.runs = self._random.random() < 0.35
         self._away_until = 0.0
         self._numbers = 0
         self.committed: set[str] = set()
@@ -83,7 +79,7 @@ class UsersDatabase:
 
     def is_used_by(self, agent: SimulatedAgent) -> bool:
         """Return whether the sessions of that process write in transactions."""
-        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
+        return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < 0.6
 
     @property
     def timeline(self) -> str:
@@ -93,12 +89,7 @@ class UsersDatabase:
         """Return whether the group has no leader on this timeline, as the database's function `advance` checks."""
         return self._simulation.store.is_older(group_id)
 
-    def in_place(self) -> Any:
-        """Return a context in which the product's transactions use this database."""
-        return mock.patch("sublet_borrower.consumer.transaction.connect", self.connect)
-
     def connect(self, *_: object, **__: object) -> _Connection:
-        """Return a new connection, or raise if the database is unreachable."""
         if self._world.now < self._away_until:
             raise DatabaseUnreachable("the database cannot be reached")
         return _Connection(self)
@@ -108,7 +99,6 @@ class UsersDatabase:
         return _Transaction(self._numbers)
 
     def fails(self) -> bool:
-        """Return whether a connection breaks now."""
         return not self._world.calm and self._random.random() < 0.04
 
     def advance(self, key: bytes, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
@@ -185,7 +175,6 @@ class _Connection:
             self._break()
 
     def store(self, group_id: int, stream_id: int, offsets: range) -> None:
-        """Execute the user's own statement."""
         assert self._transaction is not None
         self._transaction.stored.append((group_id, stream_id, offsets))
 
@@ -300,7 +289,9 @@ class WritingSession(Session):
             if not granted.is_ended and batch.ticket in granted.outstanding
         ]
         if not self._in_hand or self._whims.random() < 0.4:
-            self._take_more()
+            for work in list(self._granted.values()):
+                if self._whims.random() < 0.6 and not work.granted.is_stopping:
+                    self._take_batch(work)
         if self._in_hand:
             self._try(self._some())
         self._soon(self._turn)
@@ -312,11 +303,6 @@ class WritingSession(Session):
             del some[self._whims.randrange(1, len(some)) :]
         self._whims.shuffle(some)
         return some
-
-    def _take_more(self) -> None:
-        for work in list(self._granted.values()):
-            if self._whims.random() < 0.6 and not work.granted.is_stopping:
-                self._take_batch(work)
 
     def _take_batch(self, work: GrantedWork) -> None:
         agent, granted = self._agent, work.granted

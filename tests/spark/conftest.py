@@ -10,8 +10,7 @@ import pytest
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.consumption import Consumption, consume
-from tests.spark.java_archive import java_options
-from tests.spark.session import CACHE, spark_session
+from tests.spark.session import CACHE, java_options, spark_session
 from tests.spark.stage import ALL, SPEED, Stage, a_stage
 from tests.spark.work import Recorder
 
@@ -34,7 +33,6 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def stage(database: str, tmp_path: Path) -> Iterator[Stage]:
-    """A database, nodes and records of the test's own."""
     with a_stage(database, tmp_path) as stage:
         yield stage
 

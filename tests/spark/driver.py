@@ -17,13 +17,7 @@ from tests.spark.work import Recorder
 
 
 def main(
-    url: str,
-    subscription: str,
-    records: str,
-    tasks: str,
-    pause_s: str,
-    master: str = "local[2,1000]",
-    conf: str = "{}",
+    url: str, subscription: str, records: str, tasks: str, pause_s: str, master: str = "local[2,1000]", conf: str = "{}"
 ) -> None:
     """Say `consuming` when the job is under way, and `drained` at the end."""
     leave = threading.Event()

@@ -16,7 +16,7 @@ from sublet import Session
 from sublet_borrower.spark.job.consumption import consume
 from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from tests.spark.query import say
-from tests.spark.session import spark_session
+from tests.spark.session import spark_session, streamed, to_its_end
 
 COUNT = 40
 log = logging.getLogger("users.program")
@@ -45,8 +45,8 @@ def main(place: str) -> None:
         with guard(batch_id):
             say(f"guarded {frame.count()}")
 
-    to_its_end(streamed(spark, "guarded").writeStream.foreachBatch(store), here / "guarded")
-    copies = streamed(spark, "copies").selectExpr("value", "'copy' as topic").writeStream.format("sublet")
+    to_its_end(streamed(spark, "guarded", "t").writeStream.foreachBatch(store), here / "guarded")
+    copies = streamed(spark, "copies", "t").selectExpr("value", "'copy' as topic").writeStream.format("sublet")
     query = to_its_end(copies, here / "copies")
     query.explain(True)
     running = consume(spark, "$share/resident/t", work, tasks=1, starting_position="earliest")
@@ -65,19 +65,6 @@ def main(place: str) -> None:
             say(f"refused: {error}")
     spark.stop()
     say("done")
-
-
-def streamed(spark: Any, name: str) -> Any:
-    """A query of a group of its own."""
-    reader = spark.readStream.format("sublet").option("subscription", f"$share/{name}/t").option("sessionName", name)
-    return reader.option("startingPosition", "earliest").load()
-
-
-def to_its_end(writer: Any, checkpoint: Path) -> Any:
-    """The query, which has had what there is."""
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination()
-    return query
 
 
 def work(batch: Any) -> None:

@@ -1,8 +1,8 @@
-"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [SINK [MASTER [CONF]]]]]`.
+"""A streaming query: `python -m tests.spark.query URL PLACE [OPTIONS [DIE [SINK]]]`.
 
 Consumes $share/spark/# from `format("sublet")` into a SINK: `files`, one for each batch, which a batch that is done
 again does not write again, or `table`, public.sunk, which has no key, under a guard. PLACE has the checkpoint and the
-files. OPTIONS and CONF are JSON objects. DIE is WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source,
+files. OPTIONS is a JSON object. DIE is WHAT:WHERE:BATCH: which process gets kill -9 (driver, jvm, source,
 worker) where in that batch (before or behind the sink). It ends at SIGTERM.
 """
 
@@ -26,9 +26,11 @@ Rows = list[tuple[int, int, int]]
 
 
 class Sink:
-    """Writes each batch once, and dies where the test says so."""
+    """Writes each batch once, and dies where the test says so. With a URL it writes to a table there, which would have
+    a row twice that is written twice."""
 
-    def __init__(self, place: Path, die: str) -> None:
+    def __init__(self, place: Path, die: str, url: str) -> None:
+        self._guard, self._query = Guard(place / "checkpoint", url) if url else None, place.name
         self._place = place / "sink"
         self._what, self._where, self._batch = die.split(":") if die else ("", "", "-1")
         self._place.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,11 @@ class Sink:
 
     def _write(self, batch: int, rows: Rows) -> None:
         written = self._place / f"{batch:06d}.json"
-        if not written.exists():
+        if self._guard is not None:
+            with self._guard(batch) as connection:
+                values = [(self._query, batch, *row) for row in rows]
+                connection.cursor().executemany("insert into public.sunk values (%s, %s, %s, %s, %s)", values)
+        elif not written.exists():
             begun = written.with_suffix(".begun")
             begun.write_text(json.dumps(sorted(rows)))
             begun.rename(written)
@@ -53,20 +59,6 @@ class Sink:
             say(f"{self._what} dies {where} the sink of batch {batch}")
             for pid in victims(self._what):
                 os.kill(pid, signal.SIGKILL)
-
-
-class Table(Sink):
-    """The same with a table, which would have a row twice that is written twice."""
-
-    def __init__(self, place: Path, die: str, url: str) -> None:
-        super().__init__(place, die)
-        self._guard, self._query = Guard(place / "checkpoint", url), place.name
-
-    def _write(self, batch: int, rows: Rows) -> None:
-        with self._guard(batch) as connection:
-            connection.cursor().executemany(
-                "insert into public.sunk values (%s, %s, %s, %s, %s)", [(self._query, batch, *row) for row in rows]
-            )
 
 
 def victims(what: str) -> list[int]:
@@ -82,25 +74,17 @@ def victims(what: str) -> list[int]:
     return [pid for pid, parent in found.items() if what == "source" or parent in found]
 
 
-def main(
-    url: str,
-    place: str,
-    options: str = "{}",
-    die: str = "",
-    sink: str = "files",
-    master: str = "local[2,4]",
-    conf: str = "{}",
-) -> None:
+def main(url: str, place: str, options: str = "{}", die: str = "", sink: str = "files") -> None:
     """Say `running` when the query is, and `ended` at the end."""
     leave = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    spark = spark_session(master, json.loads(conf))
+    spark = spark_session("local[2,4]")
     reader = spark.readStream.format("sublet").option("url", url).option("subscription", "$share/spark/#")
     for name, value in {"sessionName": "query", "startingPosition": "earliest", **json.loads(options)}.items():
         reader = reader.option(name, value)
     query = (
         reader.load()
-        .writeStream.foreachBatch(Sink(Path(place), die) if sink == "files" else Table(Path(place), die, url))
+        .writeStream.foreachBatch(Sink(Path(place), die, url if sink == "table" else ""))
         .option("checkpointLocation", str(Path(place) / "checkpoint"))
         .start()
     )
@@ -120,7 +104,6 @@ def stay(spark: Any, query: Any, leave: threading.Event) -> None:
 
 
 def say(text: str) -> None:
-    """To the log, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

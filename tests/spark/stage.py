@@ -21,8 +21,6 @@ WAIT_S = 180.0
 
 
 class Stage(Scene):
-    """Nodes on a database of the test's own, a directory for its tasks' records."""
-
     def __init__(self, url: str, directory: Path) -> None:
         super().__init__(url, ALL)
         self.records = directory / "records"
@@ -42,7 +40,6 @@ class Stage(Scene):
         return Counter(session for status, _, _, session in self.lendings().values() if status == "held")
 
     def attempts(self) -> list[AttemptRecord]:
-        """What every task attempt has written."""
         return attempts(self.records)
 
     def delivered(self) -> list[Delivered]:

@@ -13,6 +13,7 @@ import pytest
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import alter_space, reshard
 from sublet_storage.spaces.tiering import tier_space
+from tests.spark.session import streamed, to_its_end
 from tests.spark.stage import Stage
 
 pytestmark = pytest.mark.spark
@@ -30,10 +31,7 @@ def pushdown(spark: Any) -> Iterator[None]:
 
 
 def history(spark: Any, stage: Stage, **options: str) -> Any:
-    reader = spark.read.format("sublet").option("url", stage.url)
-    for name, value in options.items():
-        reader = reader.option(name, value)
-    return reader.load()
+    return spark.read.format("sublet").options(url=stage.url, **options).load()
 
 
 def numbers(frame: Any) -> list[int]:
@@ -65,10 +63,7 @@ def test_frame_is_one_snapshot(spark: Any, stage: Stage) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "condition",
-    ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"],
-)
+@pytest.mark.parametrize("condition", ["topic = 't/1'", "topic in ('t/1', 't/2') and offset >= 25", "topic like 't/%'"])
 def test_push_down_changes_no_rows(spark: Any, stage: Stage, pushdown: None, condition: str) -> None:
     publish_by_minute(stage, 60)
     ours = history(spark, stage, pushDownPredicate="true").where(condition)
@@ -107,12 +102,9 @@ def test_push_down_is_not_for_streams(spark: Any, stage: Stage, pushdown: None, 
     """A stream is not asked for `pushDownPredicate`, which history needs."""
     stage.serve("n1")
     stage.publish(20)
-    reader = spark.readStream.format("sublet").option("url", stage.url).option("subscription", "$share/g/#")
-    frame = reader.option("sessionName", "s").option("startingPosition", "earliest").load().where("topic = 't/1'")
+    frame = streamed(spark, "g", "#", url=stage.url).where("topic = 't/1'")
     rows: list[Any] = []
-    writer = frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
+    to_its_end(frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect())), tmp_path / "checkpoint")
     assert len(rows) == 4
 
 

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,9 @@ from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.kit import eventually
 from tests.readme import environment, programs
-from tests.spark.cluster import a_cluster, kill_all
-from tests.spark.packing import pack_environment, zip_code
+from tests.spark.cluster import a_cluster, kill_all, pack_environment, zip_code
 from tests.spark.session import CACHE, QUICK_JAVA
 from tests.spark.stage import SPEED, WAIT_S, Stage
-from tests.spark.test_source import Query
 
 pytestmark = pytest.mark.spark
 
@@ -77,17 +74,8 @@ class Job:
                 found += [int(value) for value in table.column("order").to_pylist()]
         return sorted(found)
 
-    def kill(self) -> None:
+    def close(self) -> None:
         kill_all(self._process)
-
-
-@contextmanager
-def a_job(stage: Stage, place: Path, *arguments: str, python: str) -> Iterator[Job]:
-    job = Job(stage, place, *arguments, python=python)
-    try:
-        yield job
-    finally:
-        job.kill()
 
 
 def publish(stage: Stage, first: int, count: int) -> None:
@@ -111,7 +99,7 @@ def java(words: str, under: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.long
-@pytest.mark.conforms("E25")
+@pytest.mark.conforms("E25", "E27")
 def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
     """Workers have only what the job brings; an executor is killed, then a worker."""
     stage.serve("n1")
@@ -124,7 +112,7 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
     with a_cluster(tmp_path) as master:
         arguments = ["--master", master, "--py-files", "sublet.zip", "--archives", "packed.tar.gz#environment"]
         arguments += ["--conf", f"spark.pyspark.python={python}"]
-        with a_job(stage, tmp_path, *arguments, python=python) as job:
+        with closing(Job(stage, tmp_path, *arguments, python=python)) as job:
             publish(stage, 0, 300)
             eventually(lambda: job.values() == list(range(300)), 4 * WAIT_S, job.output)
             java("CoarseGrainedExecutorBackend", psutil.Process(os.getpid())).kill()
@@ -134,17 +122,3 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
             publish(stage, 600, 300)
             eventually(lambda: len(job.values()) >= 900, 4 * WAIT_S, job.output)
             assert job.values() == list(range(900))
-
-
-@pytest.mark.conforms("E25", "E27")
-@pytest.mark.long
-def test_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:
-    stage.serve("n1")
-    query = Query(stage, tmp_path / "query", maxOffsetsPerTrigger=50)
-    driver = query.start(master="local-cluster[2,1,1024]")
-    stage.publish(100)
-    eventually(lambda: query.values() == list(range(100)), 4 * WAIT_S, driver.output)
-    stage.publish(200, 100)
-    java("CoarseGrainedExecutorBackend", psutil.Process(driver.pid)).kill()
-    eventually(lambda: query.values() == list(range(300)), 4 * WAIT_S, driver.output)
-    assert driver.stop() == 0

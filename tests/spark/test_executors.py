@@ -90,37 +90,40 @@ def test_killed_worker_is_tried_again(stage: Stage, start: Start) -> None:
 
 
 @pytest.mark.conforms("E25")
-def test_failing_function_names_the_record(stage: Stage, start: Start) -> None:
+@pytest.mark.parametrize(
+    ("values", "cause_class", "said", "note"),
+    [
+        ({"bad_value": b"777"}, "builtins.ValueError", "ValueError: cannot", "in __call__"),
+        (
+            {"exit_value": b"777"},
+            ".UserCodeCalledExit",
+            r"UserCodeCalledExit: the function asked .* SystemExit\(3\)",
+            "In the task:",
+        ),
+    ],
+    ids=["raises", "exits"],
+)
+def test_failing_function_names_the_record(
+    stage: Stage, start: Start, values: dict[str, Any], cause_class: str, said: str, note: str
+) -> None:
     """The job stops, no task is tried again, and progress ends before the record."""
     stage.serve("n1")
-    running = start(Recorder(str(stage.records), bad_value=b"777"), tasks=2)
+    running = start(Recorder(str(stage.records), **values), tasks=2)
     eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
     stage.publish(1_000)
-    with pytest.raises(UserFunctionFailed, match=r"offset \d+ \(topic 't/2', key 'k1'\): ValueError: cannot") as failed:
+    with pytest.raises(UserFunctionFailed, match=r"offset \d+ \(topic 't/2', key 'k1'\): " + said) as failed:
         running.result(WAIT_S)
     cause = failed.value.__cause__
     assert isinstance(cause, TaskFailed)
-    assert (cause.class_name, cause.message[:6]) == ("builtins.ValueError", "cannot")
-    assert any("in __call__" in note for note in cause.__notes__)
+    assert cause.class_name.endswith(cause_class)
+    assert said.startswith(f"{cause_class.rpartition('.')[2]}: {cause.message[:6]}")
+    assert any(note in each for each in cause.__notes__)
+    assert sum(task.failures for task in running.status().tasks) > 0
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert stage.holders() == {}, "released, not evicted"
     stream, offset = failed.value.stream_id, failed.value.offset
     assert stage.lendings()[stream][1] == offset, "all before the record is done, and nothing after it"
     assert (stream, offset) not in {(d.stream, o) for d in stage.delivered() for o in d.offsets}
-
-
-def test_function_that_exits_has_failed(stage: Stage, start: Start) -> None:
-    stage.serve("n1")
-    running = start(Recorder(str(stage.records), exit_value=b"7"), tasks=2)
-    eventually(lambda: shared(stage, 8, 8), WAIT_S, lambda: str(stage.holders()))
-    stage.publish(20)
-    with pytest.raises(
-        UserFunctionFailed, match=r"UserCodeCalledExit: the function asked .* SystemExit\(3\)"
-    ) as failed:
-        running.result(WAIT_S)
-    assert len(stage.attempts()) == 2, "Spark has tried a task again"
-    assert sum(task.failures for task in running.status().tasks) > 0
-    assert stage.lendings()[failed.value.stream_id][1] == failed.value.offset
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ import pytest
 from sublet.demo.java import find_java_home
 from sublet_storage.producer import Publisher
 from tests import kit_nodes
-from tests.integration.test_user_files import write_user_files
+from tests.integration.test_readme import write_user_files
 from tests.readme import environment, programs
 from tests.spark.session import CACHE, QUICK_JAVA, quick_path
 from tests.spark.stage import SPEED, Stage

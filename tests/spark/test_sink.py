@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from sublet_storage.db.connect import connect
 from tests.integration.sink_kit import left_staged, stored
 from tests.kit import eventually
 from tests.kit_nodes import Process
-from tests.spark.stage import SPEED, WAIT_S, Stage
-from tests.spark.test_source import collected, stream
+from tests.spark.stage import SPEED, WAIT_S
 
 pytestmark = pytest.mark.spark
 
@@ -34,29 +32,12 @@ def conn(database: str) -> Iterator[Connection]:
 
 
 def write(frame: Any, url: str, mode: str = "append", **options: object) -> None:
-    writer = frame.write.format("sublet").option("url", url).mode(mode)
-    for name, value in options.items():
-        writer = writer.option(name, str(value))
-    writer.save()
+    frame.write.format("sublet").option("url", url).options(**options).mode(mode).save()
 
 
-def numbers(spark: Any, first: int, count: int, partitions: int = 3) -> Any:
-    rows = spark.range(first, first + count, 1, partitions)
+def numbers(spark: Any, first: int, count: int) -> Any:
+    rows = spark.range(first, first + count, 1, 3)
     return rows.selectExpr("cast(concat('k', id % 7) as binary) as key", "cast(id as string) as value")
-
-
-def test_what_is_written_is_read_back(spark: Any, stage: Stage, tmp_path: Path) -> None:
-    stage.serve("n1")
-    when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
-    headers = "array(named_struct('key', 'h', 'value', cast('1' as binary))) as headers"
-    frame = spark.sql(
-        f"select 'a/b' topic, 'k' key, 'one' value, timestamp '2026-11-22 10:30:00Z' timestamp, {headers}"
-    )
-    write(frame, stage.url)
-    (row,) = collected(stream(spark, stage), tmp_path)
-    assert (row.topic, row.key, row.value, row.space, row.epoch) == ("a/b", b"k", b"one", "default", None)
-    assert row.timestamp.astimezone(UTC) == when
-    assert [(header.key, header.value) for header in row.headers] == [("h", b"1")]
 
 
 def test_a_batch_write_is_stored_once_and_in_order(spark: Any, database: str, conn: Connection) -> None:
@@ -76,22 +57,10 @@ def test_failed_commit_publishes_nothing(spark: Any, database: str, conn: Connec
     assert left_staged(conn) == 0
 
 
-@pytest.mark.parametrize(
-    ("mode", "options", "said"),
-    [
-        ("overwrite", {"topic": "t"}, "messages that are published stay, and none is replaced"),
-        ("append", {"topic": "t", "retries": 3}, "option 'retries': write has none of that name"),
-    ],
-)
-def test_what_cannot_be_is_said_by_name(
-    spark: Any, database: str, mode: str, options: dict[str, object], said: str
-) -> None:
-    with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
-        write(numbers(spark, 0, 10), database, mode, **options)
-    assert said in str(refused.value)
-
-
-def test_the_output_mode_complete_is_refused_by_name(spark: Any, database: str, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(spark: Any, database: str, tmp_path: Path) -> None:
+    """What is refused is said by its name."""
+    with pytest.raises(Exception, match='mode "overwrite": messages that are published stay, and none is replaced'):
+        write(numbers(spark, 0, 10), database, "overwrite", topic="t")
     counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("cast(value as string) value")
     writer = counts.writeStream.format("sublet").option("url", database).option("topic", "t").outputMode("complete")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -100,7 +69,6 @@ def test_the_output_mode_complete_is_refused_by_name(spark: Any, database: str, 
 
 
 def start(url: str, place: Path, name: str, die: str = "") -> Process:
-    """A life of the query."""
     return Process("tests.spark.writing", url, str(place), die, log=place / f"{name}.log", speed=SPEED)
 
 
@@ -117,12 +85,6 @@ def newest(conn: Connection) -> int:
     return int(row[0])
 
 
-def is_in_doubt(conn: Connection, place: Path) -> bool:
-    """Whether the sink has stored a batch of which Spark's checkpoint does not know that it is done."""
-    noted = [int(file.name) for file in (place / "checkpoint" / "commits").glob("[0-9]*")]
-    return newest(conn) > max(noted, default=-1)
-
-
 @pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.timeout(200 * (2 + MAX_KILLS))
@@ -131,7 +93,8 @@ def test_killed_query_stores_each_batch_once(database: str, conn: Connection, tm
     for number, die in enumerate(KILLS[:MAX_KILLS]):
         driver = start(database, tmp_path, f"driver-{number}", die)
         wait_until_dead(driver)
-        in_doubt += is_in_doubt(conn, tmp_path)
+        noted = [int(file.name) for file in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")]
+        in_doubt += newest(conn) > max(noted, default=-1)
     driver = start(database, tmp_path, "last")
     before = newest(conn)
     eventually(lambda: newest(conn) > before + 1, 2 * WAIT_S, driver.output)

@@ -24,6 +24,7 @@ from sublet_storage.spaces.space_changes import create_space
 from tests.integration.log_kit import batch as batch_of
 from tests.kit import eventually
 from tests.kit_nodes import Process
+from tests.spark.session import streamed, to_its_end
 from tests.spark.stage import ALL, SPEED, WAIT_S, Stage
 
 pytestmark = pytest.mark.spark
@@ -45,43 +46,32 @@ take some minutes: QUERY_KILLS says how many."""
 MAX_KILLS = int(os.environ.get("QUERY_KILLS", "2"))
 
 
-def stream(spark: Any, stage: Stage, schema: str | None = None, **options: str) -> Any:
-    reader = spark.readStream.format("sublet").option("url", stage.url).option("subscription", ALL)
-    reader = reader.option("sessionName", "here").option("startingPosition", "earliest")
-    for name, value in options.items():
-        reader = reader.option(name, value)
-    return (reader.schema(schema) if schema else reader).load()
-
-
-def collected(frame: Any, place: Path) -> list[Any]:
+def collected(spark: Any, stage: Stage, place: Path, schema: str | None = None, **options: str) -> list[Any]:
     """All that there is now, through a query that ends."""
     rows: list[Any] = []
-
-    def keep(batch: Any, number: int) -> None:
-        rows.extend(batch.collect())
-
-    query = (
-        frame.writeStream.foreachBatch(keep)
-        .option("checkpointLocation", str(place / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(int(2 * WAIT_S))
+    frame = streamed(spark, "spark", "#", schema, url=stage.url, **options)
+    to_its_end(frame.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect())), place / "checkpoint")
     return rows
 
 
 def test_a_row_is_what_was_published(spark: Any, stage: Stage, tmp_path: Path) -> None:
+    """By a publisher, or by a row that is written."""
     stage.serve("n1")
     when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
     with Publisher(stage.url, space="default") as publisher:
         publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1"), ("h", b"2")], timestamp=when)
         publisher.publish("a/c", b"two")
         publisher.in_epoch(7).publish("a/d", b"three")
-    rows = sorted(collected(stream(spark, stage), tmp_path), key=lambda row: row.topic)
-    one, two, three = rows
-    assert (one.key, one.value, one.topic, one.space) == (b"k", b"one", "a/b", "default")
-    assert one.timestamp.astimezone(UTC) == when
-    assert [(header.key, header.value) for header in one.headers] == [("h", b"1"), ("h", b"2")]
+    headers = "array(named_struct('key', 'h', 'value', cast('1' as binary))) as headers"
+    at = "timestamp '2026-11-22 10:30:00Z' timestamp"
+    written = spark.sql(f"select 'a/e' topic, 'k' key, 'one' value, {at}, {headers}")
+    written.write.format("sublet").option("url", stage.url).mode("append").save()
+    rows = sorted(collected(spark, stage, tmp_path), key=lambda row: row.topic)
+    one, two, three, four = rows
+    for row, topic, found in ((one, "a/b", [("h", b"1"), ("h", b"2")]), (four, "a/e", [("h", b"1")])):
+        assert (row.topic, row.key, row.value, row.space, row.epoch) == (topic, b"k", b"one", "default", None)
+        assert row.timestamp.astimezone(UTC) == when
+        assert [(header.key, header.value) for header in row.headers] == found
     assert (two.key, two.headers, two.epoch, three.epoch) == (None, None, None, [7])
     heads = stage.heads()
     assert all(0 <= row.offset < heads[row.stream] for row in rows)
@@ -90,7 +80,7 @@ def test_a_row_is_what_was_published(spark: Any, stage: Stage, tmp_path: Path) -
 def test_a_query_takes_the_columns_it_wants(spark: Any, stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
     stage.publish(20)
-    rows = collected(stream(spark, stage, "offset bigint, value binary"), tmp_path)
+    rows = collected(spark, stage, tmp_path, "offset bigint, value binary")
     assert sorted(int(row.value) for row in rows) == list(range(20))
     assert rows[0].__fields__ == ["offset", "value"]
 
@@ -107,7 +97,7 @@ def test_what_cannot_be_is_said_by_name(
     spark: Any, stage: Stage, tmp_path: Path, schema: str | None, options: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Exception) as refused:  # noqa: PT011 Spark wraps it in errors of its own
-        collected(stream(spark, stage, schema, **options), tmp_path)
+        collected(spark, stage, tmp_path, schema, **options)
     assert said in str(refused.value)
 
 
@@ -155,7 +145,7 @@ def test_a_guard_is_for_the_query_of_its_checkpoint(spark: Any, stage: Stage, tm
         return write
 
     started = [
-        stream(spark, stage, sessionName=name, subscription=f"$share/{name}/#", maxOffsetsPerTrigger="50")
+        streamed(spark, name, "#", url=stage.url, maxOffsetsPerTrigger="50")
         .writeStream.foreachBatch(store(name))
         .option("checkpointLocation", places[name])
         .trigger(availableNow=True)
@@ -180,10 +170,9 @@ class Query:
         place.mkdir(exist_ok=True)
         self.starts = 0
 
-    def start(self, die: str = "", master: str = "local[2,4]") -> Process:
-        """Another life of it."""
+    def start(self, die: str = "") -> Process:
         self.starts += 1
-        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink, master)
+        arguments = (self._stage.url, str(self._place), json.dumps(self._options), die, self.sink)
         log = self._place / f"driver-{self.starts}.log"
         process = Process("tests.spark.query", *arguments, log=log, speed=SPEED)
         self._stage.fleet.consumers[f"{self._place.name}-{self.starts}"] = process
@@ -203,7 +192,6 @@ class Query:
         return runs
 
     def values(self) -> list[int]:
-        """All that is in the sink."""
         return sorted(value for rows in self.batches().values() for _, _, value in rows)
 
 
@@ -221,7 +209,6 @@ class TableQuery(Query):
         return found
 
     def values(self) -> list[int]:
-        """What all have written."""
         return [value for (value,) in self._stage.connection.execute("select value from public.sunk order by value")]
 
 

@@ -18,11 +18,16 @@ from sublet_leader.group.events import (
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
+    GrantEndOutcome,
     HeldGrant,
+    Invalidate,
     LeaderWanted,
+    Revoked,
     RevokeFinished,
     StreamProgress,
     ToBorrower,
@@ -47,6 +52,8 @@ EPOCH_US = 1_700_000_000_000_000
 SUBSCRIPTION = Subscription.parse("$share/bench/#")
 AGENT, BORROWER = "a", "a/1"
 HEAD = 100
+HOLD_S = 60.0
+"""For how long what a session has planned is reserved for it."""
 
 M = TypeVar("M")
 
@@ -143,6 +150,18 @@ class Bench:
             self.give(Tick())
             self.settle()
 
+    def debounce(self) -> None:
+        """Let the debounce end; what is decided then is not written yet."""
+        self.tick(self.settings.rebalance_debounce_s)
+
+    def share(self, *pinging: str) -> None:
+        """Let the debounce end, and write what is decided then."""
+        self.pass_time(self.settings.rebalance_debounce_s + 0.01, *pinging)
+
+    def evict(self) -> None:
+        """Let so much time pass in one step that whoever is silent is put out."""
+        self.tick(self.settings.eviction_timeout_s + 1)
+
     # --- what borrowers say -----------------------------------------------------------------------------------------
 
     def join(self, borrower_id: str = BORROWER, agent: str | None = None, **wanted: object) -> None:
@@ -155,12 +174,34 @@ class Bench:
         """Join and get streams, which are written but not yet confirmed."""
         for borrower_id in borrower_ids or (BORROWER,):
             self.join(borrower_id)
-        self.pass_time(self.settings.rebalance_debounce_s + 0.001)
+        self.share()
 
-    def progress(self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER) -> None:
+    def named(self, borrower_id: str, name: str, epoch: int = 1) -> None:
+        """A process of that name joins and gets what there is for it."""
+        self.join(borrower_id, session=name, session_epoch=epoch)
+        self.share(borrower_id)
+        self.confirm()
+
+    def report(self, *reported: StreamProgress, borrower_id: str = BORROWER) -> None:
+        """`update_progress`."""
+        self.receive(UpdateProgress(borrower_id, self.term, reported), borrower_id.partition("/")[0])
+
+    def progress(
+        self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER, **more: object
+    ) -> None:
         """Progress under the grant in force."""
-        reported = StreamProgress(stream_id, self.grant_id(stream_id), position, final)
-        self.receive(UpdateProgress(borrower_id, self.term, (reported,)), borrower_id.partition("/")[0])
+        self.report(self.said(position, stream_id, final=final, **more), borrower_id=borrower_id)
+
+    def plan(self, borrower_id: str = BORROWER) -> InDoubtRange:
+        """Its session plans a part of its stream, which is in doubt from then on."""
+        doubt = InDoubtRange(self.grant_id(), 2, 5, HOLD_S)
+        self.progress(2, borrower_id=borrower_id, in_doubt=doubt)
+        return doubt
+
+    def save(self, position: int, stream_id: int = 1, *, final: bool = False, borrower_id: str = BORROWER) -> None:
+        """Progress that is written."""
+        self.progress(position, stream_id, final=final, borrower_id=borrower_id)
+        self.settle()
 
     def confirm(self) -> None:
         """Every granted stream's borrower says that it has it."""
@@ -178,6 +219,12 @@ class Bench:
     def leave(self, *positions: StreamProgress, borrower_id: str = BORROWER) -> None:
         """`disconnect`."""
         self.receive(Disconnect(borrower_id, self.term, positions), borrower_id.partition("/")[0])
+
+    def hand_over(self, borrower_id: str = BORROWER) -> None:
+        """Leave with everything where it stands, which is written."""
+        rows = [self.row(stream_id) for stream_id in self.streams_of(borrower_id)]
+        self.leave(*(self.said(row.position, row.stream_id) for row in rows), borrower_id=borrower_id)
+        self.settle()
 
     def revoke(self, *stream_ids: int) -> None:
         """An operator takes streams back."""
@@ -209,29 +256,44 @@ class Bench:
         self.sent.clear()
         return [m for m in said if isinstance(m, kind)]
 
+    def ends(self) -> list[BorrowerEndReason]:
+        """Why borrowers were ended, since the last look at any message."""
+        return [message.reason for message in self.received(Invalidate)]
+
+    def losses(self) -> list[GrantEndOutcome]:
+        """Why streams were said to be gone, since the last look at any message."""
+        return [message.reason for message in self.received(Revoked)]
+
     def holders(self) -> dict[int, str | None]:
         """Who holds what, by the rows."""
         rows = self.store.rows(self.group.group_id).values()
         return {row.stream_id: row.borrower_id for row in rows if row.status is LendingStatus.HELD}
 
+    def streams_of(self, borrower_id: str) -> set[int]:
+        return {stream_id for stream_id, holder in self.holders().items() if holder == borrower_id}
+
+    def history(self, *events: str) -> list[HistoryRecord]:
+        """The lines of history of these events, or all."""
+        return [line for line in self.store.history(self.group.group_id) if not events or line.event in events]
+
     def forced(self) -> list[HistoryRecord]:
         """The moves of the history after which messages may be seen twice."""
-        return [line for line in self.store.history(self.group.group_id) if line.is_forced]
+        return [line for line in self.history() if line.is_forced]
 
     def held(self, stream_id: int = 1, position: int = 0) -> HeldGrant:
         """What a successor would reclaim."""
         return HeldGrant(stream_id, self.grant_id(stream_id), position)
 
-    def said(self, position: int, stream_id: int = 1, *, final: bool = True) -> StreamProgress:
-        """Final progress, for `leave`."""
-        return StreamProgress(stream_id, self.grant_id(stream_id), position, final)
+    def said(self, position: int, stream_id: int = 1, *, final: bool = True, **more: object) -> StreamProgress:
+        """Progress under the grant in force, final as for `leave`."""
+        return replace(StreamProgress(stream_id, self.grant_id(stream_id), position, final), **more)
 
 
 def unwritten() -> Bench:
     """A borrower has joined, and the grant of its stream is decided and not written yet."""
     bench = Bench()
     bench.join()
-    bench.tick(bench.settings.rebalance_debounce_s)
+    bench.debounce()
     return bench
 
 

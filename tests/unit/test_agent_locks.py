@@ -41,10 +41,10 @@ from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
 SETTINGS, BORROWER = LeaderSettings(), BorrowerSettings()
 KEY = compute_lock_key("a")
 WANTED = LeaderWanted("a/1", SUBSCRIPTION, lock_valid_s=BORROWER.lock_valid_s)
-GRACE_S = SETTINGS.reconnect_grace_s
 TIMELINE = 3
 TERM_OF_TIMELINE = TIMELINE * TIMELINE_US + 1
 HOLDERS = {"a": frozenset({"a/1"})}
+PROCESS_ENDED = "evicted: its process has ended"
 
 
 # --- the leader's look ------------------------------------------------------------------------------------------------
@@ -73,12 +73,18 @@ def gone(watch: DeadAgentDetector, *looks: PeerLocksChecked) -> list[bool]:
     return ["a" in watch.check(each) for each in looks]
 
 
+def informed() -> DeadAgentDetector:
+    """A node that knows from a former leader that the lock was held when the row was granted."""
+    watch = DeadAgentDetector(SETTINGS)
+    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
+    return watch
+
+
 def test_a_lock_is_free_for_all_of_the_grace() -> None:
+    """On one connection, which has seen it held itself: after a failover the database may be another."""
     assert gone(watching(), look(10.1), look(10.5), look(11.1), look(11.2)) == [False, False, False, True]
-
-
-def test_a_lock_taken_again_begins_the_grace_anew() -> None:
-    assert gone(watching(), look(10.1), look(10.5, is_free=False), look(10.7), look(11.2)) == [False] * 4
+    later = [look(at, connected_at=11.0) for at in (13.1, 14.2, 15.4)]
+    assert gone(watching(), look(10.1), *later) == [False] * 4
 
 
 def test_an_agent_that_polls_is_not_gone() -> None:
@@ -106,20 +112,6 @@ def test_a_lock_never_seen_held_means_nothing() -> None:
     assert gone(watch, look(10.1), look(11.2), look(12.4)) == [False] * 3
 
 
-def test_each_connection_sees_a_lock_held_itself() -> None:
-    """After a failover the database may be another."""
-    watch = watching()
-    later = [look(at, connected_at=11.0) for at in (13.1, 14.2, 15.4)]
-    assert gone(watch, look(10.1), *later) == [False] * 4
-
-
-def test_a_young_connection_finds_nobody_gone() -> None:
-    watch = watching()
-    watch.check(look(10.1, is_free=False, connected_at=10.0))
-    later = [look(at, connected_at=10.0) for at in (10.3, 11.4, 12.1, 13.2)]
-    assert gone(watch, *later) == [False, False, False, True]
-
-
 def test_a_watch_ends_with_the_eviction_time() -> None:
     watch = watching()
     watch.expire(10.0 + SETTINGS.eviction_timeout_s)
@@ -127,10 +119,8 @@ def test_a_watch_ends_with_the_eviction_time() -> None:
 
 
 def test_a_former_leaders_word_counts() -> None:
-    """That the lock was held when the row was granted, where this connection has never seen it held."""
-    watch = DeadAgentDetector(SETTINGS)
-    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
-    assert gone(watch, look(9.9), look(10.1), look(10.95), look(11.2)) == [False, False, False, True]
+    """Where this connection has never seen the lock held."""
+    assert gone(informed(), look(9.9), look(10.1), look(10.95), look(11.2)) == [False, False, False, True]
 
 
 def test_a_lock_free_before_the_watch_began_is_new() -> None:
@@ -143,9 +133,7 @@ def test_a_lock_free_before_the_watch_began_is_new() -> None:
 
 @pytest.mark.parametrize("timeline", [TIMELINE - 1, None])
 def test_a_former_leaders_word_is_of_its_timeline(timeline: int | None) -> None:
-    watch = DeadAgentDetector(SETTINGS)
-    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
-    assert gone(watch, *(look(at, timeline=timeline) for at in (10.1, 11.2, 12.4))) == [False] * 3
+    assert gone(informed(), *(look(at, timeline=timeline) for at in (10.1, 11.2, 12.4))) == [False] * 3
 
 
 SUCCESSOR = replace(WANTED, borrower_id="a/2", predecessor="a/1")
@@ -155,8 +143,7 @@ SUCCESSOR = replace(WANTED, borrower_id="a/2", predecessor="a/1")
 @pytest.mark.parametrize("comes", [WANTED, SUCCESSOR, Ping(("a/2",), 0.0), "poll"])
 def test_who_comes_and_dies_at_once_is_found(comes: LeaderWanted | Ping | str) -> None:
     """Before anybody has seen its lock held: the grace begins anew."""
-    watch = DeadAgentDetector(SETTINGS)
-    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
+    watch = informed()
     gone(watch, look(10.1))
     if isinstance(comes, str):
         watch.note_poll("a", True, 10.9)
@@ -173,8 +160,7 @@ def test_who_comes_and_dies_at_once_is_found(comes: LeaderWanted | Ping | str) -
 )
 def test_who_comes_with_another_lock_is_not_watched(comes: LeaderWanted) -> None:
     """It may be that of another server, and the agent be well."""
-    watch = DeadAgentDetector(SETTINGS)
-    watch.watch(HOLDERS, TERM_OF_TIMELINE, 10.0)
+    watch = informed()
     gone(watch, look(10.1))
     watch.note_message("a", comes, 10.9)
     assert gone(watch, look(11.2), look(12.4)) == [False, False]
@@ -183,15 +169,20 @@ def test_who_comes_with_another_lock_is_not_watched(comes: LeaderWanted) -> None
 # --- the leader of a group --------------------------------------------------------------------------------------------
 
 
-def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
-    """A stream granted to a/1, whose ping was just answered, and b/1 waits."""
-    bench = Bench()
+def declare(bench: Bench, lock_valid_s: float) -> Bench:
+    """A stream is granted to a/1."""
     bench.join("a/1", lock_valid_s=lock_valid_s)
     bench.pass_time(1.0, "a/1")
     bench.confirm()
+    assert bench.holders() == {1: "a/1"}
+    return bench
+
+
+def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
+    """A stream granted to a/1, whose ping was just answered, and b/1 waits."""
+    bench = declare(Bench(), lock_valid_s)
     bench.join("b/1")
     bench.receive(Ping(("a/1",), 0.0), "a")
-    assert bench.holders() == {1: "a/1"}
     return bench
 
 
@@ -201,20 +192,21 @@ def test_streams_of_a_gone_agent_move_at_once() -> None:
     bench = declared()
     bench.give(AgentProcessesEnded(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
-    assert bench.holders() == {1: "b/1"}
-    [moved] = bench.forced()
-    assert moved.reason == "evicted: its process has ended"
-    [over] = bench.received(Invalidate, "a")
-    assert (over.borrower_id, over.reason) == ("a/1", BorrowerEndReason.RETRY)
+    assert (bench.holders(), [moved.reason for moved in bench.forced()]) == ({1: "b/1"}, [PROCESS_ENDED])
+    assert [(m.borrower_id, m.reason) for m in bench.received(Invalidate, "a")] == [("a/1", BorrowerEndReason.RETRY)]
 
 
-@pytest.mark.parametrize("lock_valid_s", [0.0, 0.9])
-def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
-    """It has declared no lock, or goes on for longer than the grace lasts by any clock."""
+@pytest.mark.parametrize(
+    ("lock_valid_s", "timeline"),
+    [(0.0, None), (0.9, None), (BORROWER.lock_valid_s, TIMELINE)],
+    ids=["none declared", "valid for too long", "another timeline"],
+)
+def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float, timeline: int | None) -> None:
+    """It goes on for longer than the grace lasts by any clock, or the lock that was looked at is another server's."""
     bench = declared(lock_valid_s)
-    bench.give(AgentProcessesEnded(frozenset({"a"})))
+    bench.give(AgentProcessesEnded(frozenset({"a"}), timeline))
     bench.pass_time(0.3, "b/1")
-    assert bench.holders() == {1: "a/1"}
+    assert (bench.holders(), bench.leader.members.get("a/1") is None) == ({1: "a/1"}, False)
 
 
 def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = True) -> Bench:
@@ -225,10 +217,7 @@ def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = T
     bench.lead()
     if is_held:
         bench.store.locks.add(KEY)
-    bench.join("a/1", lock_valid_s=lock_valid_s)
-    bench.pass_time(1.0, "a/1")
-    bench.confirm()
-    assert bench.holders() == {1: "a/1"}
+    declare(bench, lock_valid_s)
     bench.store.locks.clear()
     bench.lead(previous_leader_until=bench.now + 5.0)
     bench.join("b/1")
@@ -242,8 +231,7 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
     assert bench.leader.streams.absent_holders() == {"a": {"a/1"}}
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.pass_time(0.3, "b/1")
-    assert bench.holders() == {1: "b/1"}
-    assert [moved.reason for moved in bench.forced()] == ["evicted: its process has ended"]
+    assert (bench.holders(), [moved.reason for moved in bench.forced()]) == ({1: "b/1"}, [PROCESS_ENDED])
 
 
 @pytest.mark.conforms("E7")
@@ -267,13 +255,6 @@ def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool
     assert bench.holders() == {1: "b/1"}
 
 
-def test_a_member_of_another_timeline_is_not_gone() -> None:
-    """The lock that was looked at is another server's."""
-    bench = declared()
-    bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
-    assert bench.leader.members.get("a/1") is not None
-
-
 @pytest.mark.conforms("E16")
 def test_what_is_reclaimed_is_not_taken() -> None:
     """By an undeclared borrower of the agent, as it has lost its lock."""
@@ -283,8 +264,7 @@ def test_what_is_reclaimed_is_not_taken() -> None:
     assert bench.leader.streams.absent_holders() == {}
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.settle()
-    assert bench.holders() == {1: "a/2"}
-    assert bench.row(1).lock_valid_s == 0.0
+    assert (bench.holders(), bench.row(1).lock_valid_s) == ({1: "a/2"}, 0.0)
 
 
 # --- the agent --------------------------------------------------------------------------------------------------------

@@ -84,8 +84,16 @@ class Harness:
     ) -> list[Instruction]:
         return self.do(PollReplied(self.last(CallPoll).subscriber_incarnation, incarnation, unknown, deliveries))
 
-    def poll_fails(self) -> list[Instruction]:
-        return self.do(PollUnanswered(self.last(CallPoll).subscriber_incarnation, "refused"))
+    def poll_fails(self, jitter: float = 0.0) -> list[Instruction]:
+        return self.do(PollUnanswered(self.last(CallPoll).subscriber_incarnation, "refused", jitter))
+
+    def lose(self) -> list[Instruction]:
+        """Let two polls fail, one after the other."""
+        self.poll_fails()
+        return self.poll_fails()
+
+    def losses(self) -> list[ConnectionLostReason]:
+        return [one.reason for one in self.all(ReportConnectionLost)]
 
     def batch_fails(self) -> list[Instruction]:
         return self.do(CommandsUnanswered(self.last(SendCommands).subscriber_incarnation, "refused"))
@@ -118,19 +126,12 @@ def test_ten_thousand_subscriptions_hold_one_poll() -> None:
 @pytest.mark.conforms("R2")
 def test_one_batch_in_flight_and_commands_in_order() -> None:
     harness = Harness()
-    commands: list[Event] = [
-        Subscribe("logs", "a"),
-        Unsubscribe("logs", "a"),
-        Subscribe("logs", "a"),
-        MessageToNode(1),
-        MessageToNode(2),
-        MessageToNode(3),
-    ]
+    commands: list[Event] = [Subscribe("logs", "a"), Unsubscribe("logs", "a"), Subscribe("logs", "a")]
+    commands += [MessageToNode(number) for number in (1, 2, 3)]
     harness.do(*commands)
     assert [batch.commands for batch in harness.all(SendCommands)] == [(commands[0],)]
-    harness.batch_ok()
-    harness.batch_ok()
-    harness.batch_ok()
+    for _ in range(3):
+        harness.batch_ok()
     batches = harness.all(SendCommands)
     assert [batch.number for batch in batches] == [1, 2, 3]
     assert [command for batch in batches for command in batch.commands] == commands
@@ -174,10 +175,8 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
 def test_deliveries_are_seen_once_and_acknowledged() -> None:
     harness = connected()
     one, two = message(1, 0), message(2, 1)
-    sends = harness.poll_ok(one)
-    assert sends[0] == Deliver((one,))
-    assert isinstance(sends[1], CallPoll)
-    assert (sends[1].acknowledged, sends[1].node_incarnation) == (1, "n1")
+    assert harness.poll_ok(one)[0] == Deliver((one,))
+    assert (harness.last(CallPoll).acknowledged, harness.last(CallPoll).node_incarnation) == (1, "n1")
     assert harness.poll_ok(one, two)[0] == Deliver((two,))
     assert [type(one) for one in harness.poll_ok(one, two)] == [CallPoll]
     assert harness.last(CallPoll).acknowledged == 2
@@ -190,13 +189,11 @@ def test_another_incarnation_ends_the_life() -> None:
     harness.poll_ok(message(1, 0))
     old = harness.machine.subscriber_id
     sends = harness.poll_ok(incarnation="n2", unknown=True)
-    lost, batch, poll = sends
-    assert isinstance(lost, ReportConnectionLost)
+    assert [type(one) for one in sends] == [ReportConnectionLost, SendCommands, CallPoll]
+    lost, batch, poll = harness.last(ReportConnectionLost), harness.last(SendCommands), harness.last(CallPoll)
     assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.RESTARTED, (("logs", "k"), ("price", None)))
-    assert isinstance(batch, SendCommands)
     assert batch.subscriber_id != old
     assert batch.commands == (Subscribe("logs", "k"), Subscribe("price", None))
-    assert isinstance(poll, CallPoll)
     assert (poll.acknowledged, poll.node_incarnation) == (0, "")
     harness.batch_ok(incarnation="n2")
     assert harness.machine.status is ConnectionStatus.CONNECTED
@@ -234,12 +231,10 @@ def test_unknown_again_and_again_is_slowed_down() -> None:
 @pytest.mark.conforms("R9")
 def test_a_killed_node_is_reported_once() -> None:
     harness = connected(("logs", "k"), ("logs", None))
-    [poll] = harness.poll_fails()
-    assert isinstance(poll, CallPoll)
-    assert poll.hold_s == 0, "in doubt: ask, do not wait"
-    lost = harness.poll_fails()[0]
-    assert isinstance(lost, ReportConnectionLost)
-    assert (lost.reason, lost.subscriptions) == (ConnectionLostReason.UNREACHABLE, (("logs", "k"), ("logs", None)))
+    harness.poll_fails()
+    assert harness.last(CallPoll).hold_s == 0, "in doubt: ask, do not wait"
+    lost = ReportConnectionLost(ConnectionLostReason.UNREACHABLE, "refused", (("logs", "k"), ("logs", None)))
+    assert harness.poll_fails()[0] == lost
     for _ in range(5):
         harness.wait()
         harness.poll_fails()
@@ -302,7 +297,7 @@ def test_only_a_gap_stands_for_what_is_missing(
     """A message that is missing without one ends the life."""
     harness = connected(("logs", "k"), ("price", "gold"))
     harness.poll_ok(*deliveries)
-    assert [one.reason for one in harness.all(ReportConnectionLost)] == lost
+    assert harness.losses() == lost
     assert harness.all(Deliver) == ([] if lost else [Deliver(deliveries)])
 
 
@@ -318,22 +313,11 @@ def test_a_refused_subscription_is_not_declared_again() -> None:
     assert harness.last(SendCommands).commands == (Subscribe("logs", "k"),)
 
 
-def test_a_peer_that_refuses_us_is_not_asked_again() -> None:
-    harness = connected()
-    sends = harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
-    lost = sends[-1]
-    assert isinstance(lost, ReportConnectionLost)
-    assert lost.is_final
-    assert harness.do(Subscribe("logs", "x"), MessageToNode("y"), Tick()) == []
-    assert harness.wake_at is None
-
-
 @pytest.mark.conforms("X4")
 def test_the_queue_is_bounded() -> None:
     harness = connected()
     harness.do(*(MessageToNode(number) for number in range(40)))
-    lost = harness.all(ReportConnectionLost)
-    assert [one.reason for one in lost] == [ConnectionLostReason.OVERFLOW]
+    assert harness.losses() == [ConnectionLostReason.OVERFLOW]
 
 
 def test_a_batch_is_bounded_by_bytes() -> None:
@@ -349,8 +333,7 @@ def test_a_batch_is_bounded_by_bytes() -> None:
 @pytest.mark.conforms("R9")
 def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness = connected(("logs", "k"))
-    harness.poll_fails()
-    harness.poll_fails()
+    harness.lose()
     assert harness.machine.status is ConnectionStatus.DISCONNECTED
     harness.do(Subscribe("logs", "late"), Subscribe("logs", None), Subscribe("logs", "k"), Unsubscribe("logs", None))
     for _ in range(3):
@@ -362,29 +345,26 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness.wait()
     harness.poll_ok()
     assert harness.machine.find_leaks() == ()
-    harness.poll_fails()
-    harness.poll_fails()
+    harness.lose()
     everything = {("logs", "k"), ("logs", "late"), ("logs", "in time")}
     assert set(harness.all(ReportConnectionLost)[-1].subscriptions) == everything
     assert len(harness.all(ReportConnectionStillLost)) == 1
 
 
 @pytest.mark.conforms("R9")
-def test_a_final_loss_is_reported_after_a_loss() -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_peer_that_refuses_us_is_not_asked_again(is_lost: bool) -> None:
+    """That final loss is reported also after a loss."""
     harness = connected(("logs", "k"))
-    harness.poll_fails()
-    harness.poll_fails()
-    harness.wait()
+    if is_lost:
+        harness.lose()
+        harness.wait()
     harness.do(ConnectionRejected(harness.last(CallPoll).subscriber_incarnation, "version 2"))
-    assert [(one.reason, one.is_final) for one in harness.all(ReportConnectionLost)] == [
-        (ConnectionLostReason.UNREACHABLE, False),
-        (ConnectionLostReason.REJECTED, True),
-    ]
-    assert harness.machine.find_leaks() == ()
-    still = harness.do(Subscribe("logs", "x"))
-    assert still == [
-        ReportConnectionStillLost(ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("logs", "x"),)))
-    ]
+    assert harness.losses() == [ConnectionLostReason.UNREACHABLE] * is_lost + [ConnectionLostReason.REJECTED]
+    assert [one.is_final for one in harness.all(ReportConnectionLost)] == [False] * is_lost + [True]
+    assert (harness.machine.find_leaks(), harness.do(MessageToNode("y"), Tick()), harness.wake_at) == ((), [], None)
+    lost = ReportConnectionLost(ConnectionLostReason.REJECTED, "version 2", (("logs", "x"),))
+    assert harness.do(Subscribe("logs", "x")) == [ReportConnectionStillLost(lost)]
 
 
 @pytest.mark.conforms("R2")
@@ -426,7 +406,7 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
     for delivered, jitter, hold_s in (((), 0.5, 4.5), ((message(1, 0),), 0.25, 4.75)):
         sends = harness.do(PollReplied(life, "n1", deliveries=delivered, jitter=jitter))
         assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [hold_s]
-    harness.do(PollUnanswered(life, "x", jitter=0.5))
+    harness.poll_fails(jitter=0.5)
     sends = harness.do(PollReplied(life, "n2", is_unknown=True, jitter=0.5))
     assert [type(one) for one in sends] == [ReportConnectionLost]
     assert harness.wake_at == harness.now + SETTINGS.spread_s / 2
@@ -435,9 +415,9 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
 
 def test_jitter_spreads_the_way_back_to_a_lost_node() -> None:
     harness = connected()
-    harness.do(PollUnanswered(harness.last(CallPoll).subscriber_incarnation, "x", jitter=0.5))
+    harness.poll_fails(jitter=0.5)
     for delay_s in (1, 2, 4, 4):
-        harness.do(PollUnanswered(harness.last(CallPoll).subscriber_incarnation, "x", jitter=0.5))
+        harness.poll_fails(jitter=0.5)
         assert harness.wake_at == harness.now + 1.5 * delay_s
         harness.wait()
 
@@ -458,15 +438,7 @@ def test_an_agent_counts_what_happens() -> None:
     assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, CallPoll)] == [2]
     agent.decide(PollReplied(2, "n2", is_unknown=True), 1)
     assert agent.counters == AgentSideCounters(
-        batches=3,
-        duplicate_batches=1,
-        commands=5,
-        rejected_commands=1,
-        polls=5,
-        empty_polls=1,
-        deliveries=2,
-        redeliveries=1,
-        gaps=1,
-        incarnations=3,
+        batches=3, duplicate_batches=1, commands=5, rejected_commands=1, polls=5, empty_polls=1, deliveries=2,
+        redeliveries=1, gaps=1, incarnations=3,
         connections_lost={ConnectionLostReason.RESTARTED: 1, ConnectionLostReason.EXPIRED: 1},
-    )
+    )  # fmt: skip

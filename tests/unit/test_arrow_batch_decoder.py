@@ -11,7 +11,7 @@ import pytest
 from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.log import arrow_batch_decoder, column_encoding
+from sublet_storage.log import arrow_batch_decoder
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
@@ -22,7 +22,8 @@ from sublet_storage.log.arrow_batch_decoder import (
     decode_stream,
 )
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, get_runs_flag, stored_schema
+from tests.unit.test_block import offsets_elsewhere
 
 pytestmark = pytest.mark.conforms("X7")
 
@@ -51,14 +52,9 @@ def decode(flags: int, payload: bytes, count: int) -> pa.RecordBatch:
     return decode_block(encode_codec(0, flags), payload, 1, count, count)
 
 
-def flags_of(**stored: str) -> int:
-    """Of columns that are stored as runs, or absent."""
-    return sum(1 << column_encoding._FLAGS.index((kind, name)) for name, kind in stored.items())
-
-
 def runs(stored: pa.RecordBatch, **columns: pa.Array) -> tuple[int, pa.RecordBatch]:
     """The batch with these columns as they are stored."""
-    flags = flags_of(**dict.fromkeys(columns, "runs"))
+    flags = sum(map(get_runs_flag, columns))
     arrays = [columns.get(name, stored.column(name)) for name in BLOCK_SCHEMA.names]
     return flags, pa.RecordBatch.from_arrays(arrays, schema=stored_schema(flags))
 
@@ -248,10 +244,7 @@ def test_a_page_is_read() -> None:
     assert decode_messages(page(one, two)) == pa.Table.from_batches([one, two])
 
 
-def _elsewhere(count: int = 300) -> bytes:
-    good = delivered(count, value=b"x" * 10)
-    offsets = good.column("value").buffers()[1].to_pybytes()
-    return page(good).replace(offsets, offsets[:4] + struct.pack("<i", 1 << 30) + offsets[8:])
+LONG = delivered(300, value=b"x" * 10)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +252,7 @@ def _elsewhere(count: int = 300) -> bytes:
     [
         (b"", "page whose Arrow cannot be read"),
         (b"no arrow", "page whose Arrow cannot be read"),
-        (_elsewhere(), "page whose Arrow cannot be read"),
+        (offsets_elsewhere(page(LONG), LONG), "page whose Arrow cannot be read"),
         (page(delivered())[: len(page(delivered())) // 2], "page whose Arrow cannot be read"),
         (message(delivered()), "first message is not"),
         (page(delivered())[:-8] + page(delivered())[:-8], "'schema', and not a record batch"),
@@ -282,15 +275,6 @@ def test_a_page_is_bounded_all_together(monkeypatch: pytest.MonkeyPatch) -> None
         decode_stream(page(one, one, one, one), DELIVERED_SCHEMA)
     with pytest.raises(SchemaMismatch):
         decode_stream(page(one), BLOCK_SCHEMA)
-
-
-def test_encoded_blocks_of_all_shapes_are_read() -> None:
-    for count in (1, 3, 100):
-        for columns in ({}, {"key": b"k"}, {"epoch": [7, 8]}, {"headers": [{"key": "h", "value": None}]}):
-            given = batch(count, **{name: [each] * count for name, each in columns.items()})
-            for compression in ("none", "lz4", "zstd"):
-                codec, payload = encode(given, compression)
-                assert decode_block(codec, payload, 1, count, count).equals(given)
 
 
 def test_many_runs_are_read() -> None:

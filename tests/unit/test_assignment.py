@@ -55,9 +55,16 @@ class Play:
         """The batch from this offset on is acknowledged."""
         self.handler.mark_acknowledged(self.granted, first)
 
-    def stop(self) -> None:
+    def stop(self, grant_id: int = 1) -> None:
         """Its leader wants the stream back."""
-        self.handler.apply_update(RevokeStarted(7, 1))
+        self.handler.apply_update(RevokeStarted(7, grant_id))
+
+    def remove(self, outcome: GrantEndOutcome, grant_id: int = 1) -> None:
+        self.handler.apply_update(StreamRemoved(7, grant_id, outcome))
+
+    def state(self) -> tuple[bool, bool]:
+        """Whether the grant has ended, and whether it is lost."""
+        return self.granted.is_ended, self.granted.is_lost
 
     def last(self) -> tuple[int, bool]:
         return self.reports[-1].position, self.reports[-1].is_final
@@ -65,9 +72,8 @@ class Play:
 
 def test_new_streams_are_read_before_the_others_again() -> None:
     play = Play()
-    play.grant(8)
-    play.grant(9)
-    play.grant(10)
+    for stream_id in (8, 9, 10):
+        play.grant(stream_id)
     play.handler.apply_update(StreamRemoved(8, 1, GrantEndOutcome.LOST))
     play.grant(11)
     read = [play.handler.next_readable(lambda _: True) for _ in range(4)]
@@ -114,21 +120,17 @@ def test_at_a_bad_block_final_progress_waits(given_up: bool) -> None:
 def test_what_another_reports_is_worth_one_look() -> None:
     play = Play()
     worth = []
-
-    def note() -> None:
-        worth.append(play.granted.may_have_more)
-
     assert play.granted.advance_read(FROM, FROM + 3, FROM + 3)
-    note()
+    worth.append(play.granted.may_have_more)
     play.handler.hint_heads([(7, 2**40)])
-    note()
+    worth.append(play.granted.may_have_more)
     play.handler.mark_acknowledged(play.granted, FROM)
     assert (play.reports[-1].lag, play.handler.lags()) == (0, {7: 0})
     assert play.granted.advance_read(FROM + 3, FROM + 3, FROM + 3)  # the look finds nothing
-    note()
+    worth.append(play.granted.may_have_more)
     play.handler.hint_heads([(7, 2**40)])
     play.handler.update_heads([(7, FROM + 3)])
-    note()
+    worth.append(play.granted.may_have_more)
     assert worth == [False, True, False, False]
 
 
@@ -218,29 +220,26 @@ def test_a_grant_that_the_database_ended_is_given_up() -> None:
     play.handler.mark_progress(play.granted, first, FROM + 2)
     play.handler.lose(7, 1)
     assert (play.last(), play.reports[-1].delivered_end) == ((FROM + 2, True), FROM + 5)
-    assert (play.granted.is_ended, play.granted.is_lost, play.handler.positions()) == (True, True, {})
+    assert (play.state(), play.handler.positions()) == ((True, True), {})
 
 
 def test_a_new_grant_ends_the_old() -> None:
     """A word about another grant means nothing."""
     play = Play()
     first = play.give(5)
-    play.handler.apply_update(RevokeStarted(7, 2))
-    play.handler.apply_update(StreamRemoved(7, 2, GrantEndOutcome.LOST))
+    play.stop(2)
+    play.remove(GrantEndOutcome.LOST, 2)
     assert (play.granted.is_stopping, play.granted.is_ended) == (False, False)
-    old = play.granted
-    play.granted = play.lend(2)
-    assert (old.is_ended, old.is_lost) == (True, True)
+    old, new = play.granted, play.lend(2)
+    assert (play.state(), new.is_ended) == ((True, True), False)
     play.handler.mark_acknowledged(old, first)
-    assert play.reports == []
-    assert play.handler.positions() == {7: FROM}
+    assert (play.reports, play.handler.positions()) == ([], {7: FROM})
 
 
 def test_a_stream_handed_over_is_not_lost() -> None:
     play = Play()
-    play.handler.apply_update(StreamRemoved(7, 1, GrantEndOutcome.SAVED))
-    assert (play.granted.is_ended, play.granted.is_lost) == (True, False)
-    assert play.handler.positions() == {}
+    play.remove(GrantEndOutcome.SAVED, 1)
+    assert (play.state(), play.handler.positions()) == ((True, False), {})
 
 
 def test_a_stream_handed_back_is_not_held() -> None:

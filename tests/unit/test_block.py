@@ -128,13 +128,13 @@ def test_a_packed_block_knows_the_span_of_its_times() -> None:
     assert block.last_timestamp.timestamp() == 5
 
 
-def _offsets_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
+def offsets_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
     """Its envelope is right, and an offset of its values points anywhere: to read it would end the process."""
     offsets = given.column("value").buffers()[1].to_pybytes()
     return payload.replace(offsets, offsets[:4] + struct.pack("<i", 1 << 30) + offsets[8:])
 
 
-def _run_ends_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
+def run_ends_elsewhere(payload: bytes, given: pa.RecordBatch) -> bytes:
     before, count, behind = payload.rpartition(struct.pack("<i", given.num_rows) + b"\0" * 4)
     return before + struct.pack("<i", 7) + count[4:] + behind
 
@@ -152,8 +152,8 @@ SAME = batch(["a"] * 300, value=[b"x" * 10] * 300)
         (lambda payload, _: bytes(len(payload)), "cannot be decoded"),
         (lambda payload, _: BLOCK_SCHEMA.serialize().to_pybytes(), "'schema', and not a record batch"),
         (lambda payload, _: encode(SAME.slice(0, 299))[1].to_pybytes(), "299 messages, and its row says 300"),
-        (_offsets_elsewhere, "cannot be decoded"),
-        (_run_ends_elsewhere, "run end"),
+        (offsets_elsewhere, "cannot be decoded"),
+        (run_ends_elsewhere, "run end"),
         (lambda payload, given: payload.replace(b"x" * 10, b"\xff" * 10, 1), None),
         (lambda payload, given: payload.replace(b"a\0\0\0", b"\xff\0\0\0", 1), "UTF8|UTF-8"),
     ],

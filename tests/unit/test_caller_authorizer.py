@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sublet_leader.node.caller_authorizer import CallerAuthorizer
+from sublet_leader.node.events import GroupLeaderEvent
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied
@@ -52,7 +54,8 @@ class Node:
         self.access = CountingCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
         self.publisher = make_node_side_machine("n1")
-        self.rights = CallerAuthorizer(self.gate, self.publisher)
+        self.ended: list[GroupLeaderEvent] = []
+        self.rights = CallerAuthorizer(self.gate, self.publisher, self.ended.append)
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
@@ -120,7 +123,8 @@ def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
     node.rights.forget(["agent.1"])
     assert not list(node.rights.find_denied_on_return("agent", leaders)), "nothing has changed"
     node.take_rules()
-    assert not list(node.rights.find_denied_members(leaders)), "nobody knows whose it is"
+    recheck(node, leaders)
+    assert not node.ended, "nobody knows whose it is"
     node.call("user:a").check_message("agent.2", Ping(("agent/1",), 1.0))
     node.now += MAX_AGE_S + 1
     assert not list(node.rights.find_denied_on_return("agent", leaders)), "while the rules are too old"
@@ -130,33 +134,49 @@ def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
     assert not list(node.rights.find_denied_on_return("agent", leaders)), "once"
 
 
-def test_members_of_a_principal_are_judged_together(node: Node) -> None:
-    """A rule is looked for once for each group, however many sessions it has there."""
+@pytest.mark.conforms("X4")
+def test_members_are_judged_together_in_slices(node: Node) -> None:
+    """A rule is looked for once for each group, however many sessions it has there; they end one after the other."""
     (leader,) = leads("agent")
     leader.members *= 1_000
     node.call("user:a").check_message("agent.1", Ping(("agent/1",), 1.0))
-    assert not list(node.rights.find_denied_members([leader, leader]))
-    assert node.access.lookups == 2
+    recheck(node, [leader, leader])
+    assert (node.access.lookups, node.ended) == (2, [])
     node.take_rules()
-    assert len(list(node.rights.find_denied_members([leader]))) == 1_000
+    rounds = recheck(node, [leader])
+    assert len(node.ended) == 1_000
+    assert max(rounds) <= SLICE_ITEMS + 1
 
 
-def recheck(node: Node, *, until: str = "") -> list[int]:
-    """Have all subscribers checked again; return how many rules were looked for in each round of the loop. `until`:
-    only until this one was checked, as for a poll of it."""
-    lookups: list[int] = []
+@pytest.mark.conforms("X1")
+def test_rules_too_old_to_judge_members_end_none(node: Node) -> None:
+    """They are judged when they send something."""
+    leaders = leads("agent")
+    node.call("user:a").check_message("agent.1", Ping(("agent/1",), 1.0))
+    node.take_rules()
+    node.now += MAX_AGE_S + 1
+    recheck(node, leaders)
+    assert not node.ended
+    node.take_rules()
+    assert len(list(node.rights.find_denied_on_return("agent", leaders))) == 1
+
+
+def recheck(node: Node, leaders: Sequence[Any] = (), *, until: str = "") -> list[int]:
+    """Have all members and subscribers checked again; return how many rules were looked for, and members ended, in each
+    round of the loop. `until`: only until this one was checked, as for a poll of it."""
+    rounds: list[int] = []
 
     async def run() -> None:
-        node.rights.recheck_subscribers()
+        node.rights.recheck_all(leaders)
         checks = [node.rights.recheck(each) for each in ([until] if until else node.publisher.subscriber_ids)]
-        checking = asyncio.gather(*checks)
+        checking = asyncio.gather(*checks, *([] if until else asyncio.all_tasks() - {asyncio.current_task()}))
         while not checking.done():
-            before = node.access.lookups
+            before = node.access.lookups + len(node.ended)
             await asyncio.sleep(0)
-            lookups.append(node.access.lookups - before)
+            rounds.append(node.access.lookups + len(node.ended) - before)
 
     asyncio.run(run())
-    return lookups
+    return rounds
 
 
 def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:

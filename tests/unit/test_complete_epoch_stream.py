@@ -50,12 +50,10 @@ class Play:
         return found
 
     def look(self, completed: int) -> None:
-        granted = self.granted
+        granted, places = self.granted, range(0, BLOCK * len(self.epochs), BLOCK)
         blocks = [
-            BlockEpochSummary(
-                BLOCK * place, BLOCK * (place + 1), 1, before(epoch), BlockEpochRange(((epoch,),), ((epoch,),))
-            )
-            for place, epoch in enumerate(self.epochs)
+            BlockEpochSummary(start, start + BLOCK, 1, before(epoch), BlockEpochRange(((epoch,),), ((epoch,),)))
+            for start, epoch in zip(places, self.epochs, strict=True)
         ]
         granted.add_summaries(BlockEpochSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed), 1))
         granted.begin_step(limit_bytes=1)
@@ -82,19 +80,16 @@ class Play:
         assert granted.next_run is not None
         step, run = granted.next_run
         first, epoch = granted.next_read_offset, self.epochs[granted.next_read_offset // BLOCK]
-        rows = {
-            "topic": ["t"] * BLOCK,
-            "key": [None] * BLOCK,
-            "value": [b"v"] * BLOCK,
-            "headers": [None] * BLOCK,
-            "timestamp": [datetime(2026, 1, 1, tzinfo=UTC)] * BLOCK,
-            "epoch": [[epoch]] * BLOCK,
-        }
-        batch = add_position_columns(pa.RecordBatch.from_pydict(rows, schema=BLOCK_SCHEMA), 7, first)
+        row = {"topic": "t", "value": b"v", "timestamp": datetime(2026, 1, 1, tzinfo=UTC), "epoch": [epoch]}
+        batch = add_position_columns(pa.RecordBatch.from_pylist([row] * BLOCK, schema=BLOCK_SCHEMA), 7, first)
         page = LogPage((batch,), first, first + BLOCK, BLOCK * len(self.epochs), False)
         assert granted.advance_read(page.start, page.position, page.head)
         assert granted.add_page(page, step, run)
         return granted.next_rows()
+
+    def stop(self) -> None:
+        """Its leader wants the stream back."""
+        self.handler.apply_update(RevokeStarted(7, 1))
 
     def last(self) -> tuple[int, ConsumedFrontier | None, bool]:
         return self.reports[-1].position, self.reports[-1].consumed, self.reports[-1].is_final
@@ -120,7 +115,7 @@ def test_a_step_is_given_out_entirely_before_it_stops() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted
     play.read_on()
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     assert play.reports == []
     assert granted.may_have_more
     found = play.read()
@@ -135,7 +130,7 @@ def test_who_is_asked_to_stop_begins_no_further_step() -> None:
     play = Play(1, 2, completed=3)
     granted = play.granted
     rows, _ = play.read()
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     play.handler.mark_acknowledged(granted, rows.ticket)
     assert play.last() == (10, consumed(10, 2), True)
     assert not granted.begin_step(1)
@@ -149,7 +144,7 @@ def test_a_step_that_is_cut_short_is_left_undone(is_given_up: bool) -> None:
     play.read_on()
     rows, _ = play.read()
     play.handler.abort_steps()
-    play.handler.apply_update(RevokeStarted(7, 1))
+    play.stop()
     assert play.reports == [], "one is in the user's hands"
     if is_given_up:
         play.handler.abandon_outstanding()

@@ -1,4 +1,4 @@
-"""The dashboard and the page of metrics speak of metrics that there are, under labels that they have."""
+"""The dashboard speaks of metrics that there are, under labels that they have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from sublet_leader.group.watch_events import JOIN, GroupWatchEvent, transient_record
 from sublet_leader.observe.event_counters import OTHERS, NodeCounters, reason_category
 from sublet_leader.observe.metric_definitions import METRIC_DEFINITIONS
-from tools import metrics_doc
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "sublet.json"
 LABELS = {
@@ -49,10 +48,6 @@ def test_names_are_by_convention() -> None:
         assert re.fullmatch(r"sublet_[a-z]+(_[a-z]+)*", family.name), family
         assert not family.name.endswith("_total"), family
         assert family.help.endswith("."), family
-
-
-def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert metrics_doc.main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_groups_beyond_the_limit_are_one_series() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting
 from sublet_protocol.domain.secret import Secret, hide_secrets
-from sublet_storage.db.connect import connect
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.db.database_url import as_secret, format_url, parse_secret_parts, parse_url, resolve_database_url
 
 pytestmark = pytest.mark.conforms("X3")
@@ -130,3 +130,28 @@ def test_a_changed_file_is_the_next_connections(monkeypatch: pytest.MonkeyPatch,
     for text, password in (("ann:second@host", "second"), ("ann:3@r@d@host", "second"), ("ann:fourth@host", "fourth")):
         file.write_text(f"postgresql://{text}/db")
         assert parse_url(url)["password"] == password
+
+
+def test_an_unreachable_server_is_named() -> None:
+    """Without the password."""
+    said = r"cannot connect to ann@localhost:1/db: .*refused.* Start Postgres there"
+    with pytest.raises(DatabaseUnreachable, match=said) as raised:
+        connect(f"postgresql://ann:{PASSWORDS[0]}@localhost:1/db")
+    assert PASSWORDS[0] not in str(raised.value)
+    assert raised.value.__cause__ is None
+    assert raised.value.exit_code == 5
+
+
+def test_a_socket_of_another_machine_is_called_one() -> None:
+    with pytest.raises(DatabaseUnreachable, match="on another machine"):
+        connect("postgresql://postgres@/postgres?host=/nonexistent/socket")
+
+
+@pytest.mark.parametrize("name", ["Sublet", "1st", "pg_mine", "a b", 'a"b', "a" * 64, "a;drop"])
+def test_a_schema_name_in_need_of_quotes_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_schema_name("") == "sublet"
+    with pytest.raises(InvalidSetting, match="1 to 63"):
+        resolve_schema_name(name)
+    monkeypatch.setenv("SUBLET_SCHEMA", name)
+    with pytest.raises(InvalidSetting, match="1 to 63"):
+        connect("postgresql://localhost:1/db")

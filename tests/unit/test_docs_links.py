@@ -19,7 +19,7 @@ import yaml
 
 import sublet
 from sublet.cli.app import app
-from tools import cli_doc, limits_doc, protocol_doc, settings_doc
+from tools import cli_doc, limits_doc, metrics_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 from tools.docs_hooks import PAGES as PAGES_OF_SITE
 from tools.docs_hooks import rewritten
@@ -124,36 +124,28 @@ def test_every_promise_names_a_checker(promise: str, checkers: list[tuple[str, s
 
 
 def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> None:
-    assert settings_doc.main(["--check"]) == 0, capsys.readouterr().out
-    assert cli_doc.main(["--check"]) == 0, capsys.readouterr().out
-    assert limits_doc.main(["--check"]) == 0, capsys.readouterr().out
+    for tool in (settings_doc, cli_doc, limits_doc, metrics_doc):
+        assert tool.main(["--check"]) == 0, capsys.readouterr().out
     page = protocol_doc.PAGE.read_text()
     assert protocol_doc.render(page) == page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_program_of_a_page_imports_exists(page: Path) -> None:
-    for program in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
-        for node in ast.walk(ast.parse(program)):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sublet"):
-                module = importlib.import_module(node.module)
-                for each in node.names:
-                    if not hasattr(module, each.name):
-                        importlib.import_module(f"{node.module}.{each.name}")
-
-
-def test_links_on_the_site_lead_to_its_pages() -> None:
-    assert rewritten("[a](docs/groups.md#watching)", "quick-start.md") == "[a](groups.md#watching)"
-    assert rewritten("[a](../README.md#in-spark)", "from-kafka.md") == "[a](quick-start.md#in-spark)"
-    assert rewritten("[a](../../docs/epochs.md)", "examples/hourly_closing.md") == "[a](../epochs.md)"
-    assert rewritten("[a](../bench.md), [b](index.md)", "decisions/0002-x.md") == "[a](../bench.md), [b](index.md)"
-    assert rewritten("![p](pictures/a.svg)", "tutorial.md") == "![p](pictures/a.svg)"
-
-
-def test_what_the_site_has_not_keeps_its_text() -> None:
-    assert rewritten("see [`x.py`](../protocol/x.py).", "pubsub.md") == "see `x.py`."
-    for retained in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
-        assert rewritten(retained, "pubsub.md") == retained
+@pytest.mark.parametrize(
+    ("text", "page", "on_the_site"),
+    [
+        ("[a](docs/groups.md#watching)", "quick-start.md", "[a](groups.md#watching)"),
+        ("[a](../README.md#in-spark)", "from-kafka.md", "[a](quick-start.md#in-spark)"),
+        ("[a](../../docs/epochs.md)", "examples/hourly_closing.md", "[a](../epochs.md)"),
+        ("[a](../bench.md), [b](index.md)", "decisions/0002-x.md", None),
+        ("![p](pictures/a.svg)", "tutorial.md", None),
+        ("see [`x.py`](../protocol/x.py).", "pubsub.md", "see `x.py`."),
+        ("[a](https://example.org/x), [a](#b)", "pubsub.md", None),
+        ("```\n[a](../README.md)\n```", "pubsub.md", None),
+    ],
+)
+def test_links_on_the_site_lead_to_its_pages(text: str, page: str, on_the_site: str | None) -> None:
+    """What the site has not keeps its text."""
+    assert rewritten(text, page) == (on_the_site or text)
 
 
 def test_programs_of_pages_use_names_that_exist() -> None:
@@ -177,20 +169,8 @@ def test_programs_of_pages_use_names_that_exist() -> None:
     assert found > 30
 
 
-_FOLDERS = (
-    "bench",
-    "borrower",
-    "deploy",
-    "docs",
-    "examples",
-    "leader",
-    "migrations",
-    "protocol",
-    "storage",
-    "sublet",
-    "tests",
-    "tools",
-)
+_FOLDERS = ("bench", "borrower", "deploy", "docs", "examples", "leader", "migrations", "protocol", "storage", "sublet",
+            "tests", "tools")  # fmt: skip
 _FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.\w+)(?:::\w+)?`|(?<![\w./-])((?:tests|tools|bench)/[\w./-]+\.py)\b")
 _MODULE = re.compile(r"`(sublet_(?:protocol|storage|leader|borrower)(?:\.\w+)+)`")
 _PLACEHOLDER = re.compile(r"[A-Z]{4}")

@@ -14,33 +14,36 @@ from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscri
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 
 
+def pushed(head: int, number: int = 1, stream_id: int = 7) -> HeadPushed:
+    return HeadPushed(HeadSubscriptionId(stream_id, 50, number), head)
+
+
+PUSHED = pushed(3)
+
+
 def test_of_what_is_pushed_the_newest_remains() -> None:
     inbox = SessionEventQueue()
     for head in range(1_000):
-        inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), head))
-        inbox.put(HeadPushed(HeadSubscriptionId(8, 50, 2), head))
-    inbox.put(SavedProgress(7, 50, 1))
-    inbox.put(SavedProgress(7, 50, 2))
-    assert inbox.take() == (
-        SavedProgress(7, 50, 1),
-        SavedProgress(7, 50, 2),
-        HeadPushed(HeadSubscriptionId(7, 50, 1), 999),
-        HeadPushed(HeadSubscriptionId(8, 50, 2), 999),
-    )
+        inbox.put(pushed(head))
+        inbox.put(pushed(head, 2, 8))
+    saved = SavedProgress(7, 50, 1), SavedProgress(7, 50, 2)
+    for each in saved:
+        inbox.put(each)
+    assert inbox.take() == (*saved, pushed(999), pushed(999, 2, 8))
     assert inbox.take() == ()
 
 
 def test_a_late_change_does_not_replace_newer() -> None:
     inbox = SessionEventQueue()
     for number, head in ((1, 9), (2, 5), (2, 4)):
-        inbox.put(HeadPushed(HeadSubscriptionId(7, 50, number), head))
-    assert inbox.take() == (HeadPushed(HeadSubscriptionId(7, 50, 2), 5),)
+        inbox.put(pushed(head, number, 7))
+    assert inbox.take() == (pushed(5, 2, 7),)
 
 
 def test_what_is_pushed_wakes_whoever_waits() -> None:
     inbox = SessionEventQueue()
-    inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), 3))
-    assert inbox.take(60.0) == (HeadPushed(HeadSubscriptionId(7, 50, 1), 3),)
+    inbox.put(PUSHED)
+    assert inbox.take(60.0) == (PUSHED,)
 
 
 def test_a_former_subscription_hides_no_end() -> None:
@@ -80,24 +83,23 @@ class ScriptedListener:
 
 def test_a_reader_listens_until_there_is_something() -> None:
     """What is not for it, and an event on another thread, are no end and an end."""
-    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
-    inbox.listener = ScriptedListener(
-        lambda: None, lambda: None, threading.Thread(target=inbox.put, args=(pushed,)).start
-    )
-    assert inbox.take(60.0) == (pushed,)
+    inbox = SessionEventQueue()
+    put = threading.Thread(target=inbox.put, args=(PUSHED,)).start
+    inbox.listener = ScriptedListener(lambda: None, lambda: None, put)
+    assert inbox.take(60.0) == (PUSHED,)
     inbox.listener = ScriptedListener(inbox.wakeup)
     assert inbox.take(60.0) == ()
 
 
 def test_a_reader_that_may_not_listen_waits() -> None:
-    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
+    inbox = SessionEventQueue()
 
     def refuse() -> bool:
-        threading.Thread(target=inbox.put, args=(pushed,)).start()
+        threading.Thread(target=inbox.put, args=(PUSHED,)).start()
         return False
 
     inbox.listener = ScriptedListener(refuse)
-    assert inbox.take(60.0) == (pushed,)
+    assert inbox.take(60.0) == (PUSHED,)
 
 
 def test_a_short_wait_listens_to_nothing() -> None:
@@ -107,14 +109,14 @@ def test_a_short_wait_listens_to_nothing() -> None:
 
 
 def test_a_reader_that_is_interrupted_listens_again() -> None:
-    inbox, pushed = SessionEventQueue(), HeadPushed(HeadSubscriptionId(7, 50, 1), 3)
+    inbox = SessionEventQueue()
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    inbox.listener = listener = ScriptedListener(interrupt, lambda: inbox.put(pushed))
+    inbox.listener = listener = ScriptedListener(interrupt, lambda: inbox.put(PUSHED))
     with pytest.raises(KeyboardInterrupt):
         inbox.take(60.0)
     inbox.release_fully()
     assert listener.is_released
-    assert inbox.take(60.0) == (pushed,)
+    assert inbox.take(60.0) == (PUSHED,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -30,6 +29,7 @@ from sublet_protocol.messages.feed_messages import (
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from tests.unit.test_arrow_batch_decoder import message
 
 
 def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:
@@ -37,24 +37,19 @@ def record_batch(count: int = 3, **fields: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row] * count, schema=BLOCK_SCHEMA)
 
 
-def compressed(batch: pa.RecordBatch) -> bytes:
-    """The batch's message out of a compressed stream, behind the schema's."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_batch(batch)
-    entire: bytes = sink.getvalue().to_pybytes()
-    return entire[batch.schema.serialize().size :]
+def stored(count: int = 3, **fields: Any) -> bytes:
+    payload: bytes = record_batch(count, **fields).serialize().to_pybytes()
+    return payload
 
 
 def test_a_plain_batch_is_read() -> None:
     """Whatever its topics are: those are for the routes to refuse."""
-    batch = record_batch(topic="a/+")
-    assert decode_batch(batch.serialize().to_pybytes()) == batch
+    assert decode_batch(stored(topic="a/+")) == record_batch(topic="a/+")
 
 
 @pytest.mark.conforms("X4")
 def test_a_batch_that_grows_by_being_read_is_refused() -> None:
-    bomb = compressed(record_batch(2, value=b"\0" * 500_000))
+    bomb = message(record_batch(2, value=b"\0" * 500_000), "zstd")
     assert len(bomb) < 3000
     with pytest.raises(MalformedMessage, match="compressed"):
         decode_batch(bomb)
@@ -67,37 +62,18 @@ def test_a_batch_that_grows_by_being_read_is_refused() -> None:
         (b"", MalformedMessage, "not an Arrow"),
         (b"\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 16, MalformedMessage, "not an Arrow|header"),
         (BLOCK_SCHEMA.serialize().to_pybytes(), MalformedMessage, "schema"),
-        (record_batch(0).serialize().to_pybytes(), MalformedMessage, "1 to 10000"),
-        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 messages"),
+        (stored(0), MalformedMessage, "1 to 10000"),
+        (stored(MAX_BATCH_MESSAGES + 1), MalformedMessage, "10001 messages"),
         (pa.record_batch({"topic": ["t"]}).serialize().to_pybytes(), MalformedMessage, "not an Arrow"),
-        (record_batch(1, topic=None).serialize().to_pybytes(), SubletError, "null|not an Arrow"),
-        (record_batch(1, timestamp=2**62).serialize().to_pybytes(), UsageError, "years 1 to 9999"),
-        (record_batch(1, value=b"x" * MAX_MESSAGE_BYTES).serialize().to_pybytes(), ValueTooLarge, "1048576"),
-        (
-            record_batch(1, value=b"x" * MAX_BATCH_BYTES).serialize().to_pybytes(),
-            MalformedMessage,
-            str(MAX_BATCH_BYTES),
-        ),
+        (stored(1, topic=None), SubletError, "null|not an Arrow"),
+        (stored(1, timestamp=2**62), UsageError, "years 1 to 9999"),
+        (stored(1, value=b"x" * MAX_MESSAGE_BYTES), ValueTooLarge, "1048576"),
+        (stored(1, value=b"x" * MAX_BATCH_BYTES), MalformedMessage, str(MAX_BATCH_BYTES)),
     ],
 )
 def test_what_is_no_batch_is_refused(payload: bytes, error: type[Exception], story: str) -> None:
     with pytest.raises(error, match=story):
         decode_batch(payload)
-
-
-@pytest.mark.conforms("X4")
-def test_damaged_batches_are_refused_or_read() -> None:
-    entire, dice = record_batch().serialize().to_pybytes(), random.Random(7)
-    refused = 0
-    for _ in range(3000):
-        damaged = bytearray(entire[: dice.choice((len(entire), dice.randrange(len(entire))))])
-        for _ in range(dice.randrange(1, 4)):
-            damaged[dice.randrange(len(damaged))] = dice.randrange(256) if damaged else 0
-        try:
-            decode_batch(bytes(damaged)).validate(full=True)
-        except SubletError:
-            refused += 1
-    assert refused > 1000
 
 
 @pytest.mark.conforms("X4")
@@ -118,8 +94,8 @@ def test_a_gate_lets_so_many_in_and_no_more() -> None:
 @pytest.mark.conforms("X4")
 def test_a_gate_lets_in_so_many_of_a_principal() -> None:
     gate = AdmissionLimiter("reads", 4, 0, 30)
-    gate.acquire(principal="user:a")
-    gate.acquire(principal="user:a")
+    for _ in range(2):
+        gate.acquire(principal="user:a")
     with pytest.raises(NodeBusy, match=r"2 reads are under way of user:a; the limit is 2"):
         gate.acquire(principal="user:a")
     gate.acquire(principal="user:b")

@@ -8,14 +8,15 @@ from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptan
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.feed_messages import FeedPage
 
+ADVANCED, STALE = FeedPageAcceptance.ADVANCED, FeedPageAcceptance.STALE
+GAP, HEARTBEAT = FeedPageAcceptance.GAP, FeedPageAcceptance.HEARTBEAT
+
 
 @pytest.fixture
 def cursor() -> FeedCursor:
     cursor = FeedCursor("r")
     assert cursor.bookmark is None
-    assert (
-        cursor.accept(FeedPage(cursor.subscription, bookmark=Bookmark(2, {1: 5, 2: 0}))) is FeedPageAcceptance.HEARTBEAT
-    )
+    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0})) is HEARTBEAT
     return cursor
 
 
@@ -29,16 +30,13 @@ def heartbeat(cursor: FeedCursor, bookmark: Bookmark) -> FeedPageAcceptance:
 
 @pytest.mark.conforms("P2")
 def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
-    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
+    assert step(cursor, 1, 5, 8) is ADVANCED
     before = cursor.bookmark
-    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.STALE
-    assert step(cursor, 1, 0, 8) is FeedPageAcceptance.STALE
-    assert step(cursor, 1, 9, 12) is FeedPageAcceptance.GAP
-    assert step(cursor, 1, 7, 12) is FeedPageAcceptance.GAP
-    assert step(cursor, 3, 0, 1) is FeedPageAcceptance.GAP
+    steps = ((1, 5, 8), (1, 0, 8), (1, 9, 12), (1, 7, 12), (3, 0, 1))
+    assert [step(cursor, *each) for each in steps] == [STALE, STALE, GAP, GAP, GAP]
     assert cursor.bookmark == before == Bookmark(2, {1: 8, 2: 0})
-    assert step(cursor, 1, 8, 12) is FeedPageAcceptance.ADVANCED
-    assert step(cursor, 2, 0, 0) is FeedPageAcceptance.ADVANCED
+    assert step(cursor, 1, 8, 12) is ADVANCED
+    assert step(cursor, 2, 0, 0) is ADVANCED
 
 
 @pytest.mark.conforms("P2", "P5")
@@ -50,32 +48,32 @@ def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
         FeedPage(old, bookmark=Bookmark(9, {1: 7})),
         FeedPage(old),
     ):
-        assert cursor.accept(page) is FeedPageAcceptance.STALE
+        assert cursor.accept(page) is STALE
     assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
-    assert step(cursor, 1, 5, 6) is FeedPageAcceptance.ADVANCED
+    assert step(cursor, 1, 5, 6) is ADVANCED
 
 
 def test_a_bookmark_brings_streams(cursor: FeedCursor) -> None:
     """It says of the others what is known."""
-    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
-    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is FeedPageAcceptance.GAP
-    assert heartbeat(cursor, Bookmark(1, {1: 8})) is FeedPageAcceptance.GAP
-    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is FeedPageAcceptance.HEARTBEAT
+    assert step(cursor, 1, 5, 8) is ADVANCED
+    assert heartbeat(cursor, Bookmark(4, {1: 9, 3: 0})) is GAP
+    assert heartbeat(cursor, Bookmark(1, {1: 8})) is GAP
+    assert heartbeat(cursor, Bookmark(4, {1: 8, 3: 0})) is HEARTBEAT
     assert cursor.bookmark == Bookmark(4, {1: 8, 3: 0})
-    assert step(cursor, 3, 0, 1) is FeedPageAcceptance.ADVANCED
+    assert step(cursor, 3, 0, 1) is ADVANCED
 
 
 def test_a_step_before_any_beginning_is_doubted() -> None:
     cursor = FeedCursor("r")
-    assert step(cursor, 1, 0, 1) is FeedPageAcceptance.GAP
-    assert cursor.accept(FeedPage(cursor.subscription)) is FeedPageAcceptance.HEARTBEAT
+    assert step(cursor, 1, 0, 1) is GAP
+    assert cursor.accept(FeedPage(cursor.subscription)) is HEARTBEAT
     assert cursor.bookmark is None
 
 
 @pytest.mark.conforms("P10")
 def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> None:
-    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is FeedPageAcceptance.HEARTBEAT
-    assert step(cursor, 1, 5, 8) is FeedPageAcceptance.ADVANCED
+    assert heartbeat(cursor, Bookmark(2, {1: 5, 2: 0}, "7312/00000001")) is HEARTBEAT
+    assert step(cursor, 1, 5, 8) is ADVANCED
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 
 

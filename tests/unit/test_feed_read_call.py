@@ -12,24 +12,24 @@ import pytest
 from sublet_leader.feed import history_and_follow as module
 from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
 from sublet_protocol.domain.errors import Unauthenticated
-from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
+from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.feed_messages import FeedPage, FeedReadRequest
+from sublet_protocol.messages.feed_messages import FeedReadRequest
 
 
 class Pool:
     """In place of the database: a reader without streams."""
 
     async def run(self, work: Callable[..., Any]) -> Any:
-        return SimpleNamespace(bookmark=Bookmark(0, {}))
+        return SimpleNamespace(stream_count=0), None
 
 
 def read(check_right: Callable[[], None]) -> None:
-    async def never(page: FeedPage) -> None:
+    async def never(page: object) -> None:
         await asyncio.Event().wait()
 
     read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
-    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, hello_s=0.001)
+    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, lambda streams: None, hello_s=0.001)
     asyncio.run(asyncio.wait_for(call.history(), 60))
 
 

@@ -19,7 +19,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from sublet_leader.feed.publish import FeedPublishWriter, check_topics
+from sublet_leader.feed.publish import FeedPublishWriter, check_topics, make_producer_id
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
@@ -49,12 +49,21 @@ def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: str = "
     return AccessSnapshot(version, AccessRules(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
 
 
-def publishes() -> AccessRule:
-    return AccessRule("user:etl", Right.PUBLISH, ORDERS)
+PUBLISHES = AccessRule("user:etl", Right.PUBLISH, ORDERS)
+BEARER = ("authorization", f"Bearer {TOKEN}")
+
+
+def make_gate(*rules: AccessRule, clock: Clock | None = None, remaining_s: float = 10_000.0) -> AccessGate:
+    return AccessGate(AccessCache(snapshot(*rules, remaining_s=remaining_s), clock or Clock()))
+
+
+def identify(gate: AccessGate, method: str = "Publish") -> Caller:
+    """The bearer of the token."""
+    return gate.identify(BEARER[1], "", method)
 
 
 def test_the_bearer_of_a_token_is_its_principal() -> None:
-    gate = AccessGate(AccessCache(snapshot(publishes()), Clock()))
+    gate = make_gate(PUBLISHES)
     for scheme in ("Bearer", "bearer"):
         caller = gate.identify(f"{scheme} {TOKEN}", "ipv4:127.0.0.1:1", "Publish")
         assert caller.principal == "user:etl"
@@ -87,36 +96,40 @@ def test_so_many_refused_tokens_are_stored(monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_a_token_nobody_is_let_in(sent: str | None) -> None:
     header = None if sent is None else sent.format(TOKEN, TOKEN[:-1])
     with pytest.raises(Unauthenticated, match="SUBLET_TOKEN"):
-        AccessGate(AccessCache(snapshot(publishes()), Clock())).identify(header, "", "Publish")
+        make_gate(PUBLISHES).identify(header, "", "Publish")
 
 
 def test_a_token_expires_by_the_nodes_clock() -> None:
+    """A call under way, and a batch that is stored only now, as it has waited for a connection to the database."""
     clock = Clock()
-    gate = AccessGate(AccessCache(snapshot(publishes(), remaining_s=5.0), clock))
-    caller = gate.identify(f"Bearer {TOKEN}", "", "Follow")
+    gate = make_gate(PUBLISHES, clock=clock, remaining_s=5.0)
+    caller, messages = identify(gate), pa.RecordBatch.from_pydict({"topic": ["orders/eu"]})
     clock.now += 4.9
     caller.check(Right.PUBLISH, ORDERS)
+    check_topics(caller, messages)
     clock.now += 0.1
     with pytest.raises(Unauthenticated):
         caller.check(Right.PUBLISH, ORDERS)
     with pytest.raises(Unauthenticated):
-        gate.identify(f"Bearer {TOKEN}", "", "Follow")
+        check_topics(caller, messages)
+    with pytest.raises(Unauthenticated):
+        identify(gate)
 
 
 def test_a_call_under_way_loses_what_is_revoked() -> None:
-    cache = AccessCache(snapshot(publishes()), Clock())
-    caller = AccessGate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    cache = AccessCache(snapshot(PUBLISHES), Clock())
+    caller = identify(AccessGate(cache))
     cache.replace(snapshot(version="2"))
     with pytest.raises(PermissionDenied, match="sublet access allow user:etl publish 'orders/#'"):
         caller.check(Right.PUBLISH, ORDERS)
-    cache.replace(AccessSnapshot("3", AccessRules([publishes()]), {}))
+    cache.replace(AccessSnapshot("3", AccessRules([PUBLISHES]), {}))
     with pytest.raises(Unauthenticated):
         caller.check(Right.PUBLISH, ORDERS)
 
 
 def test_the_command_that_gives_a_right_is_quoted() -> None:
     """Whoever copies it runs nothing that a certificate's name, a filter or a group says."""
-    member = AccessGate(AccessCache(snapshot(), Clock())).make_caller("spiffe://a/$(id)", "")
+    member = make_gate().make_caller("spiffe://a/$(id)", "")
     assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied_error(Right.JOIN, ORDERS, "billing"))
     refusal = str(member.denied_error(Right.JOIN, TopicFilter("a';id;'b"), "x;id>&2 "))
     command = refusal[refusal.index("`") + 1 : refusal.rindex("`")]
@@ -127,8 +140,8 @@ def test_the_command_that_gives_a_right_is_quoted() -> None:
 
 def test_old_rights_allow_nothing() -> None:
     clock = Clock()
-    cache = AccessCache(snapshot(publishes()), clock)
-    caller = AccessGate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    cache = AccessCache(snapshot(PUBLISHES), clock)
+    caller = identify(AccessGate(cache))
     clock.now += MAX_AGE_S
     caller.check(Right.PUBLISH, ORDERS)
     clock.now += 0.1
@@ -140,17 +153,23 @@ def test_old_rights_allow_nothing() -> None:
     caller.check(Right.PUBLISH, ORDERS)
 
 
+@pytest.mark.conforms("X5")
+def test_a_slash_makes_no_producer_anothers() -> None:
+    def named(principal: str, name: str) -> str:
+        return make_producer_id(Caller(principal, "", "Publish", None, RefusalLog()), name)
+
+    assert named("user:a", "b/p") == "feed/user:a/b/p" != named("user:a/b", "p") != named("user:a%2Fb", "p")
+
+
 def test_without_authentication_all_is_allowed() -> None:
+    """A gate that is on has no caller by itself."""
     caller = AccessGate().identify(None, "", "Publish")
     for right in Right:
         caller.check(right)
         assert caller.may_somewhere(right)
     assert AccessGate().get_caller().principal is None
-
-
-def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
     with pytest.raises(LookupError):
-        Context().run(AccessGate(AccessCache(snapshot(), Clock())).get_caller)
+        Context().run(make_gate().get_caller)
 
 
 def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,39 +182,23 @@ def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) ->
         clock.now += REFUSAL_INTERVAL_S
         refusals.record("user:a", "there", "Read", "x" * 1000)
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    assert [(line["principal"], line["address"], line.get("count", 1)) for line in lines] == [
-        ("user:a", "here", 1),
-        ("user:b", "here", 1),
-        ("user:a", "there", 5),
-    ]
+    counts = [(line["principal"], line["address"], line.get("count", 1)) for line in lines]
+    assert counts == [("user:a", "here", 1), ("user:b", "here", 1), ("user:a", "there", 5)]
     assert set(lines[0]) == {"at", "principal", "address", "action", "object", "outcome"}
     assert len(lines[2]["object"]) == 300
 
 
 def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
-    gate = AccessGate(AccessCache(snapshot(), Clock()))
+    gate = make_gate()
     with caplog.at_level(logging.INFO, logger=AUDIT):
         caller = gate.identify(f"Bearer {TOKEN}", "here", "Publish")
         with pytest.raises(PermissionDenied):
             caller.check(Right.JOIN, ORDERS, "billing")
         with pytest.raises(Unauthenticated):
             gate.identify(f"Bearer {TOKEN}x", "there", "Publish")
-    assert [json.loads(record.getMessage())["object"] for record in caplog.records] == [
-        "join orders/# in group 'billing'",
-        "unknown caller",
-    ]
+    objects = [json.loads(record.getMessage())["object"] for record in caplog.records]
+    assert objects == ["join orders/# in group 'billing'", "unknown caller"]
     assert TOKEN not in caplog.text
-
-
-def test_a_token_is_checked_when_a_batch_is_stored() -> None:
-    """The batch may have waited for a connection to the database."""
-    clock = Clock()
-    caller = AccessGate(AccessCache(snapshot(publishes(), remaining_s=10), clock)).identify(f"Bearer {TOKEN}", "", "")
-    messages = pa.RecordBatch.from_pydict({"topic": ["orders/eu"]})
-    check_topics(caller, messages)
-    clock.now += 10
-    with pytest.raises(Unauthenticated):
-        check_topics(caller, messages)
 
 
 @pytest.mark.conforms("X4")
@@ -268,7 +271,6 @@ def call(gate: AccessGate, method: str, answer: Any, *metadata: tuple[str, str])
 
 def test_a_call_cancelled_in_line_leaves_nothing() -> None:
     """As a coroutine that nobody awaits, of which Python warns."""
-    bearer = ("authorization", f"Bearer {TOKEN}")
     cancelled = 0
 
     async def run() -> None:
@@ -276,7 +278,7 @@ def test_a_call_cancelled_in_line_leaves_nothing() -> None:
             return grpc.unary_unary_rpc_method_handler(_answers, bytes)
 
         async def cancel_after(rounds: int) -> int:
-            calls = [asyncio.ensure_future(handler.stream_unary(_one_request(), _Context(bearer))) for _ in range(9)]
+            calls = [asyncio.ensure_future(handler.stream_unary(_one_request(), _Context(BEARER))) for _ in range(9)]
             for _ in range(rounds):
                 await asyncio.sleep(0)
             for each in calls:
@@ -284,8 +286,8 @@ def test_a_call_cancelled_in_line_leaves_nothing() -> None:
             return (await asyncio.gather(*calls, return_exceptions=True)).count("reply")
 
         nonlocal cancelled
-        gate = AccessGate(AccessCache(snapshot(publishes()), Clock()))
-        details = SimpleNamespace(method="/sublet.v1.Session/Poll", invocation_metadata=(bearer,))
+        gate = make_gate(PUBLISHES)
+        details = SimpleNamespace(method="/sublet.v1.Session/Poll", invocation_metadata=(BEARER,))
         handler = await GateInterceptor(gate).intercept_service(found, details)
         rounds = 0
         while (answered := await cancel_after(rounds)) < 9:
@@ -309,23 +311,22 @@ async def _answers(request: object, context: object) -> str:
 
 
 def test_a_served_method_without_a_row_is_refused() -> None:
-    bearer = ("authorization", f"Bearer {TOKEN}")
-    is_on, is_off = AccessGate(AccessCache(snapshot(), Clock())), AccessGate()
+    is_on, is_off = make_gate(), AccessGate()
     for gate in (is_on, is_off):
-        assert call(gate, "/sublet.v1.Feed/New", _answers, bearer) is grpc.StatusCode.PERMISSION_DENIED
-    assert call(is_on, "/sublet.v1.Feed/New", None, bearer) is grpc.StatusCode.PERMISSION_DENIED
+        assert call(gate, "/sublet.v1.Feed/New", _answers, BEARER) is grpc.StatusCode.PERMISSION_DENIED
+    assert call(is_on, "/sublet.v1.Feed/New", None, BEARER) is grpc.StatusCode.PERMISSION_DENIED
     assert call(is_off, "/sublet.v1.Feed/New", None) is None
 
 
 def test_a_method_that_checks_no_right_is_refused() -> None:
-    gate, bearer = AccessGate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
+    gate = make_gate(PUBLISHES)
 
     async def asks(request: object, context: object) -> str:
         gate.get_caller().check(Right.PUBLISH, ORDERS)
         return "reply"
 
-    assert call(gate, "/sublet.v1.Feed/Publish", _answers, bearer) is grpc.StatusCode.INTERNAL
-    assert call(gate, "/sublet.v1.Feed/Publish", asks, bearer) == "reply"
+    assert call(gate, "/sublet.v1.Feed/Publish", _answers, BEARER) is grpc.StatusCode.INTERNAL
+    assert call(gate, "/sublet.v1.Feed/Publish", asks, BEARER) == "reply"
     assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
-    assert call(gate, "/sublet.v1.Session/Poll", _answers, bearer) == "reply"
+    assert call(gate, "/sublet.v1.Session/Poll", _answers, BEARER) == "reply"
     assert call(AccessGate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

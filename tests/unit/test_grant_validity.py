@@ -22,7 +22,6 @@ from sublet_protocol.messages.borrower_leader import (
     Revoke,
     Revoked,
     StreamProgress,
-    UpdateProgress,
 )
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_reset import apply_reset
@@ -113,7 +112,7 @@ def taken_by_the_database(talk: Talk) -> None:
     talk.bench.change_row(
         grant_id=talk.grant_id + 1, status=LendingStatus.FREE, borrower_id=None, agent=None, session=None
     )
-    talk.bench.receive(UpdateProgress(BORROWER, talk.bench.term, (StreamProgress(1, talk.grant_id, 1),)), AGENT)
+    talk.bench.report(StreamProgress(1, talk.grant_id, 1))
     talk.bench.settle()
 
 
@@ -190,16 +189,16 @@ def test_a_forced_revoke_costs_no_other_stream() -> None:
     bench.revoke(1)
     borrower = Borrower(BORROWER, SubscriptionRequest(str(SUBSCRIPTION)), BorrowerSettings())
     borrower.start(0.0)
+    ids = [(stream, bench.grant_id(stream)) for stream in (1, 2)]
+    grants = [Grant(BORROWER, bench.term, *each, 0, 1, 0, 9, "#", grant_key=GRANT_KEY) for each in ids]
     borrower.decide(LeaderMessageReceived(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
-    for stream in (1, 2):
-        grant = Grant(BORROWER, bench.term, stream, bench.grant_id(stream), 0, 1, 0, 9, "#", grant_key=GRANT_KEY)
+    for grant in grants:
         borrower.decide(LeaderMessageReceived(NODE, grant), 0.0)
     for answered_at in (1.0, 20.5, 29.0):
-        without = ((1, bench.grant_id(1)),) * (answered_at > 20)
-        answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=without)
+        answer = PingResponse(BORROWER, bench.term, answered_at, 8.5, without=tuple(ids[:1]) * (answered_at > 20))
         borrower.decide(LeaderMessageReceived(NODE, answer), answered_at)
-        assert borrower.may_start_call(2, bench.grant_id(2), answered_at)
-        assert borrower.may_continue(1, bench.grant_id(1), answered_at) == (answered_at < 9.5)
+        assert borrower.may_start_call(*ids[1], answered_at)
+        assert borrower.may_continue(*ids[0], answered_at) == (answered_at < 9.5)
 
 
 @pytest.mark.conforms("E34")

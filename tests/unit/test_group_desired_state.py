@@ -39,7 +39,7 @@ def test_the_weight_of_a_session_is_changed() -> None:
     bench = Bench(6)
     bench.join(BORROWER, session="first", session_epoch=1)
     bench.join(OTHER, session="second", session_epoch=1)
-    bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
+    bench.share()
     bench.confirm()
     assert Counter(bench.holders().values()) == {BORROWER: 3, OTHER: 3}
     ordered(bench, OverrideSessionWeight("first", 5.0))
@@ -62,8 +62,7 @@ def test_a_paused_group_lends_nothing_until_resumed() -> None:
     ordered(bench, PauseGroup("the sink is repaired"))
     assert {each.stream_id for each in bench.received(Revoke)} == {1, 2}
     for stream in (1, 2):
-        bench.progress(7, stream, final=True)
-    bench.settle()
+        bench.save(7, stream, final=True)
     bench.join("c/1")
     bench.pass_time(60.0, BORROWER, "c/1")
     assert bench.holders() == {}
@@ -104,11 +103,8 @@ def test_commands_are_distinct_where_they_differ() -> None:
     assert orders.apply(PauseGroup("another")) == orders, "it is paused already"
     assert orders.apply(OverrideSessionWeight("s", 2)).apply(OverrideSessionWeight("s", None)) == orders
     assert orders.apply(ResumeGroup()) == NO_DESIRED_STATE
-    for each in (
-        NO_DESIRED_STATE,
-        orders,
-        orders.apply(OverrideSessionWeight("s", 2.5)).apply(OverrideSessionWeight("a", 1)),
-    ):
+    weighted = orders.apply(OverrideSessionWeight("s", 2.5)).apply(OverrideSessionWeight("a", 1))
+    for each in (NO_DESIRED_STATE, orders, weighted):
         assert GroupDesiredState.from_json(each.to_json()) == each
 
 
@@ -125,24 +121,20 @@ def test_a_group_has_so_many_weights() -> None:
     with pytest.raises(UsageError, match="has weights for 1000 sessions, which is the limit"):
         full.apply(OverrideSessionWeight("one more", 1))
     assert dict(full.apply(OverrideSessionWeight("s0", 1)).weights)["s0"] == 1
-    assert (
-        len(full.apply(OverrideSessionWeight("s0", None)).apply(OverrideSessionWeight("one more", 1)).weights)
-        == MAX_WEIGHTS
-    )
+    exchanged = full.apply(OverrideSessionWeight("s0", None)).apply(OverrideSessionWeight("one more", 1))
+    assert len(exchanged.weights) == MAX_WEIGHTS
     assert full.apply(PauseGroup("")).weights == full.weights
 
 
 @pytest.mark.parametrize("text", ["x" * 256, "a\nb", "\x00"])
 def test_a_text_that_cannot_be_shown_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="at most 255 characters"):
-        PauseGroup(text)
-    with pytest.raises(UsageError, match="at most 255 characters"):
-        OverrideSessionWeight(text, 1)
+    for order in (lambda: PauseGroup(text), lambda: OverrideSessionWeight(text, 1)):
+        with pytest.raises(UsageError, match="at most 255 characters"):
+            order()
+
+
+def test_an_unnamed_session_and_a_resets_reason() -> None:
     with pytest.raises(UsageError, match="without a name"):
         OverrideSessionWeight("", 1)
-
-
-def test_a_reason_as_of_a_reset_is_refused() -> None:
-    """The next reset would resume the group."""
     with pytest.raises(UsageError, match="of which the next would resume the group"):
         PauseGroup("to be reset to earliest")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
@@ -12,8 +13,6 @@ from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     HeldGrant,
     Invalidate,
-    Revoked,
-    StreamProgress,
     ToLeader,
     UpdateProgress,
 )
@@ -41,27 +40,13 @@ def shared() -> Bench:
     return bench
 
 
-def stream_of(bench: Bench, borrower_id: str) -> int:
-    (stream_id,) = [stream_id for stream_id, holder in bench.holders().items() if holder == borrower_id]
-    return stream_id
-
-
-def progress(bench: Bench, stream_id: int, position: int, **more: object) -> StreamProgress:
-    grant_id = bench.row(stream_id).grant_id
-    return StreamProgress(stream_id, grant_id, position, **more)  # type: ignore[arg-type]
-
-
 def reports(bench: Bench, stream_id: int, beyond: int) -> list[ToLeader]:
-    grant_id = bench.row(stream_id).grant_id
-    doubt = InDoubtRange(grant_id, 0, beyond, 60.0)
-    final = progress(bench, stream_id, beyond, final=True)
+    doubt = InDoubtRange(bench.grant_id(stream_id), 0, beyond, 60.0)
+    progress, final = bench.said(beyond, stream_id, final=False), bench.said(beyond, stream_id)
+    odd = replace(progress, position=1, in_doubt=doubt), replace(final, position=1, delivered_end=beyond)
     return [
-        UpdateProgress(BORROWER, bench.term, (progress(bench, stream_id, beyond),)),
-        UpdateProgress(BORROWER, bench.term, (final,)),
-        UpdateProgress(BORROWER, bench.term, (progress(bench, stream_id, 1, in_doubt=doubt),)),
-        UpdateProgress(BORROWER, bench.term, (progress(bench, stream_id, 1, final=True, delivered_end=beyond),)),
-        Disconnect(BORROWER, bench.term, (final,)),
-        Disconnect(BORROWER, bench.term, (progress(bench, stream_id, beyond),)),
+        *(UpdateProgress(BORROWER, bench.term, (each,)) for each in (progress, final, *odd)),
+        *(Disconnect(BORROWER, bench.term, (each,)) for each in (final, progress)),
     ]
 
 
@@ -69,11 +54,10 @@ def reports(bench: Bench, stream_id: int, beyond: int) -> list[ToLeader]:
 @pytest.mark.parametrize("kind", range(6))
 def test_a_report_beyond_the_head_ends_its_sender(kind: int, beyond: int) -> None:
     bench = shared()
-    stream_id, other = stream_of(bench, BORROWER), stream_of(bench, OTHER)
+    (stream_id,), (other,) = bench.streams_of(BORROWER), bench.streams_of(OTHER)
     bench.sent.clear()
     bench.receive(reports(bench, stream_id, beyond)[kind])
-    bench.receive(UpdateProgress(OTHER, bench.term, (progress(bench, other, 60),)), agent="b")
-    bench.settle()
+    bench.save(60, other, borrower_id=OTHER)
     (end,) = [message for to, message in bench.sent if isinstance(message, Invalidate)]
     assert (end.borrower_id, end.reason) == (BORROWER, BorrowerEndReason.DENIED)
     assert end.detail == f"stream {stream_id}: offset {beyond} is beyond the head {HEAD}"
@@ -87,10 +71,10 @@ def test_a_report_beyond_the_head_ends_its_sender(kind: int, beyond: int) -> Non
 def test_a_grant_that_ends_anyway_ends_once() -> None:
     """Its holder was silent for too long while what it had sent was judged."""
     bench = shared()
-    stream_id = stream_of(bench, BORROWER)
+    (stream_id,) = bench.streams_of(BORROWER)
     bench.receive(reports(bench, stream_id, HEAD + 1)[0])
     judged, bench.entries = bench.entries, []
-    bench.tick(bench.settings.eviction_timeout_s + 1)
+    bench.evict()
     written, bench.entries = list[LendingChange](), [*judged, *bench.entries]
     while bench.entries:
         written += bench.entries
@@ -98,19 +82,10 @@ def test_a_grant_that_ends_anyway_ends_once() -> None:
     assert [type(change) for change in written if change.stream_id == stream_id] == [AdvancePosition, ForceRelease]
 
 
-def test_a_report_at_the_head_is_good() -> None:
-    bench = shared()
-    stream_id = stream_of(bench, BORROWER)
-    doubt = InDoubtRange(bench.row(stream_id).grant_id, 0, HEAD, 60.0)
-    bench.receive(UpdateProgress(BORROWER, bench.term, (progress(bench, stream_id, HEAD, in_doubt=doubt),)))
-    bench.settle()
-    assert (bench.row(stream_id).position, bench.row(stream_id).in_doubt) == (HEAD, doubt)
-
-
 @pytest.mark.parametrize("beyond", [HEAD + 1, MAX_OFFSET])
 def test_a_reclaim_beyond_the_head_ends_its_sender(beyond: int) -> None:
     bench = shared()
-    stream_id, other = stream_of(bench, BORROWER), stream_of(bench, OTHER)
+    (stream_id,), (other,) = bench.streams_of(BORROWER), bench.streams_of(OTHER)
     before = bench.row(stream_id)
     bench.lead()
     bench.join("a/2", reclaim=(bench.held(stream_id, beyond),))
@@ -122,33 +97,11 @@ def test_a_reclaim_beyond_the_head_ends_its_sender(beyond: int) -> None:
     assert bench.row(stream_id) == before
     bench.pass_time(60.0, "b/2")
     assert bench.holders() == {stream_id: "b/2", other: "b/2"}
-    assert bench.row(stream_id).position == before.position
-    assert bench.stories == []
-
-
-def test_a_grant_that_was_never_given_moves_nothing() -> None:
-    """Nor does another term: the sender gets the answer that it does not have the stream, or is no member."""
-    bench = shared()
-    stream_id = stream_of(bench, BORROWER)
-    before = bench.row(stream_id)
-    bench.sent.clear()
-    for grant_id in (0, before.grant_id - 1, before.grant_id + 1, MAX_OFFSET):
-        bench.receive(UpdateProgress(BORROWER, bench.term, (StreamProgress(stream_id, grant_id, 50, True),)))
-        assert [(one.stream_id, one.grant_id) for one in bench.received(Revoked)] == [(stream_id, grant_id)]
-    for term in (0, bench.term - 1, bench.term + 1, MAX_OFFSET):
-        bench.receive(UpdateProgress(BORROWER, term, (progress(bench, stream_id, 50),)))
-        assert [one.reason for one in bench.received(Invalidate)] == [BorrowerEndReason.RETRY]
-    bench.settle()
-    assert bench.row(stream_id) == before
+    assert (bench.row(stream_id).position, bench.stories) == (before.position, [])
 
 
 def lines_of_reading(bench: Bench) -> list[tuple[str, str]]:
-    history = bench.store.history(bench.group.group_id)
-    return [(line.event, line.reason) for line in history if line.event in ("unreadable", "readable")]
-
-
-def report_error(bench: Bench, read_error: str, position: int = 1, borrower_id: str = BORROWER) -> None:
-    bench.receive(UpdateProgress(borrower_id, bench.term, (progress(bench, 1, position, read_error=read_error),)))
+    return [(line.event, line.reason) for line in bench.history("unreadable", "readable")]
 
 
 def test_what_waits_for_a_stream_is_bounded() -> None:
@@ -159,7 +112,7 @@ def test_what_waits_for_a_stream_is_bounded() -> None:
     grant, number = bench.grant_id(), 2
     for attempt in range(300):
         bench.now += bench.settings.resend_interval_s / 10
-        report_error(bench, f"damaged {attempt}", attempt % HEAD, f"{AGENT}/{number - 1}")
+        bench.progress(attempt % HEAD, borrower_id=f"{AGENT}/{number - 1}", read_error=f"damaged {attempt}")
         bench.join(f"{AGENT}/{number}", reclaim=(HeldGrant(1, grant, attempt % HEAD),), borrower_number=number)
         if attempt % 7 == 0:
             bench.revoke(1)
@@ -168,7 +121,7 @@ def test_what_waits_for_a_stream_is_bounded() -> None:
     assert isinstance(in_flight, AdvancePosition)
     kinds = [(type(change), getattr(change, "event", None)) for change in waiting]
     assert len(kinds) == len(set(kinds)) == 4, waiting
-    bench.leave(progress(bench, 1, HEAD - 1, final=True), borrower_id=f"{AGENT}/{number - 1}")
+    bench.leave(bench.said(HEAD - 1), borrower_id=f"{AGENT}/{number - 1}")
     bench.settle()
     assert bench.row().position == HEAD - 1
     assert bench.grant_id() != grant
@@ -178,7 +131,7 @@ def test_joined_reclaims_keep_the_furthest_progress() -> None:
     """A later borrower that says less, and names no epoch, does not take back what an earlier one of its agent said."""
     bench = Bench()
     bench.join(session="s", session_epoch=4)
-    bench.pass_time(bench.settings.rebalance_debounce_s + 0.001)
+    bench.share()
     bench.progress(1)
     bench.join("a/2", reclaim=(bench.held(position=9),), session="s", session_epoch=4, borrower_number=2)
     bench.join("a/3", reclaim=(bench.held(position=4),), borrower_number=3)
@@ -195,11 +148,11 @@ def test_read_errors_are_recorded_at_a_bounded_rate() -> None:
     for step in range(seconds * 10):
         bench.join(f"a/{step + 2}", reclaim=(HeldGrant(1, grant, 1),), borrower_number=step + 2)
         for text in ("x", "y", "", "z"):
-            report_error(bench, text, borrower_id=f"a/{step + 2}")
+            bench.progress(1, borrower_id=f"a/{step + 2}", read_error=text)
             bench.settle()
         bench.tick(interval_s / 10)
         bench.settle()
-    report_error(bench, "the last", borrower_id=f"a/{step + 2}")
+    bench.progress(1, borrower_id=f"a/{step + 2}", read_error="the last")
     bench.settle()
     for event in ("unreadable", "readable"):
         assert sum(line[0] == event for line in lines_of_reading(bench)) <= seconds + 1
@@ -212,7 +165,7 @@ def test_an_end_does_not_wait_behind_read_errors() -> None:
     """A line of a read error that was not written yet is not written any more when the grant ends."""
     bench = granted()
     bench.progress(1)
-    report_error(bench, "damaged")
+    bench.progress(1, read_error="damaged")
     bench.progress(5, final=True)
     assert [type(change) for change in bench.leader.pending_changes()] == [AdvancePosition, ReleaseStream]
     bench.settle()

@@ -63,6 +63,7 @@ from sublet.cli import main
 try: main()
 except SystemExit as end: assert end.code == 5, end.code
 """
+FEED = "import sublet; sublet.Feed('127.0.0.1:1').close()"
 TABLE = "from sublet.cli.base.output import CliOutput; CliOutput(False).print_table(('A',), [(1,)])"
 REMOTE = (
     *("sublet_borrower.node_client", "sublet_borrower.fetch.node_reader", "sublet_protocol.messages.feed_messages"),
@@ -85,6 +86,7 @@ LISTING = (
         pytest.param(
             "import sublet; sublet.connect", ("sublet_borrower", "pyarrow", "grpc"), "", id="a handle makes no client"
         ),
+        pytest.param(FEED, (*HEAVY, "sublet_leader"), "", id="a client of feeds needs what a borrower needs"),
         pytest.param(NODE, ("starlette", "uvicorn"), "", id="no web server without a port for HTTP"),
         # Up to the database, which is not there.
         pytest.param(COMMAND, LISTING, "", id="a command has what it runs"),

@@ -90,11 +90,17 @@ def anywhere() -> set[str]:
 
 
 @cache
+def owned(kind: str) -> dict[str, set[str]]:
+    """Return {OWNER: OLD NAMES} of the list."""
+    return {owner: set(old.split()) for owner, old in re.findall(r"([\w.]+)\(([^)]*)\)", OLD["owned"][kind])}
+
+
+@cache
 def by_owner() -> dict[str, set[str]]:
     """{class, or name at the top level: what is not to be a member of it, or beside it}."""
     found = defaultdict[str, set[str]](set)
-    for owner, old in (*OLD["members"].items(), *OLD["beside"].items()):
-        found[owner.partition(".")[0]] |= set(old.split())
+    for owner, old in (*owned("members").items(), *owned("beside").items()):
+        found[owner.partition(".")[0]] |= old
     return found
 
 
@@ -113,9 +119,9 @@ def old_names(files: dict[str, str]) -> set[str]:
         defined = Definitions(source)
         found |= {f"{file}: {name}" for name in defined.names & anywhere()}
         for name, members in defined.members.items():
-            found |= {f"{file}: {name}.{old}" for old in members & set(OLD["members"].get(name, "").split())}
-        for name in defined.top & OLD["beside"].keys():
-            found |= {f"{file}: {old}" for old in defined.top & set(OLD["beside"][name].split())}
+            found |= {f"{file}: {name}.{old}" for old in members & owned("members").get(name, set())}
+        for name in defined.top & owned("beside").keys():
+            found |= {f"{file}: {old}" for old in defined.top & owned("beside")[name]}
     return found
 
 
@@ -171,8 +177,8 @@ def test_what_old_names_are_listed_for_is_there() -> None:
     code = "\n".join(sources().values())
     classes = set(re.findall(r"^ *class (\w+)", code, re.MULTILINE))
     top = set(re.findall(r"^(?:(?:async )?def |class )?(\w+)", code, re.MULTILINE))
-    assert {owner.partition(".")[0] for owner in OLD["members"]} - classes == set()
-    assert OLD["beside"].keys() - top == set()
+    assert {owner.partition(".")[0] for owner in owned("members")} - classes == set()
+    assert owned("beside").keys() - top == set()
     assert OLD["sql"]["columns"].keys() - schema(scripts())[0].keys() == set()
     assert OLD["wire"]["fields"].keys() - set(sublet_pb2.DESCRIPTOR.message_types_by_name) == set()
 

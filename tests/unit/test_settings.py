@@ -1,22 +1,23 @@
-"""Settings of leaders, notifications and metrics: defaults, the bounds between them, scaling, environment."""
+"""Settings of leaders, consumers, notifications, metrics: defaults, the bounds between them, scaling, environment."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import itertools
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
+from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase, parse_number
 from sublet_storage.notify.changes import NotifySettings
 
-TIMES = [LeaderSettings(), NotifySettings()]
+TIMES = [LeaderSettings(), BorrowerSettings(), NotifySettings()]
 BREAKS: dict[str, dict[str, float]] = {
     "history_retention_s must be at least 60 times lease_duration_s": {"history_retention_s": 599.0},
     "statement_timeout_s must be less than lease_margin_s": {"statement_timeout_s": 1.0},
@@ -35,6 +36,8 @@ BREAKS: dict[str, dict[str, float]] = {
     "unsubscribe_timeout_s must be more than resend_interval_s": {"unsubscribe_timeout_s": 1.0},
     "rebalance_debounce_s must be at most rebalance_debounce_max_s": {"rebalance_debounce_s": 2.1},
     "leader_idle_timeout_s must be more than reclaim_grace_s": {"leader_idle_timeout_s": 10.0},
+    "ping_timeout_s must be more than ping_interval_s + resend_interval_s": {"ping_timeout_s": 3.0},
+    "lock_confirm_interval_s must be at most half of lock_valid_s": {"lock_confirm_interval_s": 0.4},
     "hello_interval_s must be at least gap_window_s": {"gap_window_s": 6.0},
     "publisher_expiry_s must be at least hello_interval_s + gap_window_s": {"publisher_expiry_s": 5.0},
     "tombstone_retention_s must be at least hello_interval_s + gap_window_s": {"tombstone_retention_s": 1.0},
@@ -50,6 +53,13 @@ def kind(settings: object) -> str:
 @pytest.mark.parametrize("settings", TIMES, ids=kind)
 def test_the_defaults_are_valid(settings: SettingsBase) -> None:
     assert settings.check() is settings
+
+
+def test_the_defaults_of_consumers_fit_the_leaders() -> None:
+    defaults, leader = asdict(BorrowerSettings()), asdict(LeaderSettings())
+    same = ("ping_interval_s", "ping_timeout_s", "resend_interval_s", "unsubscribe_timeout_s")
+    assert [defaults[name] for name in same] == [leader[name] for name in same]
+    assert defaults["disconnect_timeout_s"] == leader["lease_duration_s"]
 
 
 def test_every_rule_has_a_counterexample_here() -> None:
@@ -88,9 +98,9 @@ def test_each_is_a_positive_finite_time(settings: SettingsBase, value: float) ->
 
 @pytest.mark.parametrize("factor", [3.0, 7.0, 10.0, 13.7, 100.0])
 def test_scaled_settings_keep_their_proportions(factor: float) -> None:
-    fast = LeaderSettings().scaled(factor).check()
-    for field in fields(fast):
-        assert getattr(fast, field.name) == getattr(LeaderSettings(), field.name) / factor
+    for settings in (LeaderSettings(), BorrowerSettings()):
+        fast = asdict(settings.scaled(factor).check())
+        assert fast == {name: value / factor for name, value in asdict(settings).items()}
     notify = NotifySettings().scaled(factor).check()
     assert (notify.hello_interval_s, notify.max_sends_per_s) == (5.0 / factor, 200.0 * factor)
 
@@ -110,6 +120,9 @@ def test_every_setting_is_described() -> None:
 def test_the_environment_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     found = LeaderSettings.from_env({"SUBLET_LEASE_DURATION_S": "20", "SUBLET_POLL_HOLD_S": "7.5", "SUBLET_OTHER": "x"})
     assert found == replace(LeaderSettings(), lease_duration_s=20.0, poll_hold_s=7.5)
+    for name, value in asdict(BorrowerSettings()).items():
+        changed = replace(BorrowerSettings(), **{name: value * 1.25})
+        assert BorrowerSettings.from_env({f"SUBLET_{name.upper()}": str(value * 1.25)}) == changed
     assert NotifySettings.from_env({"SUBLET_NOTIFY_POLL_INTERVAL_S": "2.5"}) == NotifySettings(poll_interval_s=2.5)
     assert MetricsSettings.from_env({"SUBLET_HTTP_LAG_HISTORY_MINUTES": "0"}) == MetricsSettings(lag_history_minutes=0)
     monkeypatch.setenv("SUBLET_LEADER_IDLE_TIMEOUT_S", "90")
@@ -132,12 +145,18 @@ def test_what_is_no_integer_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "variable", "text", "reported"),
     [
-        (LeaderSettings, "LEASE_DURATION_S", "ten", "SUBLET_LEASE_DURATION_S is 'ten': it must be a positive"),
-        (NotifySettings, "NOTIFY_POLL_INTERVAL_S", "-1", "SUBLET_NOTIFY_POLL_INTERVAL_S is -1.0: it must be a"),
-        (LeaderSettings, "LEASE_RENEW_INTERVAL_S", "9", "and lease_renew_interval_s is 9.0: lease_margin_s must"),
+        (LeaderSettings, "SUBLET_LEASE_DURATION_S", "ten", "SUBLET_LEASE_DURATION_S is 'ten': it must be a positive"),
+        (NotifySettings, "SUBLET_NOTIFY_POLL_INTERVAL_S", "-1", "SUBLET_NOTIFY_POLL_INTERVAL_S is -1.0: it must be a"),
+        (LeaderSettings, "SUBLET_LEASE_RENEW_INTERVAL_S", "9", "lease_renew_interval_s is 9.0: lease_margin_s must"),
+        *(
+            (BorrowerSettings, "SUBLET_PING_INTERVAL_S", text, f"is {text!r}: it must be a positive number. Leave it")
+            for text in ("", "2s", "1,5")
+        ),
+        (BorrowerSettings, "SUBLET_PING_INTERVAL_S", "nan", "it must be a positive"),
+        (BorrowerSettings, "SUBLET_PING_INTERVAL_S", "7", "Raise ping_timeout_s"),
     ],
 )
 def test_the_environment_is_checked(settings: type[SettingsBase], variable: str, text: str, reported: str) -> None:
     with pytest.raises(InvalidSetting) as refused:
-        settings.from_env({f"SUBLET_{variable}": text})
+        settings.from_env({variable: text})
     assert reported in str(refused.value)

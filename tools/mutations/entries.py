@@ -121,7 +121,10 @@ def check(mutants: Iterable[Mutant], root: Path) -> None:
 
 
 def _read(path: Path) -> list[Mutant]:
-    return [_entry(path, number, raw) for number, raw in enumerate(_parse(path).get("mutant", ()), start=1)]
+    """Return the entries of a list; keys that are the same in `each` stand there."""
+    found = _parse(path)
+    each = found.get("each", {})
+    return [_entry(path, number, each | raw) for number, raw in enumerate(found.get("mutant", ()), start=1)]
 
 
 def _parse(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -35,17 +35,20 @@ class AdmissionLimiter:
         """Admit a request of `size` bytes, for which the caller then calls `release` once. Raise `NodeBusy` if there
         is no room. `principal` None: no one's."""
         with self._lock:
-            free, free_bytes = self._requests - self.inside, self._size - self.bytes_inside
-            own, own_bytes = self._by_principal[principal], self._bytes_by_principal[principal] + size
-            if free < 1 or size > free_bytes:
-                self._refuse(self.inside, self.bytes_inside + size, self._requests, self._size, "under way")
-            if principal is not None and own and (own >= free or own_bytes > free_bytes - size):
-                max_bytes = (free_bytes + own_bytes - size) // 2
-                self._refuse(own, own_bytes, (free + own) // 2, max_bytes, f"under way of {principal}")
+            free, own = self._requests - self.inside, self._by_principal[principal]
+            is_limited = principal is not None and own > 0
+            if free < 1 or (is_limited and own >= free):
+                self._refuse(principal, size)
+            self._add_bytes(size, principal, is_limited)
             self.inside += 1
-            self.bytes_inside += size
             self._by_principal[principal] += 1
-            self._bytes_by_principal[principal] += size
+
+    def _add_bytes(self, size: int, principal: str | None, is_limited: bool) -> None:
+        free, own = self._size - self.bytes_inside - size, self._bytes_by_principal[principal] + size
+        if size > 0 and (free < 0 or (is_limited and own > free)):
+            self._refuse(principal, size)
+        self.bytes_inside += size
+        self._bytes_by_principal[principal] += size
 
     def release(self, size: int = 0, principal: str | None = None) -> None:
         """End an admitted request of `size` bytes."""
@@ -58,18 +61,34 @@ class AdmissionLimiter:
                 del self._by_principal[principal], self._bytes_by_principal[principal]
 
     @contextmanager
-    def admit(self, size: int = 0, principal: str | None = None) -> Iterator[None]:
-        """Admit a request of `size` bytes for as long as the block lasts. Raise as `acquire` does."""
+    def admit(self, size: int = 0, principal: str | None = None) -> Iterator[Callable[[int], None]]:
+        """Admit a request of `size` bytes for as long as the block lasts; yield what changes its size. Both raise as
+        `acquire` does."""
         self.acquire(size, principal)
-        try:
-            yield
-        finally:
-            self.release(size, principal)
+        admitted = size
 
-    def _refuse(self, inside: int, size: int, max_inside: int, max_size: int, where: str) -> NoReturn:
+        def resize(to: int) -> None:
+            nonlocal admitted
+            with self._lock:
+                self._add_bytes(to - admitted, principal, principal is not None and self._by_principal[principal] > 1)
+            admitted = to
+
+        try:
+            yield resize
+        finally:
+            self.release(admitted, principal)
+
+    def _refuse(self, principal: str | None, size: int) -> NoReturn:
+        own, own_bytes = self._by_principal[principal], self._bytes_by_principal[principal]
+        free, free_bytes = self._requests - self.inside, self._size - self.bytes_inside
+        inside, bytes_inside, where = self.inside, self.bytes_inside, "under way"
+        max_inside, max_bytes = self._requests, self._size
+        if principal is not None and free > 0 and size <= free_bytes:
+            inside, bytes_inside, where = own, own_bytes, f"under way of {principal}"
+            max_inside, max_bytes = (free + own) // 2, (free_bytes + own_bytes) // 2
         text = f"{inside} {self._request_kind} are {where}"
         if self._size:
-            text += f", and with this one {size} bytes; the limits are {max_inside} and {max_size}"
+            text += f", and with this one {bytes_inside + size} bytes; the limits are {max_inside} and {max_bytes}"
         else:
             text += f"; the limit is {max_inside}"
         raise NodeBusy(text, self._retry_after_ms)

@@ -32,16 +32,15 @@ Work = Callable[[BoundedConnection], _T]
 
 class DatabaseThreads:
     """Threads with one connection each, opened on demand and discarded after an error. They take the work of principals
-    in rotation: one with much of it delays others by what is under way. `max_of_principal`: the threads that one
-    principal has at most at a time; None: all."""
+    in rotation, and one has all threads but one at most, so that others do not wait for its long pieces of work."""
 
-    def __init__(self, url: str, threads: int, name: str, max_of_principal: int | None = None) -> None:
+    def __init__(self, url: str, threads: int, name: str) -> None:
         self._url, self._name = url, name
         self._executor = ThreadPoolExecutor(threads, f"sublet {name}", self._begin_thread)
         self._of_thread = threading.local()
         self._connections: list[ReconnectingConnection] = []
         self._waiting: OrderedDict[str | None, deque[tuple[Future[Any], Work[Any]]]] = OrderedDict()
-        self._max_of_principal = max_of_principal or threads
+        self._max_of_principal = max(threads - 1, 1)
         self._running: Counter[str | None] = Counter()
         self._passed_over = 0
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from sublet_leader.feed.database_threads import Work
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import PositionBeyondHead, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
-from sublet_protocol.messages.feed_messages import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest
+from sublet_protocol.messages.feed_messages import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, encode_page
 from sublet_storage.log.fetch import HeadState
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
@@ -37,7 +37,6 @@ WRITE_TIMEOUT_S = 600.0
 """A client that takes no page for this long is disconnected; it can reconnect at any time."""
 
 _T = TypeVar("_T")
-Write = Callable[[FeedPage], Awaitable[None]]
 
 
 class ClientStalled(Exception):
@@ -45,27 +44,28 @@ class ClientStalled(Exception):
 
 
 class FeedReadCall:
-    """One call. `run` runs its database work. `write` returns when the page has been taken, or soon will be.
-    `check_right` raises where the caller may read no more."""
+    """One call. `run` runs its database work, on another thread, as all that takes longer the more streams there are.
+    `write` returns when the encoded page has been taken, or soon will be. `check_right` raises where the caller may
+    read no more, and `reserve` where there is no room for so many streams."""
 
     def __init__(
         self,
         run: Callable[[Work[Any]], Awaitable[Any]],
         watch: FeedHeadPoller,
         read: FeedReadRequest,
-        write: Write,
+        write: Callable[[Any], Awaitable[None]],
         check_right: Callable[[], None],
+        reserve: Callable[[int], None],
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._run, self._watch, self._read, self._hello_s = run, watch, read, hello_s
-        self._write_page, self._check_right = write, check_right
+        self._write_page, self._check_right, self._reserve = write, check_right, reserve
         self._reading: MultiStreamReader | None = None
         self._lost_end: PositionBeyondHead | None = None
 
     async def history(self) -> None:
         """Send the stored messages, up to the present heads of the streams."""
         reading = await self._begin()
-        await self._send_bookmark(reading)
         while not reading.is_caught_up and (turn := reading.readable_cursors()):
             for cursor in turn:
                 await self._send_pages(reading, cursor)
@@ -76,8 +76,7 @@ class FeedReadCall:
         """Send the stored messages, then new ones, until the call is cancelled."""
         waiter = self._watch.add_waiter(self._on_lowered)
         try:
-            reading = self._reading = await self._begin()
-            await self._send_bookmark(reading)
+            reading = await self._begin()
             while True:
                 await self._send_available(reading)
                 new_heads = await self._wait_for_heads(waiter, reading)
@@ -101,8 +100,7 @@ class FeedReadCall:
             for cursor in reading.readable_cursors():
                 await self._send_pages(reading, cursor)
             if reading.is_stale:
-                await self._run_with_heartbeats(reading.refresh_streams)
-                await self._send_bookmark(reading)
+                await self._list_streams(reading.refresh_streams)
             if not reading.readable_cursors():
                 break
         reading.raise_read_error()
@@ -113,18 +111,27 @@ class FeedReadCall:
         waiter.set_streams(reading.open_streams)
         while not (new_heads := await waiter.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
-            await self._write(FeedPage(self._read.subscription_id))
+            await self._write_heartbeat()
             if not waiter.watched:
                 break
         return new_heads
 
     async def _begin(self) -> MultiStreamReader:
-        return await self._run_with_heartbeats(
-            lambda conn: MultiStreamReader(conn, self._read.filter, to_tail_start(self._read.starting_position))
-        )
+        start = to_tail_start(self._read.starting_position)
+        return await self._list_streams(lambda conn: MultiStreamReader(conn, self._read.filter, start))
 
-    async def _send_bookmark(self, reading: MultiStreamReader) -> None:
-        await self._write(FeedPage(self._read.subscription_id, bookmark=reading.bookmark))
+    async def _list_streams(self, work: Callable[[psycopg.Connection[Any]], MultiStreamReader]) -> MultiStreamReader:
+        """Return the reader that `work` returns with its streams, after its bookmark was sent."""
+
+        def run(conn: psycopg.Connection[Any]) -> tuple[MultiStreamReader, Any]:
+            reading = work(conn)
+            return reading, encode_page(FeedPage(self._read.subscription_id, bookmark=reading.bookmark))
+
+        reading, page = await self._run_with_heartbeats(run)
+        self._reading = reading
+        self._reserve(reading.stream_count)
+        await self._write(page)
+        return reading
 
     async def _send_pages(self, reading: MultiStreamReader, cursor: StreamCursor) -> None:
         for page in await self._run_with_heartbeats(
@@ -132,8 +139,11 @@ class FeedReadCall:
         ):
             await self._write(page)
 
-    def _encode_pages(self, page: TailPage) -> list[FeedPage]:
-        """Return the pages of one read, encoded. Runs on the pool's thread, as encoding takes as long as reading."""
+    def _encode_pages(self, page: TailPage) -> list[Any]:
+        """Return the pages of one read, encoded."""
+        return [encode_page(each) for each in self._split(page)]
+
+    def _split(self, page: TailPage) -> list[FeedPage]:
         make_page = partial(FeedPage, self._read.subscription_id, stream_id=page.stream_id)
         if page.gone is not None:
             return [make_page(start=page.start, position=page.position, is_gone=True, oldest_offset=page.gone.oldest)]
@@ -148,13 +158,12 @@ class FeedReadCall:
 
     async def _run_with_heartbeats(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Run `work` on the database, and send the client keep-alives meanwhile."""
+        return await self._wait_for(self._run(work), self._write_heartbeat)
 
-        async def send_heartbeat() -> None:
-            await self._write(FeedPage(self._read.subscription_id))
+    async def _write_heartbeat(self) -> None:
+        await self._write(encode_page(FeedPage(self._read.subscription_id)))
 
-        return await self._wait_for(self._run(work), send_heartbeat)
-
-    async def _write(self, page: FeedPage) -> None:
+    async def _write(self, page: Any) -> None:
         if self._lost_end is not None:
             raise self._lost_end
         self._check_right()

@@ -66,8 +66,8 @@ _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
 )
 
 
-POSITION_BYTES = 160
-"""Memory of a stream's position in a bookmark."""
+POSITION_BYTES, CURSOR_BYTES = 160, 400
+"""Memory of a stream's position in the bookmark that a reader gives, and of each stream that it reads."""
 
 
 class FeedLimits(Struct, frozen=True):
@@ -83,12 +83,10 @@ class FeedLimits(Struct, frozen=True):
     max_readers: int = 1000
     """Calls to read: each may hold a page or two."""
     max_reader_bytes: int = 64 << 20
-    """Most memory of the bookmarks that these calls begin at."""
+    """Most memory of the bookmarks that these calls begin at, and of the streams that they have yet to read."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 5
-    publishing_connections_of_principal: int = 4
-    """Less than all, so that others' batches do not wait until one of its own is decoded, checked and stored."""
     reading_connections: int = 4
     retry_after_ms: int = 50
     """When a publisher or a member that was refused shall come again."""
@@ -110,9 +108,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         gate: AccessGate | None = None,
     ) -> None:
         limits = limits or FeedLimits()
-        self._writing = DatabaseThreads(
-            url, limits.publishing_connections, "feed publishing", limits.publishing_connections_of_principal
-        )
+        self._writing = DatabaseThreads(url, limits.publishing_connections, "feed publishing")
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
@@ -253,14 +249,18 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         def check_right() -> None:
             caller.check(Right.READ, read.filter)
 
-        async def write(page: feed_messages.FeedPage) -> None:
-            await context.write(feed_messages.encode_page(page))
+        async def write(page: Any) -> None:
+            await context.write(page)
             self.pages_written += 1
 
         try:
             check_right()
-            with self.readers.admit(size, caller.principal):
-                await operation(FeedReadCall(run, self.head_poller, read, write, check_right))
+            with self.readers.admit(size, caller.principal) as resize:
+
+                def reserve(streams: int) -> None:
+                    resize(size + CURSOR_BYTES * streams)
+
+                await operation(FeedReadCall(run, self.head_poller, read, write, check_right, reserve))
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)

@@ -76,6 +76,10 @@ class GroupTimers:
         self._sweep_at = now + self._settings.resend_interval_s / 2
         return True
 
+    def sweep_soon(self, now: float) -> None:
+        """Check at the next opportunity, as a sweep has left something."""
+        self._sweep_at = now
+
     def is_idle_timeout(self, idle: bool, now: float) -> bool:
         """Return whether there has been no member, and nothing to write, for the idle time."""
         if not idle:

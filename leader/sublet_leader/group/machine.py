@@ -433,9 +433,11 @@ class GroupLeader:
             self._end_grace(now)
         if not self.timers.take_sweep_due(now):
             return
-        for member in self.members:
-            if now >= member.last_message_at + self.settings.eviction_timeout_s:
-                self._evict(member, BorrowerEndReason.RETRY, "evicted: no ping in time", now)
+        silent = [m for m in self.members if now >= m.last_message_at + self.settings.eviction_timeout_s]
+        for member in silent[:SLICE_ITEMS]:
+            self._evict(member, BorrowerEndReason.RETRY, "evicted: no ping in time", now)
+        if len(silent) > SLICE_ITEMS:
+            self.timers.sweep_soon(now)
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.streams)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from sublet_leader.group.events import MemberRightRevoked
 from sublet_leader.group.machine import GroupLeader
@@ -23,12 +24,14 @@ from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 
 
 class CallerAuthorizer:
-    """Checks callers, on the node's loop. `publisher` has the subscriptions of each subscriber."""
+    """Checks callers, on the node's loop. `publisher` has the subscriptions of each subscriber. `end` is called with
+    the event for each member that has lost the right to be one."""
 
-    def __init__(self, gate: AccessGate, publisher: NodeSideMachine) -> None:
-        self._gate, self._publisher = gate, publisher
+    def __init__(self, gate: AccessGate, publisher: NodeSideMachine, end: Callable[[GroupLeaderEvent], None]) -> None:
+        self._gate, self._publisher, self._end = gate, publisher, end
         self._principals: dict[str, str] = {}
         self._unjudged: frozenset[str] = frozenset()
+        self._unchecked_leaders: deque[GroupLeader] = deque()
         self._round = object()
         """Another one after each change of the rights."""
         self._rounds_of_batches: dict[str, object] = {}
@@ -74,13 +77,15 @@ class CallerAuthorizer:
             caller.check_token()
             _check_subscribe(caller, channel, key)
 
-    def find_denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[GroupLeaderEvent]:
-        """Yield the members that have lost the right to be one. An agent that is away is checked when it comes back, as
-        its principal was dropped."""
-        leaders = tuple(leaders)
-        agents = {member.agent for leader in leaders for member in leader.members}
+    def recheck_all(self, leaders: Iterable[GroupLeader]) -> None:
+        """Have all members and subscribers checked again, as the rights have changed: in slices, and subscribers before
+        they get another message. An agent that is away is checked when it comes back, as its principal was dropped."""
+        self._unchecked_leaders = deque(leaders)
+        agents = {member.agent for leader in self._unchecked_leaders for member in leader.members}
         self._unjudged = frozenset(agents.difference(self._principals))
-        yield from self._find_denied(leaders, agents)
+        self._round = object()
+        self._unchecked.update(dict.fromkeys(self._publisher.subscriber_ids, self._round))
+        self._begin_rechecking()
 
     def find_denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[GroupLeaderEvent]:
         """Yield the same for an agent that has sent a message, if it was away when the rights changed. Yields nothing
@@ -88,29 +93,25 @@ class CallerAuthorizer:
         if agent not in self._unjudged:
             return
         with contextlib.suppress(Unavailable):
-            yield from tuple(self._find_denied(tuple(leaders), {agent}))
+            yield from [event for leader in tuple(leaders) for event in self._judge(leader, {agent}) if event]
             self._unjudged -= {agent}
 
-    def _find_denied(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[GroupLeaderEvent]:
-        for leader in leaders:
-            group, allowed = leader.group.subscription, dict[str, bool]()
-            for member in leader.members:
-                principal = self._principals.get(member.agent)
-                if principal is None or member.agent not in agents:
-                    continue
-                caller = self._gate.make_caller(principal, member.agent)
-                if principal not in allowed:
-                    allowed[principal] = caller.may(Right.JOIN, group.filter, group.group)
-                if not allowed[principal]:
-                    problem = caller.denied_error(Right.JOIN, group.filter, group.group)
-                    yield GroupLeaderEvent(leader.group.group_id, MemberRightRevoked(member.borrower_id, str(problem)))
-
-    def recheck_subscribers(self) -> None:
-        """Have all subscribers checked again, as the rights have changed: in slices, and each before it gets another
-        message. Those still to be checked from before come first."""
-        self._round = object()
-        self._unchecked.update(dict.fromkeys(self._publisher.subscriber_ids, self._round))
-        self._begin_rechecking()
+    def _judge(self, leader: GroupLeader, agents: Collection[str] | None = None) -> Iterator[GroupLeaderEvent | None]:
+        """Yield for each member, of these agents if given, what ends it if it has lost its right. Raise
+        `Unavailable`."""
+        group, allowed = leader.group.subscription, dict[str, bool]()
+        for member in leader.members:
+            principal = self._principals.get(member.agent)
+            if principal is None or (agents is not None and member.agent not in agents):
+                continue
+            caller = self._gate.make_caller(principal, member.agent)
+            if principal not in allowed:
+                allowed[principal] = caller.may(Right.JOIN, group.filter, group.group)
+            if allowed[principal]:
+                yield None
+                continue
+            problem = caller.denied_error(Right.JOIN, group.filter, group.group)
+            yield GroupLeaderEvent(leader.group.group_id, MemberRightRevoked(member.borrower_id, str(problem)))
 
     def on_subscribed(self, subscriber_id: str) -> None:
         """Have the subscriber checked again, if the rights have changed while its batch was checked."""
@@ -132,10 +133,21 @@ class CallerAuthorizer:
 
     async def _recheck_all(self) -> None:
         async with SlicedWork(self._turns, "") as turn:
-            while self._unchecked:
-                for subscriber_id in tuple(self._unchecked):
-                    await self._recheck_in_slices(subscriber_id, turn)
-                    await turn.spend(1)
+            while self._unchecked_leaders or self._unchecked:
+                if self._unchecked_leaders:
+                    await self._recheck_members(self._unchecked_leaders.popleft(), turn)
+                else:
+                    await self._recheck_in_slices(next(iter(self._unchecked)), turn)
+                await turn.spend(1)
+
+    async def _recheck_members(self, leader: GroupLeader, turn: SlicedWork) -> None:
+        try:
+            for denied in self._judge(leader):
+                if denied is not None:
+                    self._end(denied)
+                await turn.spend(1)
+        except Unavailable:  # the rules are too old: each agent is checked when it sends something
+            self._unjudged |= {member.agent for member in leader.members}
 
     async def _recheck_in_slices(self, subscriber_id: str, turn: SlicedWork) -> None:
         while (since := self._unchecked.get(subscriber_id)) is not None:

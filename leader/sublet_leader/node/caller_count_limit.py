@@ -31,7 +31,3 @@ class CallerCountLimit:
         self._counts[caller] -= count
         if not self._counts[caller]:
             del self._counts[caller]
-
-    def count_for(self, caller: str) -> int:
-        """Return how many are the caller's."""
-        return self._counts.get(caller, 0)

@@ -118,6 +118,7 @@ merge_upper_frontier()    -       -      -       x       x
 least_epochs()            -       -      -       -       x
 are_epoch_bounds()        -       -      -       -       x
 are_epochs()              -       -      -       x       x
+are_filters()             -       -      -       x       x
 is_consumed_frontier()    -       -      -       x       x
 is_range_in_doubt()       -       -      -       x       x
 offset_at_time()          -       -      x       x       x

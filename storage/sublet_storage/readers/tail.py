@@ -107,6 +107,7 @@ class MultiStreamReader:
         if isinstance(begin, Bookmark):
             check_timeline(conn, begin.timeline, "the bookmark")
         self._cursors: dict[int, StreamCursor] = {}
+        self._waiting: set[int] | None = None
         known = begin.known if isinstance(begin, Bookmark) else None
         matching_streams = list_matching_streams(conn, filter, known=known) if streams is None else streams
         self._known = matching_streams.newest
@@ -133,6 +134,11 @@ class MultiStreamReader:
     def is_caught_up(self) -> bool:
         """Return whether everything that was there at the beginning has been read."""
         return all(cursor.is_done or cursor.position >= cursor.initial_head for cursor in self._cursors.values())
+
+    @property
+    def stream_count(self) -> int:
+        """Return the number of streams that it has: of those that are read to their ends only what others wait for."""
+        return len(self._cursors)
 
     @property
     def open_streams(self) -> list[int]:
@@ -197,19 +203,15 @@ class MultiStreamReader:
             )
         except PositionGone as gone:
             cursor.position = cursor.head if gone.oldest is None else gone.oldest
-            cursor.is_done = cursor.is_closed and gone.oldest is None
+            self._set_done(cursor, cursor.is_closed and gone.oldest is None)
             return TailPage(cursor.stream_id, start, cursor.position, gone=gone)
         except (PoisonBlock, PayloadUnavailable) as error:
             cursor.read_error = error
             return TailPage(cursor.stream_id, start, start)
         page = page if end is None else page.truncate(end)
         self._closures = self._closures or page.is_closed != cursor.is_closed
-        cursor.position, cursor.head, cursor.is_closed, cursor.is_done = (
-            page.position,
-            page.head,
-            page.is_closed,
-            page.is_finished,
-        )
+        cursor.position, cursor.head, cursor.is_closed = page.position, page.head, page.is_closed
+        self._set_done(cursor, page.is_finished)
         return TailPage(cursor.stream_id, start, page.position, page.batches)
 
     def set_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
@@ -246,7 +248,7 @@ class MultiStreamReader:
             self._closures = self._closures or (head.is_closed and not cursor.is_closed)
             end = max(cursor.head, cursor.position + 1) if head.head == message_log.UNKNOWN else head.head
             cursor.head, cursor.is_closed = end, cursor.is_closed or head.is_closed
-            cursor.is_done = cursor.is_closed and cursor.position >= cursor.head
+            self._set_done(cursor, cursor.is_closed and cursor.position >= cursor.head)
 
     def check_timeline(self, timeline: str | None) -> None:
         """Raise `PositionBeyondHead` where the database is on another timeline than at the beginning."""
@@ -257,8 +259,8 @@ class MultiStreamReader:
                 "at earliest."
             )
 
-    def refresh_streams(self, conn: psycopg.Connection[Any]) -> None:
-        """Add streams that have opened; remove those that are done.
+    def refresh_streams(self, conn: psycopg.Connection[Any]) -> MultiStreamReader:
+        """Add streams that have opened, and remove those that are done; return this reader.
 
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
@@ -270,10 +272,15 @@ class MultiStreamReader:
         for cursor in matching_streams.cursors:
             self._add(cursor)
         self._remove_done()
+        return self
+
+    def _set_done(self, cursor: StreamCursor, is_done: bool) -> None:
+        if cursor.is_done != is_done:
+            cursor.is_done, self._waiting = is_done, None
 
     def _add(self, cursor: StreamCursor) -> None:
         cursor.is_done = cursor.is_closed and cursor.position == cursor.head
-        self._cursors[cursor.stream_id] = cursor
+        self._cursors[cursor.stream_id], self._waiting = cursor, None
 
     def _add_lost(self, offsets: Mapping[int, int]) -> None:
         """Add streams that no longer exist, to be read once and found gone."""
@@ -295,8 +302,10 @@ class MultiStreamReader:
 
     def _find_waiting(self) -> set[int]:
         """Return those with an ancestor that was not read to its end; parents come before their children here. Such as
-        are unknown here hold nothing that matches."""
-        waiting: set[int] = set()
+        are unknown here hold nothing that matches. The set is stored until a stream is read to its end, or comes."""
+        if self._waiting is not None:
+            return self._waiting
+        self._waiting = waiting = set[int]()
         for stream_id, cursor in self._cursors.items():
             above = (self._cursors.get(parent) for parent in cursor.parents)
             if any(parent is not None and (not parent.is_done or parent.stream_id in waiting) for parent in above):

@@ -1,10 +1,9 @@
 """What must be true whatever happens, judged from outside: from what users did and what the store answered.
 
 Each module looks at one thing and knows nothing of the code that it judges: `authority` (terms, grant ids, positions),
-`deliveries` (what users got, and how often), `order` (of each key), `transactions` (what users wrote in their own),
-`epochs` (what atomic groups got), `announcements` (how far they say that they are), `record` (lending_history), `names`
-(stable sessions), `rest` (how it all must end). `lives` is the memory of the groups that they share, `wanted` that of
-the epochs.
+`deliveries` (what users got, in which order and how often, and what they wrote in their own transactions), `epochs`
+(what atomic groups got, and how far they say that they are), `record` (lending_history), `names` (stable sessions),
+`rest` (how it all must end). `lives` is the memory of the groups that they share.
 """
 
 from __future__ import annotations
@@ -26,17 +25,16 @@ from sublet_storage.groups.model.records import (
     LendingOutcome,
 )
 from tests.simulation.checkers.authority import Authority
-from tests.simulation.checkers.deliveries import Deliveries
+from tests.simulation.checkers.deliveries import Deliveries, Transactions
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Continued, Life, Lives, Violation
 from tests.simulation.checkers.names import Names
 from tests.simulation.checkers.record import Record
-from tests.simulation.checkers.transactions import Transactions
 
 if TYPE_CHECKING:
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedNode
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
 
 __all__ = ["Checkers", "Life", "Violation"]
 

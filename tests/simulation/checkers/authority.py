@@ -23,12 +23,12 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.process import MAX_DRIFT
+from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
-    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.processes import SimulatedNode
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
 
 
 APART_S = LeaderSettings().lock_recheck_delay_s / (1 + MAX_DRIFT)
@@ -36,8 +36,6 @@ AGE_S = LeaderSettings().lock_watch_age_s / (1 + MAX_DRIFT)
 
 
 class Authority:
-    """Remembers what was said and answered, and compares."""
-
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
         self.moves = self.claims_by_lock = self.claims_from_living = 0
@@ -82,7 +80,6 @@ class Authority:
         self.claims_from_living += any(node.alive and node.machine.ref == before.node for node in nodes)
 
     def was_reset(self, key: Key, position: int) -> None:
-        """An operator wants it to go on from there."""
         self._positions[key] = position
 
     def reported(self, work: Work) -> None:

@@ -1,8 +1,9 @@
-"""What users got: one holder per grant, nothing lost, nothing twice that was not announced (E8, E10, E11, E21, E29)."""
+"""What users got: one holder per grant, in order, nothing lost, nothing twice that was not announced."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
@@ -11,14 +12,63 @@ from sublet_borrower.planner.planned_ranges import RunnablePlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.checkers.order import Order
 from tests.simulation.checkers.record import Record
-from tests.simulation.journal import Key as Named
-from tests.simulation.process import MAX_DRIFT
+from tests.simulation.publishing import Key as Named
+from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
+
+
+class Order:
+    """The messages of one key come in the order in which they were published, whatever lies between their streams (W3,
+    E21, E33). Known are what publishers wrote, and what users have had; not who is whose parent.
+
+    `is_over(group and stream, key, offset)`: whether the group has nothing more to come of that key up to there.
+    """
+
+    def __init__(self, simulation: Simulation, lives: Lives, is_over: Callable[[Key, Named, int], bool]) -> None:
+        self._journal = simulation.journal
+        self._lives, self._is_over = lives, is_over
+        self._passed: dict[tuple[int, Named], int] = {}
+        self._granted: set[tuple[int, int, int]] = set()
+
+    def was_reset(self, at: Key) -> None:
+        """An operator has set the stream to another position: what was had may come again."""
+        self._passed = {known: count for known, count in self._passed.items() if known[0] != at[0]}
+
+    def granted(self) -> set[tuple[int, int, int]]:
+        """(group, stream, grant id) of all grants so far."""
+        return set(self._granted)
+
+    def failed_over(self) -> None:
+        """What was had may come again."""
+        self._passed.clear()
+
+    def check_grant(self, at: Key, grant_id: int) -> None:
+        """A stream is granted: of the keys that it has, everything that was published before is over."""
+        self._granted.add((*at, grant_id))
+        for key in set(self._journal.keys.get(at[1], ())):
+            self._check(f"{at} is granted", at, key)
+
+    def check_call(self, what: object, at: Key, offsets: Sequence[int]) -> None:
+        """A call begins: of the keys in it, everything that was published before is over."""
+        keys = self._journal.keys[at[1]]
+        for key in {keys[offset] for offset in offsets}:
+            self._check(what, at, key)
+
+    def _check(self, what: object, at: Key, key: Named) -> None:
+        parts, known = self._journal.parts[key], (at[0], key)
+        passed = self._passed.get(known, 0)
+        for part in parts[passed:]:
+            before = at[0], part.stream_id
+            if part.stream_id == at[1]:
+                break
+            if self._lives[at[0]].start(part.stream_id) is not None and not self._is_over(before, key, part.last):
+                raise Violation(f"{what}, but of key {key} stream {part.stream_id}, to {part.last}, comes before")
+            passed += 1
+        self._passed[known] = passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +105,6 @@ class Deliveries:
         self._unnoticed_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
 
     def taken(self, group_id: int, stream_id: int, grant_id: int) -> None:
-        """Somebody ended this grant by hand."""
         self._taken.add((group_id, stream_id, grant_id))
 
     def was_reset(self, key: Key, position: int, grant_id: int) -> None:
@@ -259,3 +308,48 @@ class Deliveries:
             raise Violation(f"offset {offset} repeated without a forced move: {before}, then {call}")
         if not window[0] <= offset < window[1]:
             raise Violation(f"offset {offset} repeated outside of what was announced, {window}: {before}, then {call}")
+
+
+class Transactions:
+    """What users wrote in their own transactions: each message once, and none passed over (E25, E35). Of each stream
+    that was written so, the offsets that are in users' output."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._deliveries = deliveries
+        self._stored: dict[Key, set[int]] = {}
+        self.stored = 0
+
+    def saved(self) -> dict[Key, set[int]]:
+        return deepcopy(self._stored)
+
+    def failed_over(self, saved: dict[Key, set[int]]) -> None:
+        """What was written since is lost."""
+        self._stored = saved
+
+    def was_reset(self, at: Key, position: int) -> None:
+        """An operator wants what follows again."""
+        self._stored[at] = {offset for offset in self._stored.get(at, ()) if offset < position}
+
+    def committed(
+        self, advances: Sequence[tuple[int, int, int, int]], stored: Sequence[tuple[int, int, range]]
+    ) -> None:
+        """A transaction was, with what it wrote."""
+        for group_id, stream_id, offsets in stored:
+            had = self._stored.setdefault((group_id, stream_id), set())
+            if twice := had.intersection(offsets):
+                raise Violation(f"{group_id, stream_id}: {sorted(twice)} are written twice, by {advances}, {stored}")
+            had.update(offsets)
+            self.stored += len(offsets)
+        for group_id, stream_id, _, position in advances:
+            self._check((group_id, stream_id), position, f"progress to {position} is committed with {stored}")
+            self._deliveries.written((group_id, stream_id), position)
+
+    def reported(self, work: Work) -> None:
+        """A session says that everything before its position is done."""
+        if not self._deliveries.is_over(work):
+            self._check((work.group_id, work.stream_id), work.position, work)
+
+    def _check(self, at: Key, position: int, what: object) -> None:
+        had, begin = self._stored.get(at, set()), self._deliveries.consumed(*at)
+        if left_out := [offset for offset in range(begin, position) if offset not in had]:
+            raise Violation(f"{what}, but {left_out} of {at} were never written")

@@ -1,32 +1,253 @@
-"""What atomic groups got: every epoch whole, after it was completed, and rows that say no more than that (S3, S8)."""
+"""What atomic groups got (S3, S8), and how far they say that they have come (S4, S8)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.events import ProgressReported
-from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch
+from sublet_protocol.domain.epoch_frontiers import (
+    ConsumedFrontier,
+    Epoch,
+    GroupFrontier,
+    LowerFrontier,
+    format_frontier,
+    is_at_or_before,
+)
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
-from tests.simulation.checkers.announcements import Announcements
-from tests.simulation.checkers.expected_messages import ExpectedMessages
+from sublet_storage.groups.model.records import (
+    EPOCHS_CONSUMED,
+    GrantStream,
+    Group,
+    GroupWriteResult,
+    Lending,
+    LendingStatus,
+)
+from sublet_storage.spaces.routing import Space
 from tests.simulation.checkers.lives import Key, Life, Lives, Violation
 from tests.simulation.checkers.record import Record
-from tests.simulation.journal import Key as Named
+from tests.simulation.publishing import Key as Named
 
 if TYPE_CHECKING:
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
 
 StreamOffset = tuple[int, ConsumedFrontier]
 """Of a row: (position, what is consumed behind it)."""
 
 
+@dataclass(slots=True)
+class First:
+    """What is left out by a group: epochs that were `completed` when it began, and those at or before what had `begun`
+    in front of it."""
+
+    completed: LowerFrontier | None
+    begun: Collection[Epoch]
+    _known: dict[Epoch, bool] = field(default_factory=dict)
+
+    def leaves_out(self, epoch: Epoch) -> bool:
+        if epoch not in self._known:
+            over = self.completed is not None and not self.completed.admits(epoch)
+            self._known[epoch] = over or any(is_at_or_before(epoch, other) for other in self.begun)
+        return self._known[epoch]
+
+
+class ExpectedMessages:
+    """Which messages atomic groups are to be given, and which they have been. `given` and `done`: offsets that were in
+    calls, and in calls that ended."""
+
+    def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
+        self._simulation, self._lives, self._record = simulation, lives, record
+        self._first: dict[tuple[int, int], First] = {}
+        self.given: dict[Key, set[int]] = defaultdict(set)
+        self.done: dict[Key, set[int]] = defaultdict(set)
+
+    def opened(self, group: Group, rows: Mapping[int, LendingRow]) -> None:
+        """It is given those epochs of which nothing had begun before its start positions, or is gone."""
+        for space_id in self._simulation.streams.spaces:
+            begun = {
+                epoch
+                for stream_id, epochs in self.published(space_id)
+                for epoch in epochs[: self._begun(stream_id, rows[stream_id].position) if stream_id in rows else None]
+                if epoch is not None
+            }
+            lower = (
+                self._simulation.streams.lowers.get(space_id) if group.starting_position.policy == "latest" else None
+            )
+            self._first[group.group_id, space_id] = First(lower, begun)
+        for row in rows.values():
+            self._check_first(group, row)
+
+    def _begun(self, stream_id: int, position: int) -> int:
+        """Up to where messages count as begun: a block that has begun counts as a whole."""
+        ends = [end for end, _ in self._simulation.journal.appended[stream_id]]
+        begins = zip((0, *ends), ends, strict=False)
+        return max((end for begin, end in begins if begin < position), default=0)
+
+    def imported(self, group: Group, before: Group) -> None:
+        """It goes on where that group was."""
+        new, old = group.group_id, before.group_id
+        for (group_id, space_id), first in tuple(self._first.items()):
+            if group_id == old:
+                self._first[new, space_id] = first
+        for had in (self.given, self.done):
+            for at in [key for key in had if key[0] == old]:
+                had[new, at[1]] = set(had[at])
+
+    def forget(self, group_id: int) -> None:
+        for had in (self.given, self.done):
+            for at in [key for key in had if key[0] == group_id]:
+                del had[at]
+
+    def _check_first(self, group: Group, row: LendingRow) -> None:
+        space_id = self.space(row.stream_id).space_id
+        for epoch in self.around(space_id):
+            if row.consumed is None or row.consumed.needs(epoch) == self.leaves_out(group.group_id, space_id, epoch):
+                raise Violation(f"{group} begins with {row}, and epoch {epoch} is on the wrong side of that")
+
+    def leaves_out(self, group_id: int, space_id: int, epoch: Epoch) -> bool:
+        of_space = self._first.setdefault((group_id, space_id), First(None, ()))  # nothing, where that came later
+        return of_space.leaves_out(epoch)
+
+    def is_wanted(self, key: Key, offset: int, epoch: Epoch | None) -> bool:
+        """Whether it is to be given the message of that epoch, sooner or later."""
+        begin = self._lives[key[0]].start(key[1]) or 0
+        return offset >= begin and (epoch is None or not self.leaves_out(key[0], self.space(key[1]).space_id, epoch))
+
+    def missing(self, key: Key) -> Iterator[tuple[int, Epoch | None]]:
+        """(offset, epoch) of each message that it is to be given, that was in no call that ended, and not skipped."""
+        done, skipped = self.done[key], self._record.skipped.get(key, 0)
+        for offset, epoch in enumerate(self._simulation.publishing.epochs[key[1]]):
+            if offset >= skipped and offset not in done and self.is_wanted(key, offset, epoch):
+                yield offset, epoch
+
+    def may_come(self, stream_id: int, epoch: Epoch | None) -> bool:
+        """Whether more of the epoch may be published."""
+        lower = self._simulation.streams.lowers.get(self.space(stream_id).space_id)
+        return epoch is not None and (lower is None or lower.admits(epoch))
+
+    def around(self, space_id: int) -> set[Epoch]:
+        """Epochs that were used, and those about them."""
+        used = {epoch for _, epochs in self.published(space_id) for epoch in epochs if epoch is not None}
+        return {
+            tuple(map(sum, zip(epoch, by, strict=True)))
+            for epoch in used
+            for by in product((-1, 0, 1), repeat=len(epoch))
+        }
+
+    def published(self, space_id: int) -> Iterator[tuple[int, list[Epoch | None]]]:
+        """(stream, of each message its epoch)."""
+        for stream_id in self._simulation.streams.streams:
+            if self.space(stream_id).space_id == space_id:
+                yield stream_id, self._simulation.publishing.epochs[stream_id]
+
+    def space(self, stream_id: int) -> Space:
+        streams = self._simulation.streams
+        return streams.spaces[streams.streams[stream_id].generation.space_id]
+
+
+class Announcements:
+    """How far groups say that they have come: only forward, once for each step, and never too far. Remembers the
+    frontier of each group in each space."""
+
+    def __init__(self, simulation: Simulation, lives: Lives, wanted: ExpectedMessages) -> None:
+        self._simulation, self._lives, self._wanted = simulation, lives, wanted
+        self.count = 0
+        self._frontiers: dict[tuple[int, int], LowerFrontier | None] = {}
+        self._former: dict[tuple[int, int], list[LowerFrontier]] = {}
+
+    def opened(self, group: Group, rows: Mapping[int, LendingRow]) -> None:
+        """A group begins, and announces nothing yet."""
+        for row in rows.values():
+            space_id = self._wanted.space(row.stream_id).space_id
+            before = self._frontiers.get((group.group_id, space_id))
+            if before is not None:  # it was reset, and who does not know may say for a while where it was
+                self._former.setdefault((group.group_id, space_id), []).append(before)
+            self._frontiers[group.group_id, space_id] = None if row.consumed is None else row.consumed.lower
+
+    def saved(self) -> dict[tuple[int, int], LowerFrontier | None]:
+        return dict(self._frontiers)
+
+    def failed_over(self, saved: dict[tuple[int, int], LowerFrontier | None]) -> None:
+        """They are there again; who does not know may say for a while how far they came."""
+        for key, frontier in self._frontiers.items():
+            if frontier is not None:
+                self._former.setdefault(key, []).append(frontier)
+        self._frontiers = saved
+
+    def imported(self, group: Group, before: Group) -> None:
+        """It has come as far as that one had."""
+        for (group_id, space_id), frontier in tuple(self._frontiers.items()):
+            if group_id == before.group_id:
+                self._frontiers[group.group_id, space_id] = frontier
+
+    def committed(self, result: GroupWriteResult) -> None:
+        """The group's frontier never goes back, and each step of it is one line of history."""
+        lines = [line.reason for line in result.history if line.event == EPOCHS_CONSUMED]
+        for found in result.epochs:
+            key = result.group_id, self._named(found.space)
+            before = self._frontiers.get(key)
+            if found.consumed == before:
+                continue
+            self._frontiers[key] = found.consumed
+            if before is not None and not before.is_at_or_before(found.consumed):
+                raise Violation(f"group {key}: the frontier went back from {format_frontier(before)} to {found}")
+            said = f"space {found.space}: consumed are all epochs before {format_frontier(found.consumed)}"
+            if lines.count(said) != 1:
+                raise Violation(f"group {key}: {found} is to be announced once in {lines}")
+            lines.remove(said)
+            self.count += 1
+            self._check_consumed(key, found)
+        if lines:
+            raise Violation(f"group {result.group_id}: announced without a step: {lines}, {result.epochs}")
+
+    def _check_consumed(self, key: tuple[int, int], found: GroupFrontier) -> None:
+        """Everything in the epochs that it completes was in calls that ended."""
+        for stream_id, _ in self._wanted.published(key[1]):
+            if self._lives[key[0]].start(stream_id) is None:
+                continue
+            for offset, epoch in self._wanted.missing((key[0], stream_id)):
+                if epoch is not None and not found.consumed.admits(epoch):
+                    where = f"offset {offset} of stream {stream_id}, epoch {epoch}"
+                    raise Violation(f"group {key[0]}: {found}, but {where} was in no call that ended")
+
+    def received(self, group_id: int, epochs: Sequence[GroupFrontier]) -> None:
+        """What a session receives is never ahead of history."""
+        for received in epochs:
+            key = group_id, self._named(received.space)
+            known = self._frontiers.get(key)
+            said = [*self._former.get(key, ()), *([] if known is None else [known])]
+            if not any(received.consumed.is_at_or_before(one) for one in said):
+                raise Violation(f"group {group_id}: a session receives {received}, history has {known}")
+
+    def check_rest(self, life: Life) -> None:
+        """It has come as far as its space."""
+        for space_id, lower in self._simulation.streams.lowers.items():
+            found = self._frontiers.get((life.group.group_id, space_id))
+            if not any(self._is_had(life, stream_id) for stream_id, _ in self._wanted.published(space_id)):
+                continue  # a space that was dropped before the group began, or before the time it begins at
+            for epoch in self._wanted.around(space_id):
+                left_out = self._wanted.leaves_out(life.group.group_id, space_id, epoch)
+                if found is None or found.admits(epoch) == (left_out or not lower.admits(epoch)):
+                    raise Violation(f"{life.group} rests at {found}, and its space at {lower}, see {epoch}")
+
+    def _is_had(self, life: Life, stream_id: int) -> bool:
+        """Whether the group has a row of the stream, or wants something of it."""
+        stream, start = self._simulation.streams.streams[stream_id], life.start(stream_id)
+        nothing = start is None or (stream.closed and start == stream.head)
+        return not nothing or (start is not None and stream_id in self._simulation.store.rows(life.group.group_id))
+
+    def _named(self, name: str) -> int:
+        return next(space.space_id for space in self._simulation.streams.spaces.values() if space.name == name)
+
+
 class Epochs:
-    """Knows of each message its epoch, and in which calls it was. `groups`: so many were atomic; `given`: so many
+    """Every epoch comes whole, after it was completed, and rows say no more than that. Knows of each message its epoch,
+    and in which calls it was. `groups`: so many were atomic; `given`: so many
     messages of epochs were in calls."""
 
     def __init__(self, simulation: Simulation, lives: Lives, record: Record) -> None:
@@ -99,7 +320,6 @@ class Epochs:
     # --- rows and what is said of them ------------------------------------------------------------------------------
 
     def reported(self, work: Work, reported: ProgressReported) -> None:
-        """A session says how far it is: the position and the epochs go together."""
         if reported.consumed is not None:
             self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))
 

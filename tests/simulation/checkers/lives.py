@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group
-from tests.simulation.journal import Journal
+from tests.simulation.publishing import Journal
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue
 

@@ -17,12 +17,12 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.process import MAX_DRIFT
+from tests.simulation.world import MAX_DRIFT
 
 if TYPE_CHECKING:
-    from tests.simulation.agents import SimulatedAgent, Wish
+    from tests.simulation.processes import SimulatedAgent, Wish
+    from tests.simulation.sessions import Work
     from tests.simulation.simulation import Simulation
-    from tests.simulation.work import Work
 
 _WANTED_AWAY = ("rebalance", "operator", "deadline", "by hand", "handed back", "paused")
 """Reasons for which a stream leaves a session that might have stayed: then it is kept for nobody. (One that is handed
@@ -67,7 +67,6 @@ class Names:
         self._reconnecting.pop(key, None)
 
     def answered(self, group_id: int, answer: LendingChangeResult) -> None:
-        """An entry was written."""
         key = group_id, answer.change.stream_id
         status = answer.lending.status if answer.lending is not None else None
         if answer.outcome is LendingOutcome.APPLIED and isinstance(answer.change, GrantStream):

@@ -19,7 +19,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
-from tests.simulation.work import BEYOND_HEAD
+from tests.simulation.sessions import BEYOND_HEAD
 
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
@@ -76,7 +76,6 @@ class Record:
         self.read_on()
 
     def read_on(self) -> None:
-        """The lines that are new."""
         lines = self._store.lines
         while self._read < len(lines):
             self._take(lines[self._read])

@@ -1,21 +1,24 @@
 """A stream catalogue in memory: spaces, generations and streams without messages, for the twin of the group tables.
 
 It knows what groups depend on: ids that only grow, heads, when what was appended, which streams are closed, whose
-parents they are, and what retention has taken. Rollovers are atomic, as the database's are.
+parents they are, what retention has taken, and where a reset sets streams. Rollovers are atomic, as the database's are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from msgspec.structs import replace
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.groups.model.lending_row import StreamFacts
+from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
+from sublet_storage.groups.model.records import LendingStatus
 from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from sublet_storage.spaces.routing import GenerationTopicFilters, Space, has_moved_topics, ranges_overlap, split_ring
@@ -54,17 +57,8 @@ class MemoryStream:
     block_summaries: list[BlockEpochSummary] = field(default_factory=list)
 
     def facts(self, lower: LowerFrontier | None) -> StreamFacts:
-        """The stream as it is now."""
-        return StreamFacts(
-            self.stream_id,
-            self.generation.generation_id,
-            self.hash_from,
-            self.hash_to,
-            self.head,
-            self.closed,
-            self.generation.gone,
-            lower,
-        )
+        place = self.stream_id, self.generation.generation_id, self.hash_from, self.hash_to
+        return StreamFacts(*place, self.head, self.closed, self.generation.gone, lower)
 
     def position_of(self, start: StartingPosition) -> int:
         """Where a group that starts so begins in this stream."""
@@ -165,7 +159,6 @@ class MemoryCatalogue:
         self.lost_uppers[generation.space_id] = lost.join(UpperFrontier.from_epochs(begun))
 
     def facts(self, stream_id: int) -> StreamFacts | None:
-        """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
         return stream.facts(self.lowers.get(stream.generation.space_id)) if stream else None
 
@@ -181,7 +174,6 @@ class MemoryCatalogue:
         return tuple(s.stream_id for s in self._open((space_id,)))
 
     def live_spaces(self) -> tuple[Space, ...]:
-        """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
     def spaces_that_matched(self, filter: TopicFilter) -> set[int]:
@@ -246,3 +238,52 @@ def greatest_epochs(stream: MemoryStream, position: int) -> list[Epoch]:
 
 def _overlap(one: MemoryStream, other: MemoryStream) -> bool:
     return ranges_overlap((one.hash_from, one.hash_to), (other.hash_from, other.hash_to))
+
+
+def plan_reset(
+    catalogue: MemoryCatalogue,
+    wanted: Mapping[TopicFilter, bool],
+    rows: Mapping[int, LendingRow],
+    after_generation: int,
+    target: ResetTarget,
+    streams: Collection[int],
+) -> dict[int, int]:
+    """Return {stream: new position}, of all streams that the group has or may have, or of `streams`, as
+    `sublet_storage.groups.admin.reset_transaction.plan_reset` has it. Raise `NotFound` for one of these that it does
+    not have.
+
+    `wanted`: the filters of generations with messages for the group, and whether those still open have some.
+    `after_generation`: the last generation of which the group has its rows. A reset to epochs, or to offsets that are
+    given, is not planned here.
+    """
+    known, moves = set[int](), dict[int, int]()
+    for stream in catalogue.streams.values():
+        row, generation = rows.get(stream.stream_id), stream.generation
+        is_later = generation.generation_id > after_generation
+        has_messages = generation.filter in wanted and (stream.closed or wanted[generation.filter])
+        is_there = not generation.deleted and (not generation.gone or is_later)
+        is_shadowed = row is not None and row.status is LendingStatus.FINISHED and not stream.closed
+        if (row is None and not (is_there and has_messages)) or is_shadowed:
+            continue
+        known.add(stream.stream_id)
+        position = row.position if row is not None else 0 if is_later else None
+        after = stream.head if generation.gone else _position_at(target, stream, position)
+        would_be_read = is_later and stream.head > 0
+        is_passed = row is None and stream.closed and after == stream.head and not would_be_read
+        if after is not None and not is_passed and (not streams or stream.stream_id in streams):
+            moves[stream.stream_id] = after
+    if unknown := set(streams) - known:
+        raise NotFound(f"stream {min(unknown)} is none of the group's")
+    return moves
+
+
+def _position_at(target: ResetTarget, stream: MemoryStream, position: int | None) -> int | None:
+    match target.kind:
+        case "current":
+            return position
+        case "shift":
+            return None if position is None else min(max(position + target.value, 0), stream.head)
+        case "earliest" | "latest" | "offset" | "time" as policy:
+            return stream.position_of(StartingPosition(policy, target.value))
+        case _:
+            raise AssertionError(target)

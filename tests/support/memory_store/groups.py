@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
@@ -71,8 +72,7 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from sublet_storage.node_directory import NodeIncarnation
-from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
-from tests.support.memory_store.reset_plan import plan_reset
+from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs, plan_reset
 
 NOBODY = NodeIncarnation("nobody", "", "")
 GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
@@ -179,7 +179,6 @@ class MemoryGroupStore:
         return life.group
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
-        """As the function of the database."""
         self._epochs[subscription, session] = drawn = max(self._epochs.values(), default=0) + 1
         return drawn
 
@@ -223,9 +222,9 @@ class MemoryGroupStore:
             expires = now + round(lease_s * MICROSECONDS)
             self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, until)
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
-                self._history.append(
-                    _takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
-                )
+                why = f"node {node.name} leads; {f'before: {held.node.name}' if held else 'first leader'}"
+                record = HistoryRecord(now, leadership_id, 0, TAKEOVER, why, 0, None, None, 0, term, is_forced=False)
+                self._history.append(record)
         return self._claim(leadership_id, now)
 
     def _is_gone(self, held: _Leadership, rival: LeaderLivenessLock | None) -> bool:
@@ -311,17 +310,7 @@ class MemoryGroupStore:
             return LendingChangeResult(entry, LendingOutcome.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
-        transition = apply_change(
-            entry,
-            row,
-            facts,
-            held_back=bool(parents),
-            term=writes.term,
-            now_us=now,
-            draw_key=GrantSecret.draw,
-            on_data_loss=on_data_loss,
-        )
-        self._keep(transition, writes.term, now)
+        transition = self._change(entry, row, writes.term, now, on_data_loss, held_back=bool(parents))
         if isinstance(entry, AdvancePosition) and _only_moves(entry, row, transition, facts):
             self._only_moved.add((writes.group_id, entry.stream_id))
         return LendingChangeResult(
@@ -367,7 +356,6 @@ class MemoryGroupStore:
         term: int,
         now_us: int,
     ) -> tuple[GroupFrontier, ...]:
-        """How far an atomic group has come."""
         found = []
         for space_id in sorted(life.spaces & life.frontiers.keys()):
             before, lower = life.frontiers[space_id], lowers.get(space_id)
@@ -454,7 +442,11 @@ class MemoryGroupStore:
         if options.atomic:
             self._begin_epochs(life, options.starting_position)
         self._lives[group.group_id] = life
+        self.opened(group)
         return group
+
+    def opened(self, group: Group) -> None:
+        """Look at a group that begins."""
 
     def _set_revoked_at(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
         """New rows say when they were taken from members of former groups of that name, who may be unaware of it."""
@@ -515,14 +507,8 @@ class MemoryGroupStore:
     def _claim(self, leadership_id: int, now: int) -> Leadership:
         held = self._leaderships[leadership_id]
         previous_leader_s = max(held.previous_leader_until_us - now, 0) / MICROSECONDS
-        return Leadership(
-            leadership_id,
-            held.node,
-            held.term,
-            (held.expires_us - now) / MICROSECONDS,
-            held.lock_key,
-            previous_leader_s,
-        )
+        remaining_s = (held.expires_us - now) / MICROSECONDS
+        return Leadership(leadership_id, held.node, held.term, remaining_s, held.lock_key, previous_leader_s)
 
     def _own(self, node: NodeIncarnation, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}
@@ -531,6 +517,21 @@ class MemoryGroupStore:
     def _has_stale_term(self, leadership_id: int, term: int, now: int) -> bool:
         held = self._leaderships.get(leadership_id)
         return held is None or held.term != term or held.expires_us <= now
+
+    def _change(
+        self,
+        change: LendingChange,
+        row: LendingRow,
+        term: int,
+        now: int,
+        on_data_loss: OnDataLoss = OnDataLoss.FAIL,
+        *,
+        held_back: bool = False,
+    ) -> LendingTransitionResult:
+        how: dict[str, Any] = {"held_back": held_back, "term": term, "now_us": now, "on_data_loss": on_data_loss}
+        transition = apply_change(change, row, self._facts(row.stream_id), draw_key=GrantSecret.draw, **how)
+        self._keep(transition, term, now)
+        return transition
 
     def _keep(self, transition: LendingTransitionResult, term: int, now: int) -> None:
         row, rows = transition.row, self._lives[transition.row.group_id].rows
@@ -629,11 +630,3 @@ def _only_moves(
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
     return plain and transition.outcome is LendingOutcome.APPLIED and row.position < change.position
-
-
-def _takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
-    """As Postgres writes it; `before`: the leadership until then, of another incarnation."""
-    then = "first leader" if before is None else f"before: {before}"
-    return HistoryRecord(
-        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
-    )

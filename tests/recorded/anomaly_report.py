@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.recorded.checks.anomaly import Anomaly
-from tests.recorded.history import Call, History
+from tests.recorded.checks import Anomaly
+from tests.recorded.history import History
 
 BEFORE_S, AFTER_S = 10.0, 3.0
 """Lines of a stream's lendings that are nearer than that to a line about the anomaly are reported, too."""
@@ -49,13 +49,10 @@ def _of_calls(history: History, anomaly: Anomaly) -> Iterator[tuple[float, str]]
             continue
         offsets = [offset for offset, _ in call.messages]
         where = f"stream {call.stream}, offsets {offsets[0]} to {offsets[-1]}, grant {call.grant}"
-        yield call.wall, f"{call.id} begins: {where}{_which(call, reported)}"
+        which = "".join(f", {found} at {offset}" for offset, found in call.messages if found in reported)
+        yield call.wall, f"{call.id} begins: {where}{which}"
         if call.ended is not None:
             yield call.wall + call.ended - call.begun, f"{call.id} ends: {call.outcome} {call.why}"
-
-
-def _which(call: Call, reported: set[str]) -> str:
-    return "".join(f", {found} at {offset}" for offset, found in call.messages if found in reported)
 
 
 def _of_streams(history: History, anomaly: Anomaly) -> Iterator[tuple[float, str]]:
