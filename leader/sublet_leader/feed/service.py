@@ -87,7 +87,7 @@ class FeedLimits(Struct, frozen=True):
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 5
-    reading_connections: int = 4
+    reading_connections: int = 5
     retry_after_ms: int = 50
     """When a publisher or a member that was refused shall come again."""
     reader_retry_after_ms: int = 1000
