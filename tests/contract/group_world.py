@@ -21,20 +21,7 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.groups.model.records import (
-    TAKEOVER,
-    GrantStream,
-    Group,
-    GroupOptions,
-    GroupWriteResult,
-    GroupWrites,
-    Lending,
-    LendingChange,
-    LendingChangeResult,
-    LendingOutcome,
-    LendingStatus,
-    StartingPosition,
-)
+from sublet_storage.groups.model import records
 from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
@@ -51,10 +38,10 @@ TABLES = (
     "session_epoch"
 )
 
-FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
-FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
-APPLIED, REFUSED, BUSY = LendingOutcome.APPLIED, LendingOutcome.REFUSED, LendingOutcome.BUSY
-INVALID = LendingOutcome.INVALID
+FREE, HELD = records.LendingStatus.FREE, records.LendingStatus.HELD
+FINISHED, BLOCKED = records.LendingStatus.FINISHED, records.LendingStatus.BLOCKED
+APPLIED, REFUSED, BUSY = records.LendingOutcome.APPLIED, records.LendingOutcome.REFUSED, records.LendingOutcome.BUSY
+INVALID = records.LendingOutcome.INVALID
 
 
 class Ticker:
@@ -140,26 +127,28 @@ class World:
 
     # --- what most tests begin with -----------------------------------------------------------------------------
 
-    def group(self, subscription: Subscription = SHARE, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def group(
+        self, subscription: Subscription = SHARE, start: records.StartingPosition = records.StartingPosition.LATEST
+    ) -> records.Group:
         return self.store.open_group(subscription, start)
 
-    def declare(self, **options: Any) -> Group:
+    def declare(self, **options: Any) -> records.Group:
         """Create the group SHARE with these options."""
-        return self.store.declare_group(SHARE, GroupOptions(**options))
+        return self.store.declare_group(SHARE, records.GroupOptions(**options))
 
-    def lead(self, group: Group, node: NodeIncarnation = ONE) -> int:
+    def lead(self, group: records.Group, node: NodeIncarnation = ONE) -> int:
         """Claim the group; the term."""
         claim = self.store.claim(group.group_id, node, LEASE_S)
         assert claim.node == node
         return claim.term
 
-    def led(self, shards: int = 1, **options: Any) -> tuple[Group, int, tuple[int, ...]]:
+    def led(self, shards: int = 1, **options: Any) -> tuple[records.Group, int, tuple[int, ...]]:
         """Return the group SHARE, declared with these options and led by ONE, the term, and its new streams."""
         streams = self.add_space(shards=shards)
         group = self.declare(**options)
         return group, self.lead(group), streams
 
-    def granted(self, messages: int = 0, **options: Any) -> tuple[Group, int, int, Lending]:
+    def granted(self, messages: int = 0, **options: Any) -> tuple[records.Group, int, int, records.Lending]:
         """Return such a group, the term, its one stream, and the row by which a borrower holds it from its beginning.
 
         Then come so many messages.
@@ -170,10 +159,12 @@ class World:
             self.append(stream, messages)
         return group, term, stream, held
 
-    def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupWriteResult:
-        return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
+    def write(
+        self, group: records.Group, term: int, *entries: records.LendingChange, renew: bool = False
+    ) -> records.GroupWriteResult:
+        return self.store.commit([records.GroupWrites(group.group_id, term, entries, renew)])[0]
 
-    def apply(self, group: Group, term: int, entry: LendingChange) -> LendingChangeResult:
+    def apply(self, group: records.Group, term: int, entry: records.LendingChange) -> records.LendingChangeResult:
         """Write one entry under a term that is alive."""
         result = self.write(group, term, entry)
         assert not result.has_stale_term
@@ -182,14 +173,14 @@ class World:
             return replace(answer, lending=self.row(group, term, entry.stream_id))
         return answer
 
-    def applied(self, group: Group, term: int, entry: LendingChange) -> Lending:
+    def applied(self, group: records.Group, term: int, entry: records.LendingChange) -> records.Lending:
         """Write one entry, which is applied; the row as it then is."""
         result = self.apply(group, term, entry)
         assert result.outcome is APPLIED, result
         assert result.lending is not None
         return result.lending
 
-    def row(self, group: Group, term: int, stream_id: int) -> Lending:
+    def row(self, group: records.Group, term: int, stream_id: int) -> records.Lending:
         return next(row for row in self.store.load(group.group_id, term) if row.stream_id == stream_id)
 
 
@@ -257,7 +248,7 @@ class PostgresWorld(World):
 
     def reset(
         self,
-        group: Group,
+        group: records.Group,
         target: ResetTarget,
         *streams: int,
         force: bool = False,
@@ -294,30 +285,30 @@ class PostgresWorld(World):
             cursor.executemany(_BLOCK, blocks)
 
 
-def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> GrantStream:
-    return GrantStream(stream_id, borrower, agent, "session", "share")
+def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> records.GrantStream:
+    return records.GrantStream(stream_id, borrower, agent, "session", "share")
 
 
-def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
+def granted(world: World, group: records.Group, term: int, stream_id: int) -> records.Lending:
     """Grant a stream; the row as it then is."""
     return world.applied(group, term, grant(stream_id))
 
 
-def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantSecret]:
+def grant_of(group: records.Group, held: records.Lending) -> tuple[int, int, int, GrantSecret]:
     """Return what the holder needs to use the grant."""
     assert held.grant_key is not None
     return group.group_id, held.stream_id, held.grant_id, held.grant_key
 
 
-def outcome(result: LendingChangeResult) -> tuple[LendingOutcome, LendingStatus, int]:
+def outcome(result: records.LendingChangeResult) -> tuple[records.LendingOutcome, records.LendingStatus, int]:
     assert result.lending is not None
     return result.outcome, result.lending.status, result.lending.position
 
 
-def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
+def events(world: World, group: records.Group) -> list[tuple[str, int, bool]]:
     """Return the group's history of its streams."""
     lines = world.store.history(group.group_id)
-    return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
+    return [(line.event, line.position, line.is_forced) for line in lines if line.event != records.TAKEOVER]
 
 
 def _space(space: Space, filters: set[TopicFilter]) -> Sequence[object]:

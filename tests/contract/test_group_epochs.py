@@ -10,19 +10,7 @@ from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.model.records import (
-    EPOCHS_CONSUMED,
-    MAX_LOSSES,
-    AdvancePosition,
-    ForceRelease,
-    GrantStream,
-    Group,
-    GroupOptions,
-    GroupWrites,
-    ReclaimStream,
-    ReleaseStream,
-    StartingPosition,
-)
+from sublet_storage.groups.model import records
 from tests.contract.group_world import (
     APPLIED,
     BLOCKED,
@@ -45,13 +33,13 @@ def consumed(upto: int, epoch: int | None) -> ConsumedFrontier:
     return ConsumedFrontier(upto, None if epoch is None else frontier(epoch))
 
 
-def reached(world: World, group: Group, term: int) -> list[int]:
+def reached(world: World, group: records.Group, term: int) -> list[int]:
     """Return the consumed frontier of each space, by a renewal."""
     return [one.consumed.least[0][0] for one in world.write(group, term, renew=True).epochs]
 
 
-def announced(world: World, group: Group) -> list[str]:
-    return [line.reason for line in world.store.history(group.group_id) if line.event == EPOCHS_CONSUMED]
+def announced(world: World, group: records.Group) -> list[str]:
+    return [line.reason for line in world.store.history(group.group_id) if line.event == records.EPOCHS_CONSUMED]
 
 
 @pytest.mark.conforms("S2", "S5")
@@ -81,20 +69,22 @@ def test_epochs_of_closed_and_gone_streams_have_begun(world: World, deleted: boo
     world.append(second, 10, 4)
     world.retire(1)
     assert not deleted or world.delete_past() == [1]
-    live, history = world.declare(atomic=True), StartingPosition.parse("earliest")
+    live, history = world.declare(atomic=True), records.StartingPosition.parse("earliest")
     assert world.row(live, world.lead(live), second).consumed == consumed(10, 8)
     world.store.delete_group(live.subscription)
     entire = world.declare(atomic=True, starting_position=history)
     assert world.row(entire, world.lead(entire), second).consumed == consumed(0, 8), "a part of 7 is gone"
 
 
-LATEST, MIDDLE, NEVER = (StartingPosition.parse(text) for text in ("latest", "offset:0", "2099-01-01T00:00:00Z"))
+LATEST, MIDDLE, NEVER = (
+    records.StartingPosition.parse(text) for text in ("latest", "offset:0", "2099-01-01T00:00:00Z")
+)
 
 
 @pytest.mark.conforms("S2")
 @pytest.mark.parametrize("start", [LATEST, MIDDLE, NEVER], ids=str)
 @pytest.mark.parametrize("deleted", [False, True])
-def test_epochs_begun_in_the_shadow_are_left_out(world: World, start: StartingPosition, deleted: bool) -> None:
+def test_epochs_begun_in_the_shadow_are_left_out(world: World, start: records.StartingPosition, deleted: bool) -> None:
     """Of the space that takes the topics meanwhile all are delivered, and the other's frontier is not reported."""
     (first,) = world.add_space()
     world.complete(7)
@@ -145,7 +135,7 @@ def test_epochs_of_other_topics_take_no_history(world: World) -> None:
     world.alter_space(2, "orders/#", rolls=(1,))
     (shadowed,), (own,) = map(world.streams.open_streams, (1, 2))
     world.append(shadowed, 5, 8)
-    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
+    group = world.declare(atomic=True, starting_position=records.StartingPosition.parse("earliest"))
     term = world.lead(group)
     assert [world.row(group, term, stream).consumed for stream in (first, own)] == [consumed(0, None)] * 2
 
@@ -175,7 +165,7 @@ def test_a_reset_leaves_out_what_the_shadow_has(postgres: PostgresWorld, target:
 def test_a_reset_leaves_out_what_is_gone_in_part(postgres: PostgresWorld) -> None:
     (first,) = postgres.add_space()
     postgres.complete(3)
-    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    group = postgres.declare(atomic=True, starting_position=records.StartingPosition.EARLIEST)
     postgres.append(first, 10, 7)
     (second,) = postgres.rollover(1)
     postgres.append(second, 10, 7)
@@ -212,14 +202,14 @@ def test_who_starts_in_the_middle_skips_what_had_begun(world: World) -> None:
     world.complete(0)
     for epoch in (1, 2, 3):
         world.append(stream, 10, epoch)
-    group = world.declare(atomic=True, starting_position=StartingPosition.parse("offset:15"))
+    group = world.declare(atomic=True, starting_position=records.StartingPosition.parse("offset:15"))
     assert world.row(group, world.lead(group), stream).consumed == consumed(15, 3)
 
 
 def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
     (stream,) = world.add_space()
     world.append(stream, 10)
-    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
+    group = world.declare(atomic=True, starting_position=records.StartingPosition.parse("earliest"))
     term = world.lead(group)
     assert world.row(group, term, stream).consumed == consumed(0, None)
     assert world.write(group, term, renew=True).epochs == ()
@@ -233,7 +223,7 @@ def test_only_an_atomic_group_reports_epochs(world: World) -> None:
     term = world.lead(group)
     grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 10, 3)
-    result = world.applied(group, term, AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
+    result = world.applied(group, term, records.AdvancePosition(stream, grant_id, 5, consumed(5, 9)))
     assert result.consumed is None
     assert world.write(group, term, renew=True).epochs == ()
 
@@ -251,12 +241,12 @@ def test_an_epoch_is_consumed_when_all_streams_are(world: World) -> None:
     world.append(second, 10, 4)
     world.complete(4)
     assert reached(world, group, term) == [3]
-    world.apply(group, term, AdvancePosition(first, grants[first], 10, consumed(10, 4)))
+    world.apply(group, term, records.AdvancePosition(first, grants[first], 10, consumed(10, 4)))
     assert reached(world, group, term) == [3], "the second stream may have messages of 3, as far as is known"
-    world.apply(group, term, AdvancePosition(second, grants[second], 0, consumed(10, 4)))
+    world.apply(group, term, records.AdvancePosition(second, grants[second], 0, consumed(10, 4)))
     assert reached(world, group, term) == [4]
     world.complete(5)
-    world.apply(group, term, ReleaseStream(second, grants[second], 10, "leaves", consumed=consumed(10, 5)))
+    world.apply(group, term, records.ReleaseStream(second, grants[second], 10, "leaves", consumed=consumed(10, 5)))
     assert reached(world, group, term) == [5]
     assert reached(world, group, term) == [5]
     assert announced(world, group) == [f"space default: consumed are all epochs before {n}" for n in (4, 5)]
@@ -293,11 +283,11 @@ def test_a_closed_stream_holds_back_what_it_has(world: World) -> None:
     assert [world.row(group, term, child).consumed for child in children] == [consumed(0, 4)] * 2
     world.complete(6)
     grant_id = granted(world, group, term, parent).grant_id
-    ended = world.apply(group, term, AdvancePosition(parent, grant_id, 10, consumed(10, 6)))
+    ended = world.apply(group, term, records.AdvancePosition(parent, grant_id, 10, consumed(10, 6)))
     assert outcome(ended) == (APPLIED, FINISHED, 10)
     assert reached(world, group, term) == [4], "its child has messages of 5"
     grant_id = granted(world, group, term, children[0]).grant_id
-    world.apply(group, term, AdvancePosition(children[0], grant_id, 10, consumed(10, 6)))
+    world.apply(group, term, records.AdvancePosition(children[0], grant_id, 10, consumed(10, 6)))
     assert reached(world, group, term) == [6]
 
 
@@ -308,17 +298,17 @@ def test_what_is_consumed_is_handed_on(world: World) -> None:
     term = world.lead(group)
     grant_id = granted(world, group, term, stream).grant_id
     world.append(stream, 30, 3, 4)
-    world.apply(group, term, AdvancePosition(stream, grant_id, 10, consumed(30, 4)))
-    world.apply(group, term, AdvancePosition(stream, grant_id, 10, consumed(20, 4)))
+    world.apply(group, term, records.AdvancePosition(stream, grant_id, 10, consumed(30, 4)))
+    world.apply(group, term, records.AdvancePosition(stream, grant_id, 10, consumed(20, 4)))
     assert world.row(group, term, stream).consumed == consumed(30, 4), "an older word comes late"
     world.clock.advance(20)
     next_term = world.lead(group, TWO)
     reclaimed = world.applied(
-        group, next_term, ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5))
+        group, next_term, records.ReclaimStream(stream, grant_id, 10, "b2", "a1", consumed=consumed(30, 5))
     )
     assert reclaimed.consumed == consumed(30, 5)
-    world.apply(group, next_term, ReleaseStream(stream, grant_id, 10, "leaves"))
-    again = world.applied(group, next_term, GrantStream(stream, "b3", "a2", None, "share"))
+    world.apply(group, next_term, records.ReleaseStream(stream, grant_id, 10, "leaves"))
+    again = world.applied(group, next_term, records.GrantStream(stream, "b3", "a2", None, "share"))
     assert (again.position, again.consumed) == (10, consumed(30, 5))
 
 
@@ -332,17 +322,17 @@ def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontie
     """Not even where no epoch is consumed yet, to which it could be compared."""
     (stream,) = world.add_space()
     world.complete(3)
-    group = world.declare(atomic=True, starting_position=StartingPosition.parse(start))
+    group = world.declare(atomic=True, starting_position=records.StartingPosition.parse(start))
     term = world.lead(group)
     before = granted(world, group, term, stream)
     grant_id = before.grant_id
     world.append(stream, 30, 3)
     doubt = InDoubtRange(grant_id, 0, 31 if said.upto == 31 else 20, 60, said)
     for change in (
-        AdvancePosition(stream, grant_id, 0, said),
-        AdvancePosition(stream, grant_id, 0, in_doubt=doubt),
-        ReclaimStream(stream, grant_id, 0, "b1", "a1", consumed=said),
-        ReleaseStream(stream, grant_id, 0, "leaves", consumed=said),
+        records.AdvancePosition(stream, grant_id, 0, said),
+        records.AdvancePosition(stream, grant_id, 0, in_doubt=doubt),
+        records.ReclaimStream(stream, grant_id, 0, "b1", "a1", consumed=said),
+        records.ReleaseStream(stream, grant_id, 0, "leaves", consumed=said),
     ):
         assert world.apply(group, term, change).outcome is INVALID, change
     row = world.row(group, term, stream)
@@ -351,10 +341,12 @@ def test_impossible_progress_changes_nothing(world: World, said: ConsumedFrontie
 
 def test_a_space_without_epochs_has_none_consumed(world: World) -> None:
     group, term, stream, held = world.granted(10, atomic=True)
-    answer = world.apply(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, 9)))
+    answer = world.apply(group, term, records.AdvancePosition(stream, held.grant_id, 4, consumed(4, 9)))
     assert answer.outcome is INVALID
     assert "no epoch was ever used" in answer.problem
-    assert world.applied(group, term, AdvancePosition(stream, held.grant_id, 4, consumed(4, None))).position == 4
+    assert (
+        world.applied(group, term, records.AdvancePosition(stream, held.grant_id, 4, consumed(4, None))).position == 4
+    )
 
 
 @pytest.mark.conforms("S4")
@@ -392,7 +384,7 @@ def test_too_many_epochs_hold_back_until_consumed(postgres: PostgresWorld, monke
     streams = postgres.add_space(shards=2)
     postgres.complete(3)
     subscriptions = [Subscription.parse(f"$share/{name}/#") for name in ("many", "few")]
-    many, few = (postgres.store.declare_group(each, GroupOptions(atomic=True)) for each in subscriptions)
+    many, few = (postgres.store.declare_group(each, records.GroupOptions(atomic=True)) for each in subscriptions)
     terms = {group.group_id: postgres.lead(group) for group in (many, few)}
     postgres.complete(7)
     for stream in streams:
@@ -400,16 +392,16 @@ def test_too_many_epochs_hold_back_until_consumed(postgres: PostgresWorld, monke
     held = {}
     for group, stream in ((many, streams[0]), (many, streams[1]), (few, streams[0])):
         held[group, stream] = granted(postgres, group, terms[group.group_id], stream).grant_id
-        change = AdvancePosition(stream, held[group, stream], 1, consumed(9, 5))
+        change = records.AdvancePosition(stream, held[group, stream], 1, consumed(9, 5))
         postgres.apply(group, terms[group.group_id], change)
     (size,) = postgres.connection.execute("select max(pg_column_size(consumed)) from lending").fetchone() or (0,)
     postgres.connection.execute(
         "update lending set position = 10 where group_id = %s and stream_id = %s", (few.group_id, streams[1])
     )
     monkeypatch.setattr(limits, "MAX_HELD_BACK_BYTES", 2 * size - 1)
-    syncs = [GroupWrites(group_id, term, (), needs_stream_sync=True) for group_id, term in terms.items()]
+    syncs = [records.GroupWrites(group_id, term, (), needs_stream_sync=True) for group_id, term in terms.items()]
     assert [one.epochs[0].consumed for one in postgres.store.commit(syncs)] == [frontier(3), frontier(5)]
-    done = AdvancePosition(streams[0], held[many, streams[0]], 10, consumed(10, 7))
+    done = records.AdvancePosition(streams[0], held[many, streams[0]], 10, consumed(10, 7))
     postgres.apply(many, terms[many.group_id], done)
     assert reached(postgres, many, terms[many.group_id]) == [5]
 
@@ -449,15 +441,15 @@ def test_losses_count_between_entire_epochs(world: World) -> None:
     group = world.declare(atomic=True)
     term = world.lead(group)
     world.append(stream, 10, 3, 1_000)
-    for epoch in range(4, 4 + MAX_LOSSES):
+    for epoch in range(4, 4 + records.MAX_LOSSES):
         grant_id = granted(world, group, term, stream).grant_id
-        world.apply(group, term, AdvancePosition(stream, grant_id, 0, consumed(10, epoch)))
-        lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
+        world.apply(group, term, records.AdvancePosition(stream, grant_id, 0, consumed(10, epoch)))
+        lost = world.apply(group, term, records.ForceRelease(stream, grant_id, "its consumer died"))
         assert outcome(lost) == (APPLIED, FREE, 0)
-    for number in range(1, MAX_LOSSES):
+    for number in range(1, records.MAX_LOSSES):
         grant_id = granted(world, group, term, stream).grant_id
-        lost = world.apply(group, term, ForceRelease(stream, grant_id, "its consumer died"))
-        assert outcome(lost)[1] is (BLOCKED if number == MAX_LOSSES - 1 else FREE)
+        lost = world.apply(group, term, records.ForceRelease(stream, grant_id, "its consumer died"))
+        assert outcome(lost)[1] is (BLOCKED if number == records.MAX_LOSSES - 1 else FREE)
 
 
 def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
@@ -465,10 +457,12 @@ def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     world.append(stream, 10, 3)
-    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
+    group = world.declare(atomic=True, starting_position=records.StartingPosition.parse("earliest"))
     term = world.lead(group)
     grant_id = granted(world, group, term, stream).grant_id
-    world.apply(group, term, AdvancePosition(stream, grant_id, 5, ConsumedFrontier(5, LowerFrontier(((1, 4),)))))
+    world.apply(
+        group, term, records.AdvancePosition(stream, grant_id, 5, ConsumedFrontier(5, LowerFrontier(((1, 4),))))
+    )
     world.complete(4)
     assert world.write(group, term, renew=True).has_stale_term is False
     assert announced(world, group) in ([], ["space default: consumed are all epochs before 1"])
@@ -510,13 +504,13 @@ def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
     world.complete(7)
     world.append(stream, 4, 7)
     waits = ConsumedFrontier(0, LowerFrontier(((7,),)))
-    for _ in range(MAX_LOSSES + 1):
+    for _ in range(records.MAX_LOSSES + 1):
         held = granted(world, group, term, stream)
-        world.apply(group, term, AdvancePosition(stream, held.grant_id, 0, waits))
-        seized = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+        world.apply(group, term, records.AdvancePosition(stream, held.grant_id, 0, waits))
+        seized = world.apply(group, term, records.ForceRelease(stream, held.grant_id, "silent"))
         assert outcome(seized)[1] is FREE
     world.complete(8)
-    for _ in range(MAX_LOSSES):
+    for _ in range(records.MAX_LOSSES):
         held = granted(world, group, term, stream)
-        seized = world.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+        seized = world.apply(group, term, records.ForceRelease(stream, held.grant_id, "silent"))
     assert outcome(seized)[1] is BLOCKED

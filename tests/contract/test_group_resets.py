@@ -18,17 +18,10 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model import records
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
-from sublet_storage.groups.model.records import (
-    AdvancePosition,
-    ForceRelease,
-    Group,
-    LendingStatus,
-    OnDataLoss,
-    StartingPosition,
-)
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 from tests.kit import eventually
 
@@ -36,23 +29,23 @@ WAITING = "select from pg_stat_activity where datname = current_database() and w
 PLAIN = Subscription.parse("$share/plain/#")
 
 
-def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus, int]]:
+def places(world: PostgresWorld, group: records.Group) -> dict[int, tuple[records.LendingStatus, int]]:
     found = world.connection.execute(
         "select stream_id, status, position from lending where group_id = %s", (group.group_id,)
     )
-    return {stream_id: (LendingStatus(status), position) for stream_id, status, position in found}
+    return {stream_id: (records.LendingStatus(status), position) for stream_id, status, position in found}
 
 
-def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
+def consumed(world: PostgresWorld, group: records.Group, term: int, stream: int, position: int) -> None:
     """Granted, consumed up to there and handed back."""
     held = granted(world, group, term, stream)
-    world.apply(group, term, AdvancePosition(stream, held.grant_id, position))
+    world.apply(group, term, records.AdvancePosition(stream, held.grant_id, position))
     row = world.row(group, term, stream)
-    if row.status is LendingStatus.HELD:
-        world.apply(group, term, ForceRelease(stream, row.grant_id, "left"))
+    if row.status is records.LendingStatus.HELD:
+        world.apply(group, term, records.ForceRelease(stream, row.grant_id, "left"))
 
 
-Halfway = tuple[PostgresWorld, Group, int, tuple[int, ...]]
+Halfway = tuple[PostgresWorld, records.Group, int, tuple[int, ...]]
 
 
 @pytest.fixture
@@ -123,7 +116,7 @@ def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
 def test_a_reset_goes_past_what_is_gone(postgres: PostgresWorld, target: ResetTarget, is_noticed: bool) -> None:
     """Whether a leader has noticed the stream before retention took it, or not."""
     postgres.add_space()
-    group = postgres.declare(on_data_loss=OnDataLoss.FAIL)
+    group = postgres.declare(on_data_loss=records.OnDataLoss.FAIL)
     (gone,) = postgres.rollover(1)
     postgres.append(gone, 3)
     (last,) = postgres.rollover(1)
@@ -150,7 +143,7 @@ def test_a_granted_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
     (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
     assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
     term = world.lead(group)
-    assert outcome(world.apply(group, term, AdvancePosition(first, held.grant_id, 9))) == (REFUSED, FREE, 0)
+    assert outcome(world.apply(group, term, records.AdvancePosition(first, held.grant_id, 9))) == (REFUSED, FREE, 0)
 
 
 @pytest.mark.conforms("A4")
@@ -183,7 +176,7 @@ def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
 def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
     group, term, parent, held = postgres.granted(5)
     (child,) = postgres.rollover(1)
-    postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
+    postgres.apply(group, term, records.AdvancePosition(parent, held.grant_id, 5))
     postgres.write(group, term, renew=True)
     postgres.append(child, 3)
     consumed(postgres, group, term, child, 2)
@@ -193,7 +186,7 @@ def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> Non
     term = postgres.lead(group)
     assert postgres.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
     granted(postgres, group, term, parent)
-    postgres.apply(group, term, ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
+    postgres.apply(group, term, records.ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
     postgres.reset(group, ResetTarget.latest())
     assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
 
@@ -203,7 +196,7 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     (parent,) = postgres.add_space()
     postgres.append(parent, 5)
     (child,) = postgres.rollover(1)
-    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    group = postgres.declare(starting_position=records.StartingPosition.LATEST)
     assert set(places(postgres, group)) == {child}
     assert postgres.reset(group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
     assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
@@ -230,12 +223,12 @@ def test_a_place_in_history_brings_what_ended_before(
     (former,) = postgres.add_space()
     postgres.append(former, 3)
     (finished,) = postgres.rollover(1)
-    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    group = postgres.declare(starting_position=records.StartingPosition.LATEST)
     postgres.append(finished, 5)
     term = postgres.lead(group)
     held = granted(postgres, group, term, finished)
     (unfinished,) = postgres.rollover(1)
-    postgres.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
+    postgres.apply(group, term, records.AdvancePosition(finished, held.grant_id, 5))
     postgres.write(group, term, renew=True)
     postgres.append(unfinished, 10)
     consumed(postgres, group, term, unfinished, 6)
@@ -258,7 +251,7 @@ def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     (before,) = postgres.add_space()
     postgres.append(before, 5)
     (first,) = postgres.rollover(1)
-    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    group = postgres.declare(starting_position=records.StartingPosition.LATEST)
     postgres.append(first, 10, 1)
     (new,) = postgres.rollover(1)
     postgres.append(new, 7)
@@ -300,13 +293,13 @@ def test_a_stream_that_was_blocked_is_granted_again(postgres: PostgresWorld) -> 
     postgres.append(stream, 5)
     for _ in range(5):
         held = granted(postgres, group, term, stream)
-        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+        postgres.apply(group, term, records.ForceRelease(stream, held.grant_id, "died"))
     assert places(postgres, group) == {stream: (BLOCKED, 0)}
     postgres.reset(group, ResetTarget.current())
     assert places(postgres, group) == {stream: (FREE, 0)}
     term = postgres.lead(group)
     held = granted(postgres, group, term, stream)
-    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
+    postgres.apply(group, term, records.ForceRelease(stream, held.grant_id, "died"))
     assert places(postgres, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
     postgres.reset(group, ResetTarget.shift(1))
     assert places(postgres, group) == {stream: (FREE, 1)}
@@ -317,7 +310,10 @@ def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> 
     """An atomic group goes on with whole epochs."""
     (stream,) = postgres.add_space()
     postgres.complete(1)
-    plain, atomic = postgres.group(PLAIN), postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    plain, atomic = (
+        postgres.group(PLAIN),
+        postgres.declare(atomic=True, starting_position=records.StartingPosition.EARLIEST),
+    )
     for epoch in (1, 2, 3, 2):
         postgres.append(stream, 10, epoch)
     postgres.complete(5)
@@ -337,7 +333,7 @@ def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> 
 def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
     postgres.complete(1)
-    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    group = postgres.declare(atomic=True, starting_position=records.StartingPosition.EARLIEST)
     postgres.append(stream, 10, 1)
     for target, streams in (
         (ResetTarget.current(), ()),
@@ -412,7 +408,7 @@ def test_an_operators_pause_outlives_a_reset(
         if now == when:
             send_command(postgres.url, group.subscription, PauseGroup("repairs"))
 
-    def look_and_be_slow(store: PostgresGroupStore, wanted: Subscription) -> Group | None:
+    def look_and_be_slow(store: PostgresGroupStore, wanted: Subscription) -> records.Group | None:
         found = look(store, wanted)
         monkeypatch.setattr(PostgresGroupStore, "find_live_group", look)
         pause("as it begins")
@@ -434,7 +430,7 @@ def test_an_operators_pause_outlives_a_reset(
 def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     world, group, term, (first, _) = halfway
     granted(world, group, term, first)
-    another = world.group(Subscription.parse("$share/another/#"), StartingPosition.EARLIEST)
+    another = world.group(Subscription.parse("$share/another/#"), records.StartingPosition.EARLIEST)
     granted(world, another, world.lead(another), first)
     found = places(world, group)
 
@@ -473,9 +469,9 @@ def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> N
 @pytest.mark.conforms("E34")
 def test_who_held_a_blocked_stream_may_not_know() -> None:
     """After a reset its next holder waits for that, as for a grant that was ended by the reset itself."""
-    row = LendingRow(1, 2, LendingStatus.HELD, 5, grant_id=7)
+    row = LendingRow(1, 2, records.LendingStatus.HELD, 5, grant_id=7)
     stream = StreamFacts(2, 1, 0, 1, head=0, is_closed=False, is_gone=False)
-    blocked = end_unreadable(row, stream, 1_000, OnDataLoss.FAIL)
+    blocked = end_unreadable(row, stream, 1_000, records.OnDataLoss.FAIL)
     assert blocked is not None
-    assert blocked.row.status is LendingStatus.BLOCKED
+    assert blocked.row.status is records.LendingStatus.BLOCKED
     assert apply_reset(blocked.row, stream, 0, "reset", 2_000).row.held_until_us == 1_000

@@ -9,18 +9,7 @@ import pytest
 from sublet_protocol.domain.errors import PermissionDenied
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import session_name_owners
-from sublet_storage.groups.model import group_errors
-from sublet_storage.groups.model.records import (
-    TAKEOVER,
-    AdvancePosition,
-    ForceRelease,
-    GrantStream,
-    GroupWrites,
-    LendingChangeResult,
-    ReclaimStream,
-    RecordHistory,
-    ReleaseStream,
-)
+from sublet_storage.groups.model import group_errors, records
 from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import (
     APPLIED,
@@ -43,12 +32,12 @@ from tests.support.memory_store import groups as memory_groups
 OTHER = Subscription.parse("$share/other/#")
 
 
-def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
-    return GrantStream(stream_id, "b1", "a1", session, "share", epoch)
+def named(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> records.GrantStream:
+    return records.GrantStream(stream_id, "b1", "a1", session, "share", epoch)
 
 
 def takeovers(world: World, group_id: int) -> list[tuple[str, int]]:
-    return [(line.reason, line.term) for line in world.store.history(group_id) if line.event == TAKEOVER]
+    return [(line.reason, line.term) for line in world.store.history(group_id) if line.event == records.TAKEOVER]
 
 
 # --- kept for a session -------------------------------------------------------------------------------------------
@@ -63,9 +52,9 @@ def test_a_row_is_reserved_for_its_session_for_so_long(world: World, word: str) 
     assert (held.session, held.session_epoch, held.reserved_s) == ("etl", 7, 0.0)
     world.append(stream, 3)
     end = (
-        ReleaseStream(stream, held.grant_id, 2, "leave", 30.5)
+        records.ReleaseStream(stream, held.grant_id, 2, "leave", 30.5)
         if word == "release"
-        else ForceRelease(stream, held.grant_id, "silent", 30.5)
+        else records.ForceRelease(stream, held.grant_id, "silent", 30.5)
     )
     freed = world.applied(group, term, end)
     assert (freed.status, freed.session, freed.session_epoch, freed.reserved_s) == (FREE, "etl", 7, 30.5)
@@ -84,12 +73,12 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
     group, term, (first, second) = world.led(2)
     for stream in (first, second):
         held = world.applied(group, term, named(stream))
-        world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
+        world.apply(group, term, records.ReleaseStream(stream, held.grant_id, 0, "leave", 60))
     back = world.applied(group, term, named(first, "etl", 8))
     assert (back.session, back.session_epoch, back.reserved_s) == ("etl", 8, 0.0)
     other = world.applied(group, term, named(second, None, None))
     assert (other.session, other.session_epoch, other.reserved_s) == (None, None, 0.0)
-    ended = world.applied(group, term, ReleaseStream(first, back.grant_id, 0, "leave"))
+    ended = world.applied(group, term, records.ReleaseStream(first, back.grant_id, 0, "leave"))
     assert (ended.session, ended.session_epoch, ended.reserved_s) == (None, None, 0.0)
 
 
@@ -97,14 +86,14 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
 def test_nothing_is_reserved_for_the_nameless(world: World, session: str | None, reserve_s: float) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream, session))
-    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", reserve_s))
+    freed = world.applied(group, term, records.ForceRelease(stream, held.grant_id, "silent", reserve_s))
     assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
 def test_a_row_is_reserved_for_a_year_at_most(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
-    freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf))
+    freed = world.applied(group, term, records.ForceRelease(stream, held.grant_id, "silent", math.inf))
     assert freed.reserved_s == 366 * 86400
 
 
@@ -113,14 +102,14 @@ def test_what_ends_for_good_is_not_reserved(world: World) -> None:
     for stream in (consumed, poisoned):
         world.append(stream, 1)
     retained = world.applied(group, term, named(idle))
-    world.apply(group, term, ReleaseStream(idle, retained.grant_id, 0, "leave", 60))
+    world.apply(group, term, records.ReleaseStream(idle, retained.grant_id, 0, "leave", 60))
     held = world.applied(group, term, named(consumed))
-    world.apply(group, term, AdvancePosition(consumed, held.grant_id, 1))
+    world.apply(group, term, records.AdvancePosition(consumed, held.grant_id, 1))
     held_too = world.applied(group, term, named(poisoned))
     world.rollover(1, shards=1)
     ends = (
-        world.apply(group, term, ReleaseStream(consumed, held.grant_id, 1, "leave", 60)),
-        world.apply(group, term, ReleaseStream(poisoned, held_too.grant_id, 0, "garbage", 60, poison=1)),
+        world.apply(group, term, records.ReleaseStream(consumed, held.grant_id, 1, "leave", 60)),
+        world.apply(group, term, records.ReleaseStream(poisoned, held_too.grant_id, 0, "garbage", 60, poison=1)),
         world.apply(group, term, named(idle)),
     )
     assert [end.lending.status for end in ends if end.lending] == [FINISHED, BLOCKED, FINISHED]
@@ -160,9 +149,9 @@ def test_a_principal_has_so_many_session_names(world: World, monkeypatch: pytest
 def test_a_reclaim_may_bring_a_newer_session_epoch(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
-    silent = world.apply(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1"))
+    silent = world.apply(group, term, records.ReclaimStream(stream, held.grant_id, 0, "b1", "a1"))
     assert silent.lending == held
-    newer = world.applied(group, term, ReclaimStream(stream, held.grant_id, 0, "b1", "a1", 9))
+    newer = world.applied(group, term, records.ReclaimStream(stream, held.grant_id, 0, "b1", "a1", 9))
     assert (newer.session, newer.session_epoch, newer.grant_id) == ("etl", 9, held.grant_id)
     assert [event for event, _, _ in events(world, group)] == ["grant", "reclaim"]
 
@@ -175,10 +164,10 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
     world.append(stream, 5)
-    world.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
+    world.apply(group, term, records.AdvancePosition(stream, held.grant_id, 2))
     before = world.row(group, term, stream)
-    mark = RecordHistory(stream, held.grant_id, "revoke", "rebalance")
-    assert world.apply(group, term, mark) == LendingChangeResult(mark, APPLIED, before)
+    mark = records.RecordHistory(stream, held.grant_id, "revoke", "rebalance")
+    assert world.apply(group, term, mark) == records.LendingChangeResult(mark, APPLIED, before)
     assert world.row(group, term, stream) == before
     line = world.store.history(group.group_id)[-1]
     assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (
@@ -193,11 +182,11 @@ def test_a_forced_move_records_what_may_be_seen_twice(world: World) -> None:
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
     for stream in grants:
         world.append(stream, 10)
-        world.apply(group, term, AdvancePosition(stream, grants[stream], 3))
-    world.apply(group, term, ForceRelease(moved, grants[moved], "deadline"))
+        world.apply(group, term, records.AdvancePosition(stream, grants[stream], 3))
+    world.apply(group, term, records.ForceRelease(moved, grants[moved], "deadline"))
     world.append(moved, 5)
-    world.apply(group, term, ReleaseStream(blocked, grants[blocked], 3, "garbage", 0.0, 10, poison=4))
-    world.apply(group, term, ReleaseStream(left, grants[left], 4, "leave"))
+    world.apply(group, term, records.ReleaseStream(blocked, grants[blocked], 3, "garbage", 0.0, 10, poison=4))
+    world.apply(group, term, records.ReleaseStream(left, grants[left], 4, "leave"))
     windows = {
         line.stream_id: (line.is_forced, line.position, line.redelivery_end)
         for line in world.store.history(group.group_id)
@@ -242,7 +231,7 @@ def test_no_grant_id_is_drawn_twice(world: World) -> None:
     seen: list[int] = []
     for _ in range(3):
         held = world.applied(group, term, named(stream))
-        ended = world.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave", 60))
+        ended = world.apply(group, term, records.ReleaseStream(stream, held.grant_id, 0, "leave", 60))
         assert outcome(ended) == (APPLIED, FREE, 0)
         assert ended.lending is not None
         seen += [held.grant_id, ended.lending.grant_id]
@@ -260,13 +249,13 @@ def test_a_commit_answers_with_the_history_it_wrote(world: World) -> None:
     world.clock.advance(1.5)
     before = world.store.history(group.group_id), world.store.history(other.group_id)
     entries = (
-        ForceRelease(first, held[first], "gone"),
-        RecordHistory(second, held[second], "revoke", "rebalance"),
+        records.ForceRelease(first, held[first], "gone"),
+        records.RecordHistory(second, held[second], "revoke", "rebalance"),
         grant(third, "b2", "a2"),
     )
     batch = [
-        GroupWrites(group.group_id, term, entries),
-        GroupWrites(other.group_id, other_term, (grant(first, "b3"), AdvancePosition(second, 17, 1))),
+        records.GroupWrites(group.group_id, term, entries),
+        records.GroupWrites(other.group_id, other_term, (grant(first, "b3"), records.AdvancePosition(second, 17, 1))),
     ]
     ours, theirs = world.store.commit(batch)
     assert [(line.event, line.stream_id) for line in ours.history] == [
@@ -282,11 +271,11 @@ def test_a_commit_answers_with_the_history_it_wrote(world: World) -> None:
 
 def test_progress_and_past_terms_write_no_history(world: World) -> None:
     group, term, stream, held = world.granted(5)
-    assert world.write(group, term, AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
-    assert world.write(group, term, ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
+    assert world.write(group, term, records.AdvancePosition(stream, held.grant_id, 3), renew=True).history == ()
+    assert world.write(group, term, records.ReleaseStream(stream, held.grant_id - 1, 3, "late")).history == ()
     world.clock.advance(LEASE_S)
     world.lead(group, TWO)
-    of_stale_term = world.write(group, term, ReleaseStream(stream, held.grant_id, 5, "left"))
+    of_stale_term = world.write(group, term, records.ReleaseStream(stream, held.grant_id, 5, "left"))
     assert (of_stale_term.has_stale_term, of_stale_term.history) == (True, ())
 
 
@@ -297,7 +286,9 @@ def test_a_renewal_reports_last_what_it_ended(world: World) -> None:
         world.append(stream, 4)
     world.rollover(1)
     world.retire(1)
-    reported = world.write(group, term, RecordHistory(first, held.grant_id, "revoke", "rebalance"), renew=True).history
+    reported = world.write(
+        group, term, records.RecordHistory(first, held.grant_id, "revoke", "rebalance"), renew=True
+    ).history
     assert [(line.event, line.stream_id) for line in reported] == [
         ("revoke", first),
         ("block", first),

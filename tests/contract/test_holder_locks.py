@@ -8,29 +8,22 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_storage.db.liveness_lock import acquire_lock, compute_lock_key
-from sublet_storage.groups.model.records import (
-    ForceRelease,
-    GrantStream,
-    Group,
-    Lending,
-    LendingStatus,
-    ReclaimStream,
-)
+from sublet_storage.groups.model import records
 from tests.contract.group_world import LEASE_S, TWO, PostgresWorld, World, grant
 
 KEY = compute_lock_key("a1")
 VALID_S = 0.7
 
 
-def declared(stream_id: int, borrower_id: str = "b1") -> GrantStream:
+def declared(stream_id: int, borrower_id: str = "b1") -> records.GrantStream:
     return replace(grant(stream_id, borrower_id), lock_valid_s=VALID_S)
 
 
-def reclaim(held: Lending, borrower_id: str, lock_valid_s: float = 0.0) -> ReclaimStream:
-    return ReclaimStream(held.stream_id, held.grant_id, 0, borrower_id, "a1", lock_valid_s=lock_valid_s)
+def reclaim(held: records.Lending, borrower_id: str, lock_valid_s: float = 0.0) -> records.ReclaimStream:
+    return records.ReclaimStream(held.stream_id, held.grant_id, 0, borrower_id, "a1", lock_valid_s=lock_valid_s)
 
 
-def lock_valid_s(world: World, group: Group, term: int, stream_id: int) -> float:
+def lock_valid_s(world: World, group: records.Group, term: int, stream_id: int) -> float:
     return world.row(group, term, stream_id).lock_valid_s
 
 
@@ -72,7 +65,7 @@ def test_a_lock_stays_in_the_row_with_its_holder(world: World) -> None:
         held = world.applied(group, term, declared(stream))
     world.applied(group, term, reclaim(held, "b1", VALID_S))
     assert lock_valid_s(world, group, term, stream) == VALID_S
-    world.applied(group, term, ForceRelease(stream, held.grant_id, "silent"))
+    world.applied(group, term, records.ForceRelease(stream, held.grant_id, "silent"))
     assert lock_valid_s(world, group, term, stream) == 0.0
     world.applied(group, term, grant(stream, "b5"))
     assert lock_valid_s(world, group, term, stream) == 0.0
@@ -104,4 +97,4 @@ def test_no_row_has_a_lock_of_a_former_timeline(postgres: PostgresWorld) -> None
     postgres.clock.advance(LEASE_S)
     term = postgres.lead(group, TWO)
     row = postgres.row(group, term, stream)
-    assert (row.status, row.lock_valid_s) == (LendingStatus.FREE, 0.0)
+    assert (row.status, row.lock_valid_s) == (records.LendingStatus.FREE, 0.0)
