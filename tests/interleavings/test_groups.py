@@ -12,6 +12,7 @@ from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
@@ -25,13 +26,19 @@ from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
-from tests.contract.group_world import ONE, grant, grant_of
+from tests.contract.group_world import ONE, grant
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work, in_transaction
 
 WHO = ProducerIdentity("p", 1)
 ATOMIC, SHARED, NEW = (Subscription.parse(f"$share/{name}/eu/#") for name in ("atomic", "plain", "new"))
 ROW = "select status, position, grant_id from lending where group_id = %s and stream_id = %s"
+
+
+def grant_of(group: Group, held: records.Lending) -> tuple[int, int, int, GrantSecret]:
+    """Return what the holder needs to use the grant."""
+    assert held.grant_key is not None
+    return group.group_id, held.stream_id, held.grant_id, held.grant_key
 
 
 class Stage:
