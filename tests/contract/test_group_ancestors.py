@@ -82,7 +82,7 @@ def test_a_group_that_begins_in_the_past_waits_too(world: World, begin: Starting
 
 
 @pytest.mark.conforms("E33")
-def test_a_group_that_begins_at_an_offset_waits_for_none(world: World) -> None:
+def test_a_group_begun_at_an_offset_waits_for_none(world: World) -> None:
     """It has nothing of closed streams."""
     (first,) = world.add_space()
     world.append(first, 2)

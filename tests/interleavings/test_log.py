@@ -37,12 +37,12 @@ def roll_over(conn: Connection) -> int:
     return space_changes.rollover(conn, "eu")
 
 
-def without(work: Work, *ways: str) -> Work:
-    """Return the work done by a server that does without these ways to find rows."""
+def without(work: Work, *scans: str) -> Work:
+    """Return the work done by a server that does without these kinds of scans and joins."""
 
     def done(conn: Connection) -> Any:
-        for way in ways:
-            conn.execute(f"set enable_{way} = off")
+        for scan in scans:
+            conn.execute(f"set enable_{scan} = off")
         return work(conn)
 
     return done
