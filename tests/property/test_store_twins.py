@@ -51,14 +51,8 @@ WORDS = [
     "unreserve",
 ]
 BEGUN_US = Ticker().now_us
-ORDERS: list[GroupCommand] = [
-    PauseGroup("why"),
-    PauseGroup(),
-    ResumeGroup(),
-    ResumeGroup(),
-    OverrideSessionWeight("s", 2.0),
-    OverrideSessionWeight("s", None),
-]
+ORDERS: list[GroupCommand] = [PauseGroup("why"), PauseGroup(), ResumeGroup(), ResumeGroup()]
+ORDERS += OverrideSessionWeight("s", 2.0), OverrideSessionWeight("s", None)
 small = st.integers(0, 63)
 starts = st.one_of(
     st.sampled_from([records.StartingPosition.LATEST, records.StartingPosition.EARLIEST]),
@@ -421,40 +415,31 @@ class Twins(stateful.RuleBasedStateMachine):
         except StaleTerm as error:
             return found, history, str(error)
 
-    @stateful.invariant()
-    def they_have_consumed_alike(self) -> None:
-        """Compare entire epochs, also of finished rows and of spaces without a leader so far."""
-        consumed = "select group_id, stream_id, consumed from lending order by group_id, stream_id"
-        stored = [
-            (group, stream, None if each is None else (each["upto"], lower_frontier_from_json(each["least"])))
-            for group, stream, each in self.world.connection.execute(consumed).fetchall()
-        ]
-        assert stored == [
-            (group, stream, None if row.consumed is None else (row.consumed.upto, row.consumed.lower))
-            for group, life in sorted(self.twin._lives.items())
-            for stream, row in sorted(life.rows.items())
-        ]
-        frontiers = "select group_id, space_id, least, has_streams from consumed_frontier order by group_id, space_id"
-        assert [
-            (group, space, lower_frontier_from_json(least), has_streams)
-            for group, space, least, has_streams in self.world.connection.execute(frontiers).fetchall()
-        ] == [
-            (group, space, lower, space in life.spaces)
-            for group, life in sorted(self.twin._lives.items())
-            if not life.deleted
-            for space, lower in sorted(life.frontiers.items())
-        ]
+    def stored(self, query: str) -> list[Any]:
+        return self.world.connection.execute(query.encode()).fetchall()
 
     @stateful.invariant()
-    def they_count_alike_what_was_lost_and_wait_alike(self) -> None:
-        """Compare what leaders do not read: finished rows, and reservation times to the microsecond."""
-        retained = (
-            "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint"
+    def they_store_alike_what_leaders_do_not_read(self) -> None:
+        """Finished rows, what was lost, reservation times to the microsecond, and entire epochs; the frontiers, also of
+        spaces without a leader so far."""
+        lives = sorted(self.twin._lives.items())
+        rows = [row for _, life in lives for _, row in sorted(life.rows.items())]
+        found = self.stored(
+            "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint,"
+            " consumed from lending order by group_id, stream_id"
         )
-        stored = self.world.connection.execute(f"{retained} from lending order by group_id, stream_id").fetchall()
-        rows = [row for _, life in sorted(self.twin._lives.items()) for _, row in sorted(life.rows.items())]
-        assert stored == [
-            (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us) for row in rows
+        assert [(*fields, each and (each["upto"], lower_frontier_from_json(each["least"]))) for *fields, each in found] == [
+            (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us,
+             row.consumed and (row.consumed.upto, row.consumed.lower)) for row in rows
+        ]  # fmt: skip
+        found = self.stored(
+            "select group_id, space_id, has_streams, least from consumed_frontier order by group_id, space_id"
+        )
+        assert [(*fields, lower_frontier_from_json(least)) for *fields, least in found] == [
+            (group, space, space in life.spaces, lower)
+            for group, life in lives
+            if not life.deleted
+            for space, lower in sorted(life.frontiers.items())
         ]
 
     @stateful.invariant()
