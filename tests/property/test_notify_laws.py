@@ -128,9 +128,8 @@ def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -
     ]
     late = data.draw(st.lists(st.integers(1, missing), unique=True))
     listener = NotificationSubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
-    settle(
-        listener, [SubscriberStarted(), ListeningStarted(), *map(NotificationReceived, map(decode, (hello, said[0])))]
-    )
+    received = [NotificationReceived(decode(message)) for message in (hello, said[0])]
+    settle(listener, [SubscriberStarted(), ListeningStarted(), *received])
     began = 100.0
     listener.decide(NotificationReceived(decode(hello)), began - 1, 0.0)  # it is not silent
     found = [listener.decide(NotificationReceived(decode(said[-1])), began, 0.0).catch_ups]

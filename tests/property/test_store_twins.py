@@ -34,22 +34,8 @@ from tests.support.memory_store.groups import MemoryGroupStore
 NODES = [NodeIncarnation(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]
 AGENTS = ["a1", "a2"]
-WORDS = [
-    "grant",
-    "grant",
-    "grant",
-    "advance",
-    "advance",
-    "release",
-    "force_release",
-    "reclaim",
-    "mark",
-    "plan",
-    "plan",
-    "consume",
-    "consume",
-    "unreserve",
-]
+WORDS = ["grant"] * 3 + ["advance"] * 2 + ["plan"] * 2 + ["consume"] * 2
+WORDS += ["release", "force_release", "reclaim", "mark", "unreserve"]
 BEGUN_US = Ticker().now_us
 ORDERS: list[GroupCommand] = [PauseGroup("why"), PauseGroup(), ResumeGroup(), ResumeGroup()]
 ORDERS += OverrideSessionWeight("s", 2.0), OverrideSessionWeight("s", None)
@@ -425,10 +411,13 @@ class Twins(stateful.RuleBasedStateMachine):
         lives = sorted(self.twin._lives.items())
         rows = [row for _, life in lives for _, row in sorted(life.rows.items())]
         found = self.stored(
-            "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint,"
-            " consumed from lending order by group_id, stream_id"
+            "select group_id, stream_id, status, lost_message_count,"
+            " (extract(epoch from held_until) * 1000000)::bigint, consumed from lending order by group_id, stream_id"
         )
-        assert [(*fields, each and (each["upto"], lower_frontier_from_json(each["least"]))) for *fields, each in found] == [
+        in_postgres = [
+            (*fields, each and (each["upto"], lower_frontier_from_json(each["least"]))) for *fields, each in found
+        ]
+        assert in_postgres == [
             (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us,
              row.consumed and (row.consumed.upto, row.consumed.lower)) for row in rows
         ]  # fmt: skip
