@@ -1,4 +1,4 @@
-"""A leader's writes against consumers, publishers, rollovers and resets."""
+"""A leader's writes against consumers, publishers, rollovers and resets; a group's history, and names of sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.coordinator import group_lifecycle
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, session_name_owners
+from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model import records
 from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup
@@ -26,7 +27,7 @@ from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
-from tests.contract.group_world import ONE, grant
+from tests.contract.group_world import ONE, SHARE, grant
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work, in_transaction
 
@@ -280,3 +281,37 @@ def test_a_reset_gives_a_deleted_group_no_rows(orders: Interleavings, stage: Sta
         assert run.conn.execute("select from lending where group_id = %s", (group.group_id,)).rowcount == 0
 
     orders.explore({"reset": reset, "delete": delete}, judge)
+
+
+@pytest.mark.conforms("A7")
+def test_who_reads_on_is_given_each_line_once(orders: Interleavings, conn: Connection) -> None:
+    PostgresGroupStore(lambda: conn).declare_group(SHARE)
+
+    def pause(conn: Connection) -> None:
+        group = group_lifecycle.get_live(conn, SHARE)
+        with conn.transaction():
+            group_lifecycle.apply_command(conn, group, PauseGroup("x"), None)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        first = run.answers["look"]
+        later = read_behind(run.conn, 1, first.next, 1000)
+        seen = [number for number, _ in (*first.lines, *later.lines)]
+        assert sorted(seen) == [number for number, _ in read_behind(run.conn, 1, None, 1000).lines]
+        assert len(seen) == 2
+        assert read_behind(run.conn, 1, later.next, 1000).lines == ()
+
+    lead = in_transaction(lambda conn: leadership.claim(conn, 1, ONE, 30, None))
+    orders.explore({"pause": pause, "lead": lead, "look": lambda conn: read_behind(conn, 1, None, 1000)}, judge)
+
+
+def test_of_two_releases_of_a_name_one_has_it(orders: Interleavings, conn: Connection) -> None:
+    """And recorded in the history of rights."""
+    session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a")
+    release = in_transaction(lambda conn: session_name_owners.release(conn, SHARE, "etl"))
+
+    def judge(run: Run) -> None:
+        assert {type(answer) for answer in run.answers.values()} == {str, NotFound}
+        assert run.conn.execute("select from access_history").rowcount == 1
+
+    orders.explore({"release": release, "release again": release}, judge)
