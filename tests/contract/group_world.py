@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -352,6 +352,12 @@ class PostgresWorld(World):
         for store in (self.store, *self.other_stores):
             store.close()
         self.connection.close()
+
+    def another_store(self, clock: Callable[[], int] | None = None, **limits: float) -> PostgresGroupStore:
+        """Return another store, by the database's clock or this one, which is closed with the world."""
+        store = PostgresGroupStore(self.url, clock, **limits)
+        self.other_stores.append(store)
+        return store
 
     def next_session_epoch(self, session: str) -> int:
         return next_session_epoch(self.connection, SHARE, session)

@@ -14,7 +14,6 @@ from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.producer import Delivery, Publisher, sender
 from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld
 from tests.kit import eventually
@@ -41,7 +40,7 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
         frozen.set()
         thawed.wait()
 
-    successor = PostgresGroupStore(postgres.url, postgres.clock)
+    successor = postgres.another_store(postgres.clock)
     with ThreadPoolExecutor(1) as pool:
         renewal = pool.submit(channel.write, renew)
         try:
@@ -52,7 +51,6 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
         assert claim.node.name == TWO.name
         with pytest.raises(UnknownOutcome):
             renewal.result(10)
-    successor.close()
     channel.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFronti
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     FreeReservedStream,
@@ -253,8 +251,8 @@ def test_a_failover_ends_grants_page_by_page(postgres: PostgresWorld, monkeypatc
     postgres.connection.execute("update leadership set timeline = 'the former'")
     postgres.connection.execute(SLOW_HISTORY)
     monkeypatch.setattr(lending_statements, "PAGE", 5)
-    with closing(PostgresGroupStore(postgres.url, postgres.clock, statement_timeout_s=1.2)) as store:
-        term = store.claim(led.group_id, TWO, LEASE_S).term
+    store = postgres.another_store(postgres.clock, statement_timeout_s=1.2)
+    term = store.claim(led.group_id, TWO, LEASE_S).term
     assert {line.stream_id for line in led.history() if line.term == term} >= set(led.streams)
     rows = postgres.store.load(led.group_id, term)
     assert {row.status for row in rows} == {"free"}

@@ -40,9 +40,7 @@ def waiting_for_locks(world: PostgresWorld, count: int = 1) -> Callable[[], bool
 def patient(world: PostgresWorld) -> PostgresGroupStore:
     """Return a store with a clock frozen now that waits long for locks."""
     now_us = world.clock.now_us
-    store = PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
-    world.other_stores.append(store)
-    return store
+    return world.another_store(lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
 
 
 @contextmanager
@@ -79,11 +77,9 @@ def test_many_first_subscribers_make_one_group(postgres: PostgresWorld) -> None:
     start = Barrier(12)
 
     def subscribe(_: int) -> int:
-        store = PostgresGroupStore(postgres.url)
+        store = postgres.another_store()
         start.wait(timeout=30)
-        group = store.open_group(SHARE)
-        store.close()
-        return group.group_id
+        return store.open_group(SHARE).group_id
 
     with ThreadPoolExecutor(12) as pool:
         assert len(set(pool.map(subscribe, range(12)))) == 1
@@ -140,8 +136,7 @@ def test_a_successor_waits_for_a_commit_under_way(postgres: PostgresWorld) -> No
 @pytest.mark.conforms("E13", "E14")
 def test_a_lease_that_ends_before_a_commit_is_over(postgres: PostgresWorld) -> None:
     (stream,) = postgres.add_space()
-    store = PostgresGroupStore(postgres.url, lock_timeout_s=30, statement_timeout_s=30)
-    postgres.other_stores.append(store)
+    store = postgres.another_store(lock_timeout_s=30, statement_timeout_s=30)
     group = store.open_group(SHARE)
     led = Led(postgres, group, store.claim(group.group_id, ONE, 1.0).term)
     with blocking(postgres, "select from leadership for update") as (_, pool):
@@ -159,8 +154,7 @@ def test_only_the_databases_clock_counts(
     postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, off_s: float
 ) -> None:
     true_time, true_monotonic = time.time, time.monotonic
-    right, wrong = PostgresGroupStore(postgres.url), PostgresGroupStore(postgres.url)
-    postgres.other_stores += right, wrong
+    right, wrong = postgres.another_store(), postgres.another_store()
     claim = right.claim(1, ONE, 30.0)
     monkeypatch.setattr(time, "time", lambda: true_time() + off_s)
     monkeypatch.setattr(time, "monotonic", lambda: true_monotonic() + off_s)
@@ -178,8 +172,7 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
     groups = [postgres.lead(postgres.group(Subscription.parse(f"$share/g{i}/#"))) for i in range(3)]
     held = groups[0].grant(first)
     postgres.append(first, 5)
-    impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.2)
-    postgres.other_stores.append(impatient)
+    impatient = postgres.another_store(postgres.clock, lock_timeout_s=0.2)
     with connect(postgres.url) as user, user.transaction():
         consumer_progress.advance(user, *held.uses, 3)
         batch = [led.writes(grant(second), sync=True) for led in groups[1:]]
@@ -332,8 +325,7 @@ def test_a_locked_leadership_costs_only_its_own_group(
 ) -> None:
     """And one line in the log."""
     groups = postgres.several(2)
-    impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.1)
-    postgres.other_stores.append(impatient)
+    impatient = postgres.another_store(postgres.clock, lock_timeout_s=0.1)
     locks = f"select from leadership where leadership_id = {groups[0].group_id} for update"
     with blocking(postgres, locks):
         assert impatient.renew(ONE, {led.group_id: led.term for led in groups}, LEASE_S) == {groups[1].group_id}
@@ -457,14 +449,13 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
     From the sixth time on the driver prepares the statement.
     """
     for leadership_id, refusals in enumerate((1, 4, 5, 6, 7, 8, 12), start=1):
-        impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.02)
+        impatient = postgres.another_store(postgres.clock, lock_timeout_s=0.02)
         impatient.claim(leadership_id, ONE, 0.0)
         with blocking(postgres, "select from leadership for update"):
             for _ in range(refusals):
                 with pytest.raises(TransactionRolledBack):
                     impatient.claim(leadership_id, TWO, LEASE_S)
         assert impatient.claim(leadership_id, TWO, LEASE_S).node.name == TWO.name, refusals
-        impatient.close()
 
 
 @pytest.mark.conforms("A8")

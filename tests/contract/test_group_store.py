@@ -162,7 +162,7 @@ def test_of_fifty_claiming_at_once_one_leads(world: World) -> None:
         def claim(node: NodeIncarnation, start: Barrier = start) -> Leadership:
             store = world.store
             if isinstance(world, PostgresWorld):
-                store = PostgresGroupStore(world.url, world.clock, lock_timeout_s=60, statement_timeout_s=60)
+                store = world.another_store(world.clock, lock_timeout_s=60, statement_timeout_s=60)
                 store.read_leaderships([7])
                 start.wait(timeout=60)
             seen = store.claim(7, node, LEASE_S)
