@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from msgspec.structs import asdict, replace
 
-from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -21,18 +23,13 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.groups.model import records
 from sublet_storage.groups.model.records import (
-    TAKEOVER,
-    GrantStream,
     Group,
     GroupOptions,
-    GroupWriteResult,
     GroupWrites,
     Lending,
-    LendingChange,
     LendingChangeResult,
-    LendingOutcome,
-    LendingStatus,
     StartingPosition,
 )
 from sublet_storage.log.block_encoder import BlockEpochRange
@@ -50,11 +47,6 @@ TABLES = (
     "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier, "
     "session_epoch"
 )
-
-FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
-FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
-APPLIED, REFUSED, BUSY = LendingOutcome.APPLIED, LendingOutcome.REFUSED, LendingOutcome.BUSY
-INVALID = LendingOutcome.INVALID
 
 
 class Ticker:
@@ -143,54 +135,182 @@ class World:
     def group(self, subscription: Subscription = SHARE, start: StartingPosition = StartingPosition.LATEST) -> Group:
         return self.store.open_group(subscription, start)
 
-    def declare(self, **options: Any) -> Group:
-        """Create the group SHARE with these options."""
-        return self.store.declare_group(SHARE, GroupOptions(**options))
+    def declare(self, subscription: Subscription = SHARE, **options: Any) -> Group:
+        """Create the group with these options."""
+        return self.store.declare_group(subscription, GroupOptions(**options))
 
-    def lead(self, group: Group, node: NodeIncarnation = ONE) -> int:
-        """Claim the group; the term."""
+    def lead(self, group: Group, node: NodeIncarnation = ONE, streams: tuple[int, ...] = ()) -> Led:
+        """Claim the group."""
         claim = self.store.claim(group.group_id, node, LEASE_S)
         assert claim.node == node
-        return claim.term
+        return Led(self, group, claim.term, streams)
 
-    def led(self, shards: int = 1, **options: Any) -> tuple[Group, int, tuple[int, ...]]:
-        """Return the group SHARE, declared with these options and led by ONE, the term, and its new streams."""
+    def led(self, shards: int = 1, completed: int | None = None, **options: Any) -> Led:
+        """Return the group SHARE, declared with these options and led by ONE, with streams of a new space. `completed`:
+        all epochs of the space before this one, before the group is declared."""
         streams = self.add_space(shards=shards)
-        group = self.declare(**options)
-        return group, self.lead(group), streams
+        if completed is not None:
+            self.complete(completed)
+        return self.lead(self.declare(**options), streams=streams)
 
-    def granted(self, messages: int = 0, **options: Any) -> tuple[Group, int, int, Lending]:
-        """Return such a group, the term, its one stream, and the row by which a borrower holds it from its beginning.
+    def several(self, count: int) -> list[Led]:
+        """Return so many groups, led by ONE, of a new space with one stream."""
+        streams = self.add_space()
+        groups = [self.group(Subscription.parse(f"$share/g{number}/#")) for number in range(count)]
+        return [self.lead(group, streams=streams) for group in groups]
 
-        Then come so many messages.
-        """
-        group, term, (stream,) = self.led(**options)
-        held = granted(self, group, term, stream)
+    def granted(self, messages: int = 0, **options: Any) -> Held:
+        """Return the one stream of such a group, which a borrower holds from its beginning; then come so many
+        messages."""
+        held = self.led(**options).grant()
         if messages:
-            self.append(stream, messages)
-        return group, term, stream, held
+            self.append(held.stream, messages)
+        return held
 
-    def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupWriteResult:
-        return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
 
-    def apply(self, group: Group, term: int, entry: LendingChange) -> LendingChangeResult:
+@dataclass
+class Led:
+    """A group under a term of its leader. A stream that is not given is the first of `streams`."""
+
+    world: World
+    group: Group
+    term: int
+    streams: tuple[int, ...] = ()
+
+    @property
+    def group_id(self) -> int:
+        return self.group.group_id
+
+    @property
+    def stream(self) -> int:
+        return self.streams[0]
+
+    def succeed(self, node: NodeIncarnation = TWO) -> Led:
+        """Return the group once the lease is over, and another node leads it."""
+        self.world.clock.advance(LEASE_S)
+        return Led(self.world, self.group, self.world.lead(self.group, node).term, self.streams)
+
+    def writes(self, *entries: records.LendingChange, sync: bool = False) -> GroupWrites:
+        return GroupWrites(self.group_id, self.term, entries, sync)
+
+    def write(self, *entries: records.LendingChange, sync: bool = False) -> records.GroupWriteResult:
+        return self.world.store.commit([self.writes(*entries, sync=sync)])[0]
+
+    def sync(self) -> dict[int, Lending]:
+        """Return the rows that a sync reports, by their streams."""
+        return {row.stream_id: row for row in self.write(sync=True).synced}
+
+    def apply(self, entry: records.LendingChange) -> LendingChangeResult:
         """Write one entry under a term that is alive."""
-        result = self.write(group, term, entry)
+        result = self.write(entry)
         assert not result.has_stale_term
         (answer,) = result.results
-        if answer.outcome is APPLIED and answer.lending is None:  # only its position has moved
-            return replace(answer, lending=self.row(group, term, entry.stream_id))
+        if answer.outcome == "applied" and answer.lending is None:  # only its position has moved
+            return replace(answer, lending=self.row(entry.stream_id))
         return answer
 
-    def applied(self, group: Group, term: int, entry: LendingChange) -> Lending:
+    def applied(self, entry: records.LendingChange) -> Lending:
         """Write one entry, which is applied; the row as it then is."""
-        result = self.apply(group, term, entry)
-        assert result.outcome is APPLIED, result
-        assert result.lending is not None
-        return result.lending
+        return row_of(self.apply(entry))
 
-    def row(self, group: Group, term: int, stream_id: int) -> Lending:
-        return next(row for row in self.store.load(group.group_id, term) if row.stream_id == stream_id)
+    def ask(self, stream: int | None = None, borrower: str = "b1", agent: str = "a1") -> LendingChangeResult:
+        """Grant a stream, if that is possible."""
+        return self.apply(grant(self.stream if stream is None else stream, borrower, agent))
+
+    def grant(
+        self,
+        stream: int | None = None,
+        borrower: str = "b1",
+        agent: str = "a1",
+        session: str | None = "session",
+        epoch: int | None = None,
+        **fields: Any,
+    ) -> Held:
+        """Grant a stream."""
+        stream = self.stream if stream is None else stream
+        entry = records.GrantStream(stream, borrower, agent, session, "share", epoch, **fields)
+        return Held(self, stream, self.applied(entry))
+
+    def is_granted(self, stream: int | None = None) -> bool:
+        """Grant a stream; return whether that was possible."""
+        return self.ask(stream).outcome == "applied"
+
+    def consume(self, stream: int | None = None) -> None:
+        """Have a closed stream consumed up to its head, which finishes it, and with it what is empty behind it."""
+        held = self.grant(stream)
+        assert row_of(held.advance(held.row.head)).status == "finished"
+
+    def rows(self) -> dict[int, Lending]:
+        """Return the rows that a leader reads, by their streams."""
+        return {row.stream_id: row for row in self.world.store.load(self.group_id, self.term)}
+
+    def row(self, stream: int | None = None) -> Lending:
+        return self.rows()[self.stream if stream is None else stream]
+
+    def history(self, *events: str) -> list[records.HistoryRecord]:
+        """Return the group's history, all of it or with these events."""
+        return [line for line in self.world.store.history(self.group_id) if not events or line.event in events]
+
+    def events(self) -> list[tuple[str, int, bool]]:
+        """Return the group's history of its streams."""
+        return [
+            (line.event, line.position, line.is_forced) for line in self.history() if line.event != records.TAKEOVER
+        ]
+
+
+@dataclass
+class Held:
+    """A grant. `row`: as it was when it was made."""
+
+    led: Led
+    stream: int
+    row: Lending
+
+    @property
+    def grant_id(self) -> int:
+        return self.row.grant_id
+
+    @property
+    def key(self) -> GrantSecret:
+        assert self.row.grant_key is not None
+        return self.row.grant_key
+
+    @property
+    def uses(self) -> tuple[int, int, int, GrantSecret]:
+        """Return what the holder needs to use the grant."""
+        return self.led.group_id, self.stream, self.grant_id, self.key
+
+    def now(self) -> Lending:
+        """Return the row as it is now."""
+        return self.led.row(self.stream)
+
+    def of(self, grant_id: int) -> Held:
+        """Return it under another id."""
+        return Held(self.led, self.stream, replace(self.row, grant_id=grant_id))
+
+    def under(self, led: Led) -> Held:
+        """Return it under another term."""
+        return Held(led, self.stream, self.row)
+
+    def doubt(
+        self, start: int, end: int, hold_s: float = 60.0, consumed: ConsumedFrontier | None = None
+    ) -> InDoubtRange:
+        return InDoubtRange(self.grant_id, start, end, hold_s, consumed)
+
+    def advance(self, position: int, *more: Any, **fields: Any) -> LendingChangeResult:
+        return self.led.apply(records.AdvancePosition(self.stream, self.grant_id, position, *more, **fields))
+
+    def reclaim(self, position: int, borrower: str = "b1", agent: str = "a1", **fields: Any) -> LendingChangeResult:
+        return self.led.apply(records.ReclaimStream(self.stream, self.grant_id, position, borrower, agent, **fields))
+
+    def release(self, position: int, reason: str = "leave", *more: Any, **fields: Any) -> LendingChangeResult:
+        return self.led.apply(records.ReleaseStream(self.stream, self.grant_id, position, reason, *more, **fields))
+
+    def force_release(self, reason: str = "silent", *more: Any) -> LendingChangeResult:
+        return self.led.apply(records.ForceRelease(self.stream, self.grant_id, reason, *more))
+
+    def record(self, event: str = "revoke", reason: str = "rebalance") -> LendingChangeResult:
+        return self.led.apply(records.RecordHistory(self.stream, self.grant_id, event, reason))
 
 
 class MemoryWorld(World):
@@ -233,6 +353,12 @@ class PostgresWorld(World):
             store.close()
         self.connection.close()
 
+    def another_store(self, clock: Callable[[], int] | None = None, **limits: float) -> PostgresGroupStore:
+        """Return another store, by the database's clock or this one, which is closed with the world."""
+        store = PostgresGroupStore(self.url, clock, **limits)
+        self.other_stores.append(store)
+        return store
+
     def next_session_epoch(self, session: str) -> int:
         return next_session_epoch(self.connection, SHARE, session)
 
@@ -257,7 +383,7 @@ class PostgresWorld(World):
 
     def reset(
         self,
-        group: Group,
+        group: Group | Led,
         target: ResetTarget,
         *streams: int,
         force: bool = False,
@@ -265,6 +391,7 @@ class PostgresWorld(World):
         now_us: int | None = None,
     ) -> Mapping[int, tuple[int | None, int]]:
         """Reset the group, or these streams of it, by the database's clock: {stream: (before, after)}."""
+        group = group if isinstance(group, Group) else group.group
         with self.connection.transaction():
             moves = reset_transaction.execute_reset(
                 self.connection, group, target, streams, reason=reason or f"to {target}", force=force, now_us=now_us
@@ -294,30 +421,21 @@ class PostgresWorld(World):
             cursor.executemany(_BLOCK, blocks)
 
 
-def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> GrantStream:
-    return GrantStream(stream_id, borrower, agent, "session", "share")
+def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> records.GrantStream:
+    return records.GrantStream(stream_id, borrower, agent, "session", "share")
 
 
-def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
-    """Grant a stream; the row as it then is."""
-    return world.applied(group, term, grant(stream_id))
-
-
-def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantSecret]:
-    """Return what the holder needs to use the grant."""
-    assert held.grant_key is not None
-    return group.group_id, held.stream_id, held.grant_id, held.grant_key
-
-
-def outcome(result: LendingChangeResult) -> tuple[LendingOutcome, LendingStatus, int]:
+def row_of(result: LendingChangeResult) -> Lending:
+    """Return the row as a change has made it."""
+    assert result.outcome == "applied", result
     assert result.lending is not None
-    return result.outcome, result.lending.status, result.lending.position
+    return result.lending
 
 
-def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
-    """Return the group's history of its streams."""
-    lines = world.store.history(group.group_id)
-    return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
+def outcome(result: LendingChangeResult) -> str:
+    """Return such as "applied, held at 4"."""
+    assert result.lending is not None
+    return f"{result.outcome}, {result.lending.status} at {result.lending.position}"
 
 
 def _space(space: Space, filters: set[TopicFilter]) -> Sequence[object]:

@@ -14,10 +14,8 @@ from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import ForceRelease
 from sublet_storage.producer import Delivery, Publisher, sender
-from tests.contract.group_world import APPLIED, ONE, SHARE, TWO, PostgresWorld, grant_of
+from tests.contract.group_world import ONE, SHARE, TWO, PostgresWorld
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
@@ -42,7 +40,7 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
         frozen.set()
         thawed.wait()
 
-    successor = PostgresGroupStore(postgres.url, postgres.clock)
+    successor = postgres.another_store(postgres.clock)
     with ThreadPoolExecutor(1) as pool:
         renewal = pool.submit(channel.write, renew)
         try:
@@ -53,7 +51,6 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
         assert claim.node.name == TWO.name
         with pytest.raises(UnknownOutcome):
             renewal.result(10)
-    successor.close()
     channel.close()
 
 
@@ -93,19 +90,18 @@ def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch
 @pytest.mark.parametrize("number", ["SIGSTOP", "SIGKILL"])
 def test_a_consumer_stopped_before_commit_is_revoked(postgres: PostgresWorld, tmp_path: Path, number: str) -> None:
     """Progress that it has written and not committed counts for nothing."""
-    group, term, stream, held = postgres.granted(5)
+    held = postgres.granted(5)
     postgres.connection.execute("create table public.output (n integer)")
-    *ids, key = grant_of(group, held)
+    *ids, key = held.uses
     facts = (*map(str, ids), key.reveal().hex())
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
     try:
         eventually(lambda: "advanced" in stopped.output(), 60.0, stopped.output)
-        force_release = ForceRelease(stream, held.grant_id, "silent")
-        eventually(lambda: postgres.apply(group, term, force_release).outcome is APPLIED, 60.0)
+        eventually(lambda: held.force_release().outcome == "applied", 60.0)
         stopped.signal(signal.SIGCONT)
         eventually(lambda: not stopped.alive, 30.0)
         assert stopped.returncode == (0 if number == "SIGSTOP" else -signal.SIGKILL), stopped.output()
     finally:
         stopped.kill()
-    assert postgres.row(group, term, stream).position == 0
+    assert held.now().position == 0
     assert postgres.connection.execute("select count(*) from public.output").fetchone() == (0,)

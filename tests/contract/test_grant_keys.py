@@ -12,7 +12,6 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionRowLocked
 from sublet_protocol.domain.grant_keys import GrantSecret
-from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -22,20 +21,14 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_name_owners
 from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs
-from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
-from tests.contract.group_world import SHARE, PostgresWorld, grant_of
+from tests.contract.group_world import SHARE, Held, Led, PostgresWorld
 
 pytestmark = pytest.mark.conforms("X5")
 
-FUNCTIONS = [
-    "advance",
-    "read_progress",
-    "read_consumed_frontier",
-    "read_planned_ranges",
-    "read_ended_grants",
-    "next_session_epoch",
-    "ahead_of",
-]
+FUNCTIONS = (
+    *("advance", "read_progress", "read_consumed_frontier", "read_planned_ranges", "read_ended_grants"),
+    *("next_session_epoch", "ahead_of"),
+)
 ALL = TopicFilter("#")
 OTHER = Subscription.parse("$share/other/#")
 
@@ -60,47 +53,52 @@ def lending(postgres: PostgresWorld) -> list[tuple[Any, ...]]:
     return postgres.connection.execute("select * from lending order by group_id, stream_id").fetchall()
 
 
-def named(postgres: PostgresWorld, group: Group, stream: int, term: int, session: str, epoch: int) -> Lending:
-    change = GrantStream(stream, "b", "agent", session, "why", session_epoch=epoch)
-    return postgres.applied(group, term, change)
+def drawn(postgres: PostgresWorld, session: str = "etl") -> SessionIdentity:
+    """Draw the session's next epoch."""
+    return SessionIdentity(session, next_session_epoch(postgres.connection, SHARE, session))
+
+
+def given(led: Led, session: SessionIdentity, stream: int | None = None) -> Held:
+    """Grant the stream to the session."""
+    return led.grant(stream, session=session.name, epoch=session.epoch)
 
 
 def test_a_grant_is_not_moved_without_its_key(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, (first, second) = postgres.led(2)
-    ours = postgres.applied(group, term, GrantStream(first, "b", "agent", None, "why"))
-    theirs = postgres.applied(group, term, GrantStream(second, "c", "other", None, "why"))
-    postgres.append(first, 10)
-    *ids, key = grant_of(group, ours)
+    led = postgres.led(2)
+    ours, theirs = (led.grant(stream, session=None) for stream in led.streams)
+    postgres.append(ours.stream, 10)
+    *ids, key = ours.uses
     before = lending(postgres)
-    for guess in (None, b"", bytes(16), key.reveal()[:-1], key.digest(), grant_of(group, theirs)[-1].reveal()):
+    for guess in (None, b"", bytes(16), key.reveal()[:-1], key.digest(), theirs.key.reveal()):
         for reach in ("4", "10"):
             with pytest.raises(psycopg.Error, match=f"grant {ours.grant_id} and this key") as refused:
                 stranger.execute("select advance(%s, %s, %s, %s, %s)", (*ids, reach, guess))
             assert refused.value.sqlstate == "SB001"
         for read in ("read_progress", "read_consumed_frontier"):
             assert stranger.execute(f"select {read}(%s, %s, %s, %s)", (*ids, guess)).fetchone() == (None,), read
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        stranger.execute("select * from lending")
     assert lending(postgres) == before
-    consumer_progress.advance(stranger, *grant_of(group, ours), 4)
-    assert consumer_progress.read_position(stranger, *grant_of(group, ours)) == 4
+    consumer_progress.advance(stranger, *ours.uses, 4)
+    assert consumer_progress.read_position(stranger, *ours.uses) == 4
 
 
 def test_a_past_grant_answers_to_its_key_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, stream, held = postgres.granted(10)
-    group_id, _, grant_id, key = grant_of(group, held)
-    consumer_progress.advance(postgres.connection, *grant_of(group, held), 3)
-    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
-    assert postgres.row(group, term, stream).grant_key is None
-    assert consumer_progress.read_position(stranger, *grant_of(group, held)) == 3
+    held = postgres.granted(10)
+    group_id, _, _, key = held.uses
+    consumer_progress.advance(postgres.connection, *held.uses, 3)
+    held.force_release()
+    assert held.now().grant_key is None
+    assert consumer_progress.read_position(stranger, *held.uses) == 3
     for guess in (GrantSecret.draw(), GrantSecret(key.digest())):
-        assert consumer_progress.read_position(stranger, group_id, stream, grant_id, guess) is None
+        assert consumer_progress.read_position(stranger, group_id, held.stream, held.grant_id, guess) is None
     stored = postgres.connection.execute("select t::text from lending_history t").fetchall()
     assert key.digest().hex() in str(stored)
     assert key.reveal().hex() not in str(stored)
 
 
 def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(atomic=True)
-    group_id, _, grant_id, key = grant_of(group, held)
+    group_id, stream, grant_id, key = postgres.granted(atomic=True).uses
     for read in (consumer_progress.read_position, consumer_progress.read_consumed_frontier):
         assert read(postgres.connection, group_id, stream, grant_id, key) is not None
         assert read(postgres.connection, group_id, stream, grant_id + 1, key) is None
@@ -108,15 +106,14 @@ def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld) -> None:
 
 
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
-    group, term, (stream,) = postgres.led()
-    keys = set()
+    led, keys = postgres.led(), set()
     for _ in range(5):
-        held = postgres.applied(group, term, GrantStream(stream, "b", "agent", None, "why"))
-        keys.add(grant_of(group, held)[-1])
-        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+        held = led.grant()
+        keys.add(held.key.reveal())
+        held.force_release()
         postgres.connection.execute("update lending set losses = 0")
-    assert len({key.reveal() for key in keys}) == 5
-    assert {len(key.reveal()) for key in keys} == {16}
+    assert len(keys) == 5
+    assert {len(key) for key in keys} == {16}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +125,8 @@ def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
 )  # fmt: skip
 def test_a_holder_writes_no_frontier_of_another_form(postgres: PostgresWorld, consumed: str) -> None:
     """It would be read by whoever leads."""
-    group, _, _, held = postgres.granted(10, atomic=True)
+    *ids, key = postgres.granted(10, atomic=True).uses
     postgres.complete(7)
-    *ids, key = grant_of(group, held)
     before, call = lending(postgres), "select advance(%s, %s, %s, 4, %s, %s::jsonb)"
     with pytest.raises(psycopg.Error):
         postgres.connection.execute(call, (*ids, key.reveal(), consumed))
@@ -142,12 +138,12 @@ def test_a_holder_writes_no_frontier_of_another_form(postgres: PostgresWorld, co
 
 
 def test_a_draw_of_another_name_changes_nothing(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    drawn = next_session_epoch(postgres.connection, SHARE, "etl")
+    epoch = drawn(postgres).epoch
     for subscription, session in ((SHARE, "theirs"), (OTHER, "etl")):
         postgres.connection.execute("select next_session_epoch(%s, %s)", (str(subscription), session))
         postgres.connection.execute("update session_epoch set last = last + 1000000 where session <> 'etl'")
         next_session_epoch(stranger, subscription, session)
-    assert postgres.store.read_last_session_epoch(SHARE, "etl") == drawn
+    assert postgres.store.read_last_session_epoch(SHARE, "etl") == epoch
     assert postgres.store.read_last_session_epoch(SHARE, "nobody's") == 0
 
 
@@ -175,28 +171,27 @@ def test_a_database_user_draws_for_so_many_names(postgres: PostgresWorld, strang
     fill = "insert into session_epoch (subscription, session, last, principal) select '$share/x/#', i, 1, %s"
     for principal, first, last in ((None, 2, MAX_SESSION_NAMES_OF_USER), ("user:a", 200_000, 200_010)):
         postgres.connection.execute(f"{fill} from generate_series(%s::int, %s) i", (principal, first, last))
-    drawn = next_session_epoch(postgres.connection, SHARE, "etl")
+    epoch = drawn(postgres).epoch
     with pytest.raises(PermissionDenied, match=r"has drawn epochs for 100000 names of sessions.*Use the same names"):
-        next_session_epoch(postgres.connection, SHARE, "new")
-    assert next_session_epoch(postgres.connection, SHARE, "etl") > drawn
+        drawn(postgres, "new")
+    assert drawn(postgres).epoch > epoch
     postgres.connection.execute("update session_epoch set drawn_by = 'another'")
-    assert next_session_epoch(postgres.connection, SHARE, "new") > drawn
+    assert drawn(postgres, "new").epoch > epoch
 
 
 def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> None:
     """Not of a session that has a stream; what was drawn by one that is forgotten is still accepted of it."""
-    group, term, (stream,) = postgres.led()
-    ours, gone = (next_session_epoch(postgres.connection, SHARE, name) for name in ("etl", "gone"))
-    named(postgres, group, stream, term, "etl", ours)
+    etl, gone = drawn(postgres), drawn(postgres, "gone").epoch
+    given(postgres.led(), etl)
     postgres.connection.execute("update session_epoch set drawn_at = drawn_at - interval '1 day'")
-    young = next_session_epoch(postgres.connection, SHARE, "young")
+    young = drawn(postgres, "young").epoch
     for _ in range(2):
         delete_old_session_epochs(postgres.connection, 3600.0)
     left = postgres.connection.execute("select session, last from session_epoch order by session").fetchall()
-    assert left == [("", gone), ("etl", ours), ("young", young)]
+    assert left == [("", gone), ("etl", etl.epoch), ("young", young)]
     assert postgres.store.read_last_session_epoch(SHARE, "gone") == gone
     postgres.connection.execute("update session_epoch set last = last + 1000000000000 where session = ''")
-    assert next_session_epoch(postgres.connection, SHARE, "new") == gone + 1_000_000_000_001
+    assert drawn(postgres, "new").epoch == gone + 1_000_000_000_001
 
 
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
@@ -226,7 +221,7 @@ def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pyt
 
 
 def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
-    next_session_epoch(postgres.connection, SHARE, "etl")
+    drawn(postgres)
 
     def bind(number: int) -> bool:
         with connect(postgres.url) as connection:
@@ -244,7 +239,7 @@ def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
 def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     """Or a user of the database would hold up the connections of a node, which all its groups share."""
     for name in ("etl", "other"):
-        next_session_epoch(postgres.connection, SHARE, name)
+        drawn(postgres, name)
     stranger.autocommit = False
     last = next_session_epoch(stranger, SHARE, "etl")
     with pytest.raises(SessionRowLocked, match=r"session 'etl' of .*: an open transaction keeps the name locked"):
@@ -261,88 +256,81 @@ def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psyc
 
 
 def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, (first, second) = postgres.led(2)
-    older = next_session_epoch(postgres.connection, SHARE, "etl")
-    epoch = next_session_epoch(postgres.connection, SHARE, "etl")
-    theirs = next_session_epoch(postgres.connection, SHARE, "theirs")
+    led = postgres.led(2)
+    first, second = led.streams
+    older, etl, theirs = drawn(postgres), drawn(postgres), drawn(postgres, "theirs")
     postgres.append(first, 10)
-    for stream, name, drawn in ((first, "etl", epoch), (second, "theirs", theirs)):
-        held = named(postgres, group, stream, term, name, drawn)
-        doubt = InDoubtRange(held.grant_id, 0, 4 * (stream == first), 60.0)
-        postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 0, in_doubt=doubt))
+    for stream, session in ((first, etl), (second, theirs)):
+        held = given(led, session, stream)
+        held.advance(0, in_doubt=held.doubt(0, 4 * (stream == first)))
 
-    def listed(name: str, epoch: int, group_id: int = group.group_id) -> set[int]:
-        session = SessionIdentity(name, epoch)
+    def listed(session: SessionIdentity, group_id: int = led.group_id) -> set[int]:
         return set(consumer_progress.read_last_planned_ranges(stranger, group_id, session, [first, second]))
 
-    assert listed("etl", epoch) == {first}
-    assert listed("etl", older) == set(), "the row is a later process's"
-    for name, guess in (("etl", 0), ("etl", epoch + 1), ("etl", 2**63 - 1), ("nobody", epoch), ("theirs", epoch * 2)):
-        assert listed(name, guess) == set(), (name, guess)
-    assert listed("etl", epoch, group.group_id + 1) == set()
-    assert listed("theirs", theirs) == {second}
+    assert listed(etl) == {first}
+    assert listed(older) == set(), "the row is a later process's"
+    guesses = [("etl", 0), ("etl", etl.epoch + 1), ("etl", 2**63 - 1), ("nobody", etl.epoch), ("theirs", etl.epoch * 2)]
+    for guess in guesses:
+        assert listed(SessionIdentity(*guess)) == set(), guess
+    assert listed(etl, led.group_id + 1) == set()
+    assert listed(theirs) == {second}
 
 
 def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
     """Done, and then granted to another session, which has planned nothing."""
-    group, term, (stream,) = postgres.led()
-    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
-    postgres.append(stream, 10)
-    held = named(postgres, group, stream, term, etl.name, etl.epoch)
-    doubt = InDoubtRange(held.grant_id, 0, 4, 60.0)
-    postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 0, in_doubt=doubt))
-    postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 4))
-    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
-    theirs = named(postgres, group, stream, term, "theirs", 1)
+    led, etl = postgres.led(), drawn(postgres)
+    postgres.append(led.stream, 10)
+    held = given(led, etl)
+    doubt = held.doubt(0, 4)
+    held.advance(0, in_doubt=doubt)
+    held.advance(4)
+    held.force_release()
+    theirs = given(led, SessionIdentity("theirs", 1))
 
     def last() -> consumer_progress.LastPlannedRange | None:
-        plans = consumer_progress.read_last_planned_ranges(postgres.connection, group.group_id, etl, [stream])
-        return plans.get(stream)
+        plans = consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, etl, [led.stream])
+        return plans.get(led.stream)
 
     assert last() == consumer_progress.LastPlannedRange(doubt, False, False, None)
-    postgres.applied(
-        group, term, AdvancePosition(stream, theirs.grant_id, 4, in_doubt=InDoubtRange(theirs.grant_id, 4, 5, 1.0))
-    )
+    assert theirs.advance(4, in_doubt=theirs.doubt(4, 5, 1.0)).outcome == "applied"
     assert last() is None
 
 
 def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     """With how far it came under them, unless their streams were reset since."""
-    group, term, (stream, other) = postgres.led(2)
-    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
-    grants = []
-    for each in (stream, other):
-        postgres.append(each, 10)
-        held = named(postgres, group, each, term, etl.name, etl.epoch)
-        postgres.applied(group, term, AdvancePosition(each, held.grant_id, 4))
-        grants.append((each, held.grant_id))
+    led, etl = postgres.led(2), drawn(postgres)
+    grants = [given(led, etl, stream) for stream in led.streams]
+    for held in grants:
+        postgres.append(held.stream, 10)
+        held.advance(4)
+    asked = [(held.stream, held.grant_id) for held in grants]
 
-    def listed(session: SessionIdentity = etl, group_id: int = group.group_id) -> dict[tuple[int, int], object]:
-        return dict(consumer_progress.read_ended_grants(stranger, group_id, session, grants))
+    def listed(session: SessionIdentity = etl, group_id: int = led.group_id) -> dict[tuple[int, int], object]:
+        return dict(consumer_progress.read_ended_grants(stranger, group_id, session, asked))
 
-    assert listed() == dict.fromkeys(grants, (0, False)), "neither is over"
-    for each, grant_id in grants:
-        postgres.apply(group, term, ForceRelease(each, grant_id, "silent"))
-    assert listed() == dict.fromkeys(grants, (4, False))
+    assert listed() == dict.fromkeys(asked, (0, False)), "neither is over"
+    for held in grants:
+        held.force_release()
+    assert listed() == dict.fromkeys(asked, (4, False))
     for session in (SessionIdentity("etl", 0), SessionIdentity("etl", etl.epoch + 1), SessionIdentity("nobody", 1)):
         assert listed(session) == {}
-    assert listed(group_id=group.group_id + 1) == {}
-    postgres.reset(group, ResetTarget.earliest(), other)
-    assert listed() == {grants[0]: (4, False)}
+    assert listed(group_id=led.group_id + 1) == {}
+    postgres.reset(led, ResetTarget.earliest(), led.streams[1])
+    assert listed() == {asked[0]: (4, False)}
 
 
 def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, (first, second, free) = postgres.led(3)
-    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
+    led, etl = postgres.led(3), drawn(postgres)
+    first, second, free = led.streams
     for stream, name in ((first, "etl"), (second, "theirs")):
-        named(postgres, group, stream, term, name, 1)
-    for stream in (first, second, free):
+        given(led, SessionIdentity(name, 1), stream)
+    for stream in led.streams:
         postgres.append(stream, 3)
     other = postgres.group(OTHER)
     unnoticed, known = postgres.rollover(1)[:2]
     insert = "insert into lending (group_id, stream_id, position) values (%s, %s, 0)"
-    for of, stream in ((group, known), (other, unnoticed)):
-        postgres.connection.execute(insert, (of.group_id, stream))
+    for group_id, stream in ((led.group_id, known), (other.group_id, unnoticed)):
+        postgres.connection.execute(insert, (group_id, stream))
     for stream in (unnoticed, known):
         postgres.append(stream, 3)
 
@@ -356,11 +344,11 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
         assert sorted((stream, one.is_anothers) for stream, one in wanted.items()) == sorted(rows)
         return dict(rows)
 
-    assert unread(etl, group.group_id) == {first: False, second: True, free: False, unnoticed: False, known: False}
+    assert unread(etl, led.group_id) == {first: False, second: True, free: False, unnoticed: False, known: False}
     for session, group_id in (
-        (SessionIdentity("etl", etl.epoch + 1), group.group_id),
-        (SessionIdentity("theirs", etl.epoch), group.group_id),
-        (SessionIdentity("", 1), group.group_id),
+        (SessionIdentity("etl", etl.epoch + 1), led.group_id),
+        (SessionIdentity("theirs", etl.epoch), led.group_id),
+        (SessionIdentity("", 1), led.group_id),
         (etl, other.group_id),
     ):
         assert unread(session, group_id) == {}, (session, group_id)

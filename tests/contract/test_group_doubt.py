@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,246 +11,194 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFronti
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
-    AdvancePosition,
-    ForceRelease,
     FreeReservedStream,
     GrantStream,
-    Group,
-    Lending,
-    LendingChange,
-    LendingStatus,
+    LendingChangeResult,
     OnDataLoss,
-    ReleaseStream,
 )
-from tests.contract.group_world import (
-    FINISHED,
-    FREE,
-    HELD,
-    INVALID,
-    LEASE_S,
-    REFUSED,
-    TWO,
-    PostgresWorld,
-    World,
-    granted,
-)
+from tests.contract.group_world import LEASE_S, ONE, TWO, Held, Led, PostgresWorld, World, outcome, row_of
 
-RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
 SLOW_HISTORY = """
 create function nap() returns trigger language plpgsql as $$ begin perform pg_sleep(0.05); return new; end $$;
 create trigger nap before insert on lending_history for each row execute function nap()"""
 
 
-def grant_to(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
-    return GrantStream(stream_id, "b1", "a1", session, "share", epoch)
+def to_etl(led: Led, stream: int | None = None, epoch: int | None = 7, session: str | None = "etl") -> Held:
+    """Grant the stream to a process of a session."""
+    return led.grant(stream, session=session, epoch=epoch)
 
 
-class Etl:
-    """A session that holds the stream of a group, of which it planned [2, 5)."""
+def planned(world: World, hold_s: float = HOLD_S, **session: Any) -> tuple[Held, InDoubtRange]:
+    """Return a grant of a session on a stream of ten messages, of which it has planned [2, 5), and that."""
+    held = to_etl(world.led(), **session)
+    world.append(held.stream, 10)
+    world.store.renew(ONE, {held.led.group_id: held.led.term}, 1000)
+    doubt = held.doubt(2, 5, hold_s)
+    assert row_of(held.advance(2, in_doubt=doubt)).in_doubt == doubt
+    return held, doubt
 
-    def __init__(
-        self, world: World, session: str | None = "etl", epoch: int | None = 7, hold_s: float = HOLD_S
-    ) -> None:
-        self.world = world
-        (self.stream,) = world.add_space()
-        self.group: Group = world.group()
-        self.term = world.lead(self.group)
-        world.append(self.stream, 10)
-        self.grant_id = self.apply(grant_to(self.stream, session, epoch)).grant_id
-        self.doubt = InDoubtRange(self.grant_id, 2, 5, hold_s)
-        self.planned = self.apply(AdvancePosition(self.stream, self.grant_id, 2, in_doubt=self.doubt))
 
-    def apply(self, entry: LendingChange) -> Lending:
-        return self.world.applied(self.group, self.term, entry)
+def free(held: Held, reason: str = "not back", is_forced: bool = False) -> LendingChangeResult:
+    """End the reservation that the grant has become."""
+    return held.led.apply(FreeReservedStream(held.stream, held.now().grant_id, reason, is_forced))
 
-    def refused(self, entry: LendingChange) -> Lending:
-        answer = self.world.apply(self.group, self.term, entry)
-        assert answer.outcome is REFUSED, answer
-        assert answer.lending is not None
-        return answer.lending
 
-    def end(self, word: str = "force_release") -> Lending:
-        if word == "release":
-            return self.apply(ReleaseStream(self.stream, self.grant_id, 2, "leave"))
-        return self.apply(ForceRelease(self.stream, self.grant_id, "silent"))
-
-    def row(self) -> Lending:
-        return self.world.row(self.group, self.term, self.stream)
-
-    def last_event(self) -> tuple[str, int, int | None, str | None]:
-        line = self.world.store.history(self.group.group_id)[-1]
-        return line.event, line.position, line.redelivery_end, line.session
-
-    def wait(self, seconds: float) -> None:
-        self.world.store.renew(
-            self.world.store.read_leaderships([self.group.group_id])[self.group.group_id].node,
-            {self.group.group_id: self.term},
-            1000,
-        )
-        self.world.clock.advance(seconds)
+def last_event(led: Led) -> tuple[str, int, int | None, str | None]:
+    line = led.history()[-1]
+    return line.event, line.position, line.redelivery_end, line.session
 
 
 def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
-    etl = Etl(world)
-    assert (etl.planned.in_doubt, etl.planned.pending_in_doubt) == (etl.doubt, etl.doubt)
-    assert etl.row().in_doubt == etl.doubt
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 3)).pending_in_doubt == etl.doubt
-    done = etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5))
-    assert (done.in_doubt, done.pending_in_doubt) == (etl.doubt, None)
-    planned = InDoubtRange(etl.grant_id, 5, 10, HOLD_S)
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=planned)).pending_in_doubt == planned
-    assert etl.row().in_doubt == planned
+    held, doubt = planned(world)
+    assert (held.now().in_doubt, held.now().pending_in_doubt) == (doubt, doubt)
+    assert row_of(held.advance(3)).pending_in_doubt == doubt
+    done = row_of(held.advance(5))
+    assert (done.in_doubt, done.pending_in_doubt) == (doubt, None)
+    later = held.doubt(5, 10, HOLD_S)
+    assert row_of(held.advance(5, in_doubt=later)).pending_in_doubt == later
+    assert held.now().in_doubt == later
 
 
 def test_epochs_in_doubt_are_an_atomic_groups_alone(world: World) -> None:
-    etl = Etl(world)
-    reported = replace(etl.doubt, end=8, consumed=ConsumedFrontier(8, LowerFrontier(((4, 5), (5, 4)))))
-    written = etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=reported))
-    assert written.in_doubt == etl.row().in_doubt == replace(reported, consumed=None)
+    held, doubt = planned(world)
+    reported = replace(doubt, end=8, consumed=ConsumedFrontier(8, LowerFrontier(((4, 5), (5, 4)))))
+    written = row_of(held.advance(2, in_doubt=reported))
+    assert written.in_doubt == held.now().in_doubt == replace(reported, consumed=None)
 
 
-@pytest.mark.parametrize("word", ["release", "force_release"])
-def test_when_the_grant_ends_it_is_reserved(world: World, word: str) -> None:
-    etl = Etl(world)
-    ended = etl.end(word)
-    assert (ended.status, ended.session, ended.session_epoch, ended.reserved_s) == (RESERVED, "etl", 7, HOLD_S)
-    assert (ended.position, ended.pending_in_doubt, ended.borrower_id) == (2, etl.doubt, None)
-    assert ended.grant_id > etl.grant_id
-    assert etl.last_event() == ("reserve", 2, None, "etl")
-    assert etl.row() == ended
-    for entry in (grant_to(etl.stream, "other"), grant_to(etl.stream, None, None)):
-        assert etl.refused(entry).status is RESERVED
-    back = etl.apply(grant_to(etl.stream, "etl", 8))
-    assert (back.status, back.position, back.pending_in_doubt) == (HELD, 2, etl.doubt)
+@pytest.mark.parametrize("end", [lambda held: held.release(2), Held.force_release], ids=["release", "force release"])
+def test_when_the_grant_ends_it_is_reserved(world: World, end: Any) -> None:
+    held, doubt = planned(world)
+    led, ended = held.led, row_of(end(held))
+    assert (ended.status, ended.session, ended.session_epoch, ended.reserved_s) == ("reserved", "etl", 7, HOLD_S)
+    assert (ended.position, ended.pending_in_doubt, ended.borrower_id) == (2, doubt, None)
+    assert ended.grant_id > held.grant_id
+    assert last_event(led) == ("reserve", 2, None, "etl")
+    assert held.now() == ended
+    for session in ("other", None):
+        asked = GrantStream(held.stream, "b1", "a1", session, "share", 7 if session else None)
+        assert outcome(led.apply(asked)) == "refused, reserved at 2"
+    back = to_etl(led, epoch=8)
+    assert (back.row.status, back.row.position, back.row.pending_in_doubt) == ("held", 2, doubt)
     assert back.grant_id > ended.grant_id
-    assert back.reserved_s == 0
-    done = etl.apply(ReleaseStream(etl.stream, back.grant_id, 5, "leave"))
-    assert (done.status, done.position) == (FREE, 5)
+    assert back.row.reserved_s == 0
+    assert outcome(back.release(5)) == "applied, free at 5"
 
 
 @pytest.mark.conforms("E10", "E27")
 def test_an_older_plan_changes_nothing(world: World) -> None:
-    etl = Etl(world)
-    later = InDoubtRange(etl.grant_id, 5, 8, HOLD_S)
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 5, in_doubt=later)).in_doubt == later
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=etl.doubt)).in_doubt == later
+    held, doubt = planned(world)
+    later = held.doubt(5, 8, HOLD_S)
+    assert row_of(held.advance(5, in_doubt=later)).in_doubt == later
+    assert row_of(held.advance(2, in_doubt=doubt)).in_doubt == later
 
 
 def test_it_can_be_in_doubt_again_and_again(world: World) -> None:
-    etl = Etl(world)
-    for epoch in (8, 9, 10):
-        etl.end()
-        etl.grant_id = etl.apply(grant_to(etl.stream, "etl", epoch)).grant_id
-        assert etl.row().pending_in_doubt == etl.doubt
+    """And is never blocked for that."""
+    held, doubt = planned(world)
+    for epoch in range(8, 8 + MAX_LOSSES):
+        assert row_of(held.force_release()).status == "reserved"
+        held = to_etl(held.led, epoch=epoch)
+        assert held.row.pending_in_doubt == doubt
+    assert row_of(held.force_release()).status == "reserved"
 
 
 def test_after_its_time_it_is_anybodys(world: World) -> None:
     """History then says what may be seen twice."""
-    etl = Etl(world)
-    ended = etl.end()
-    due = FreeReservedStream(etl.stream, ended.grant_id, "not back")
-    etl.wait(HOLD_S - 1)
-    assert etl.refused(due).status is RESERVED
-    assert etl.refused(replace(due, grant_id=etl.grant_id, is_forced=True)).status is RESERVED
-    etl.wait(1)
-    freed = etl.apply(due)
-    assert (freed.status, freed.session, freed.in_doubt, freed.position) == (FREE, None, None, 2)
-    assert etl.last_event() == ("unreserve", 2, 5, "etl")
-    assert world.store.history(etl.group.group_id)[-1].is_forced
-    assert etl.refused(due).status is FREE
-    assert etl.apply(grant_to(etl.stream, "other")).in_doubt is None
+    held, _ = planned(world)
+    ended = row_of(held.force_release())
+    world.clock.advance(HOLD_S - 1)
+    assert outcome(free(held)) == "refused, reserved at 2"
+    former = FreeReservedStream(held.stream, held.grant_id, "not back", is_forced=True)
+    assert outcome(held.led.apply(former)) == "refused, reserved at 2"
+    world.clock.advance(1)
+    freed = row_of(free(held))
+    assert (freed.status, freed.session, freed.in_doubt, freed.position) == ("free", None, None, 2)
+    assert last_event(held.led) == ("unreserve", 2, 5, "etl")
+    assert held.led.history()[-1].is_forced
+    again = FreeReservedStream(held.stream, ended.grant_id, "not back")
+    assert outcome(held.led.apply(again)) == "refused, free at 2"
+    assert to_etl(held.led, session="other").row.in_doubt is None
 
 
 def test_an_operator_may_end_it_before_its_time(world: World) -> None:
-    etl = Etl(world)
-    assert etl.apply(FreeReservedStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
+    held, _ = planned(world)
+    held.force_release()
+    assert outcome(free(held, "operator", is_forced=True)) == "applied, free at 2"
 
 
 @pytest.mark.parametrize(("session", "epoch", "hold_s"), [(None, None, HOLD_S), ("etl", None, HOLD_S), ("etl", 7, 0.0)])
 def test_nobody_is_waited_for_who_cannot_come_back(
     world: World, session: str | None, epoch: int | None, hold_s: float
 ) -> None:
-    etl = Etl(world, session, epoch, hold_s)
-    freed = etl.end()
-    assert (freed.status, freed.in_doubt, freed.position) == (FREE, None, 2)
-    assert etl.last_event()[:3] == ("force_release", 2, 10)
+    held, _ = planned(world, hold_s, session=session, epoch=epoch)
+    freed = row_of(held.force_release())
+    assert (freed.status, freed.in_doubt, freed.position) == ("free", None, 2)
+    assert last_event(held.led)[:3] == ("force_release", 2, 10)
 
 
 def test_a_reservation_is_bounded(world: World) -> None:
-    etl = Etl(world, hold_s=0.0)
-    assert etl.apply(ReleaseStream(etl.stream, etl.grant_id, 5, "leave", 1e300)).reserved_s == 366 * 86_400
+    held, _ = planned(world, hold_s=0.0)
+    assert row_of(held.release(5, "leave", 1e300)).reserved_s == 366 * 86_400
 
 
 def test_a_plan_that_is_done_is_remembered(world: World) -> None:
-    etl = Etl(world)
-    freed = etl.apply(ReleaseStream(etl.stream, etl.grant_id, 5, "leave"))
-    assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == (FREE, etl.doubt, None)
-    other = etl.apply(grant_to(etl.stream, "other"))
-    assert other.in_doubt == etl.doubt
-    planned = InDoubtRange(other.grant_id, 5, 6, HOLD_S)
-    assert etl.apply(AdvancePosition(etl.stream, other.grant_id, 5, in_doubt=planned)).in_doubt == planned
+    held, doubt = planned(world)
+    freed = row_of(held.release(5))
+    assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == ("free", doubt, None)
+    other = to_etl(held.led, session="other")
+    assert other.row.in_doubt == doubt
+    later = other.doubt(5, 6, HOLD_S)
+    assert row_of(other.advance(5, in_doubt=later)).in_doubt == later
 
 
 def test_what_was_never_begun_is_taken_back(world: World) -> None:
     """By the next process of the session, under the next grant."""
-    etl = Etl(world)
-    assert etl.end().status is RESERVED
-    etl.grant_id = etl.apply(grant_to(etl.stream, "etl", 8)).grant_id
-    nothing = InDoubtRange(etl.grant_id, 2, 2, 0.0)
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=nothing)).pending_in_doubt is None
-    assert etl.end().status is FREE
+    held, _ = planned(world)
+    assert row_of(held.force_release()).status == "reserved"
+    held = to_etl(held.led, epoch=8)
+    assert row_of(held.advance(2, in_doubt=held.doubt(2, 2, 0.0))).pending_in_doubt is None
+    assert row_of(held.force_release()).status == "free"
 
 
 @pytest.mark.conforms("X4")
 def test_a_plan_that_cannot_be_changes_nothing(world: World) -> None:
     """Beyond the head, or of a grant that is to come."""
-    etl = Etl(world)
-    before = etl.world.row(etl.group, etl.term, etl.stream)
-    for grant_id, end in ((etl.grant_id, 11), (etl.grant_id, MAX_OFFSET), (etl.grant_id + 1, 10), (MAX_OFFSET, 10)):
-        lie = InDoubtRange(grant_id, 2, end, HOLD_S)
-        answer = etl.world.apply(etl.group, etl.term, AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie))
-        assert answer.outcome is INVALID, answer
-        assert answer.lending == before == etl.world.row(etl.group, etl.term, etl.stream)
-    fits = InDoubtRange(etl.grant_id, 2, 10, HOLD_S)
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=fits)).in_doubt == fits
-
-
-def test_what_is_reserved_is_never_blocked(world: World) -> None:
-    etl = Etl(world)
-    for epoch in range(8, 8 + MAX_LOSSES):
-        assert etl.end().status is RESERVED
-        etl.grant_id = etl.apply(grant_to(etl.stream, "etl", epoch)).grant_id
-    assert etl.end().status is RESERVED
+    held, _ = planned(world)
+    before, own = held.now(), held.grant_id
+    for grant_id, end in ((own, 11), (own, MAX_OFFSET), (own + 1, 10), (MAX_OFFSET, 10)):
+        answer = held.advance(2, in_doubt=InDoubtRange(grant_id, 2, end, HOLD_S))
+        assert answer.outcome == "invalid", answer
+        assert answer.lending == before == held.now()
+    fits = held.doubt(2, 10, HOLD_S)
+    assert row_of(held.advance(2, in_doubt=fits)).in_doubt == fits
 
 
 def test_entire_epochs_are_in_doubt_until_consumed(world: World) -> None:
-    group, term, (stream,) = world.led(atomic=True)
+    led = world.led(atomic=True)
     world.complete(1)
-    world.append(stream, 4, 1, 9)
-    grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]
+    world.append(led.stream, 4, 1, 9)
+    held = to_etl(led)
     done = ConsumedFrontier(4, LowerFrontier(((2,),)))
-    doubt = InDoubtRange(grant_id, 0, 0, HOLD_S, done)
-    planned = world.applied(group, term, AdvancePosition(stream, grant_id, 0, ConsumedFrontier(0), doubt))
-    assert planned.pending_in_doubt == doubt
-    ended = world.applied(group, term, ForceRelease(stream, grant_id, "silent"))
-    assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
-    freed = world.applied(group, term, FreeReservedStream(stream, ended.grant_id, "operator", is_forced=True))
-    assert freed.pending_in_doubt is None
-    assert world.store.history(group.group_id)[-1].redelivery_end == 4
-    back = world.applied(group, term, grant_to(stream, "etl", 8))
-    planned = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, ConsumedFrontier(0), doubt))
-    saved = world.applied(group, term, AdvancePosition(stream, back.grant_id, 0, done))
+    doubt = held.doubt(0, 0, HOLD_S, done)
+    assert row_of(held.advance(0, ConsumedFrontier(0), doubt)).pending_in_doubt == doubt
+    ended = row_of(held.force_release())
+    assert (ended.status, ended.pending_in_doubt) == ("reserved", doubt)
+    assert row_of(free(held, "operator", is_forced=True)).pending_in_doubt is None
+    assert led.history()[-1].redelivery_end == 4
+    back = to_etl(led, epoch=8)
+    back.advance(0, ConsumedFrontier(0), doubt)
+    saved = row_of(back.advance(0, done))
     assert (saved.in_doubt, saved.pending_in_doubt) == (doubt, None)
 
 
 def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
-    etl = Etl(world)
+    held, _ = planned(world)
     world.rollover(1)
-    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED
+    assert outcome(held.advance(10)) == "applied, finished at 10"
 
 
 @pytest.mark.conforms("E26", "W4")
@@ -258,58 +206,53 @@ def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
 def test_what_is_skipped_does_not_count_as_done(world: World, position: int) -> None:
     """A plan is in doubt where retention takes the stream: its session finds nothing of it in the row, and not a
     position behind it."""
-    (stream,) = world.add_space()
-    group = world.declare(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
-    term = world.lead(group)
-    world.append(stream, 10)
-    grant_id = world.applied(group, term, grant_to(stream)).grant_id
-    doubt = InDoubtRange(grant_id, 2, 5, HOLD_S)
-    world.applied(group, term, AdvancePosition(stream, grant_id, 2, in_doubt=doubt))
-    world.applied(group, term, AdvancePosition(stream, grant_id, position))
+    led = world.led(starting_position=StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP)
+    world.append(led.stream, 10)
+    held = to_etl(led)
+    doubt = held.doubt(2, 5, HOLD_S)
+    held.advance(2, in_doubt=doubt)
+    held.advance(position)
     world.rollover(1)
     world.retire(1)
-    (row,) = (row for row in world.write(group, term, renew=True).synced if row.stream_id == stream)
-    assert (row.status, row.in_doubt) == (FINISHED, doubt if position == 5 else None)
+    row = led.sync()[led.stream]
+    assert (row.status, row.in_doubt) == ("finished", doubt if position == 5 else None)
 
 
 @pytest.mark.conforms("E11", "P10")
 def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> None:
     """Of what nobody holds, too: on the former timeline it may have been consumed."""
-    group, term, (held, planned, free, never, empty) = postgres.led(5)
+    led = postgres.led(5)
+    held, planned, free, never, empty = led.streams
     for stream in (held, planned, free, never):
         postgres.append(stream, 10)
-    granted(postgres, group, term, held)
-    grant_id = postgres.applied(group, term, grant_to(planned)).grant_id
-    doubt = InDoubtRange(grant_id, 2, 5, HOLD_S)
-    postgres.applied(group, term, AdvancePosition(planned, grant_id, 2, in_doubt=doubt))
-    grant_id = granted(postgres, group, term, free).grant_id
-    postgres.applied(group, term, ReleaseStream(free, grant_id, 4, "leave"))
+    led.grant(held)
+    with_plan = to_etl(led, planned)
+    with_plan.advance(2, in_doubt=with_plan.doubt(2, 5, HOLD_S))
+    led.grant(free).release(4)
     postgres.connection.execute("update leadership set timeline = 'the former'")
-    term = postgres.lead(group, TWO)
+    now = postgres.lead(led.group, TWO)
     announced = [
         (line.stream_id, line.position, line.redelivery_end)
-        for line in postgres.store.history(group.group_id)
-        if line.is_forced and line.term == term
+        for line in led.history()
+        if line.is_forced and line.term == now.term
     ]
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
-    assert postgres.row(group, term, planned).status is RESERVED
-    assert postgres.row(group, term, empty).status is FREE
+    assert (now.row(planned).status, now.row(empty).status) == ("reserved", "free")
 
 
 @pytest.mark.conforms("E11", "P10")
 def test_a_failover_ends_grants_page_by_page(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The statements of a large group would be canceled, at each claim: here each line of history takes 0.05 s."""
-    group, term, streams = postgres.led(60)
-    held, free = streams[:30], streams[30:]
-    for stream in streams:
+    led = postgres.led(60)
+    for stream in led.streams:
         postgres.append(stream, 1)
-    for stream in held:
-        granted(postgres, group, term, stream)
+    for stream in led.streams[:30]:
+        led.grant(stream)
     postgres.connection.execute("update leadership set timeline = 'the former'")
     postgres.connection.execute(SLOW_HISTORY)
     monkeypatch.setattr(lending_statements, "PAGE", 5)
-    with closing(PostgresGroupStore(postgres.url, postgres.clock, statement_timeout_s=1.2)) as store:
-        term = store.claim(group.group_id, TWO, LEASE_S).term
-    announced = [line.stream_id for line in postgres.store.history(group.group_id) if line.term == term]
-    assert set(announced) >= {*held, *free}
-    assert {row.status for row in postgres.store.load(group.group_id, term)} == {FREE}
+    store = postgres.another_store(postgres.clock, statement_timeout_s=1.2)
+    term = store.claim(led.group_id, TWO, LEASE_S).term
+    assert {line.stream_id for line in led.history() if line.term == term} >= set(led.streams)
+    rows = postgres.store.load(led.group_id, term)
+    assert {row.status for row in rows} == {"free"}

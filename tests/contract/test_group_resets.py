@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
@@ -21,53 +22,44 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
-from sublet_storage.groups.model.records import (
-    AdvancePosition,
-    ForceRelease,
-    Group,
-    LendingStatus,
-    OnDataLoss,
-    StartingPosition,
-)
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
+from sublet_storage.groups.model.records import Group, LendingStatus, OnDataLoss
+from tests.contract.group_world import Led, PostgresWorld, outcome
 from tests.kit import eventually
 
 WAITING = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-PLAIN = Subscription.parse("$share/plain/#")
+LONG_AGO, FAR = (ResetTarget.time(datetime(year, 1, 1, tzinfo=UTC)) for year in (2000, 9000))
 
 
-def places(world: PostgresWorld, group: Group) -> dict[int, tuple[LendingStatus, int]]:
-    found = world.connection.execute(
-        "select stream_id, status, position from lending where group_id = %s", (group.group_id,)
-    )
-    return {stream_id: (LendingStatus(status), position) for stream_id, status, position in found}
+def places(world: PostgresWorld, group: Group) -> dict[int, str]:
+    """Return {stream: such as "free at 4"} of all rows."""
+    asked = "select stream_id, status, position from lending where group_id = %s"
+    found = world.connection.execute(asked, (group.group_id,))
+    return {stream_id: f"{status} at {position}" for stream_id, status, position in found}
 
 
-def consumed(world: PostgresWorld, group: Group, term: int, stream: int, position: int) -> None:
+def consumed(led: Led, stream: int, position: int) -> None:
     """Granted, consumed up to there and handed back."""
-    held = granted(world, group, term, stream)
-    world.apply(group, term, AdvancePosition(stream, held.grant_id, position))
-    row = world.row(group, term, stream)
-    if row.status is LendingStatus.HELD:
-        world.apply(group, term, ForceRelease(stream, row.grant_id, "left"))
+    held = led.grant(stream)
+    held.advance(position)
+    held.release(position)
 
 
-Halfway = tuple[PostgresWorld, Group, int, tuple[int, ...]]
+Halfway = tuple[PostgresWorld, Group, Led, int, int]
 
 
 @pytest.fixture
 def halfway(postgres: PostgresWorld) -> Halfway:
     """Two streams of ten messages, consumed up to 4, and to 10."""
-    group, term, streams = postgres.led(2)
-    for stream, position in zip(streams, (4, 10), strict=True):
+    led = postgres.led(2)
+    for stream, position in zip(led.streams, (4, 10), strict=True):
         postgres.append(stream, 10)
-        consumed(postgres, group, term, stream, position)
-    return postgres, group, term, streams
+        consumed(led, stream, position)
+    return postgres, led.group, led, led.streams[0], led.streams[1]
 
 
 @pytest.mark.conforms("A4")
 def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
-    world, group, _, streams = halfway
+    world, group, _, first, second = halfway
     for target, expected in (
         (ResetTarget.earliest(), (0, 0)),
         (ResetTarget.latest(), (10, 10)),
@@ -78,26 +70,26 @@ def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
         (ResetTarget.shift(3), (7, 10)),
         (ResetTarget.shift(MAX_OFFSET), (10, 10)),
         (ResetTarget.shift(-MAX_OFFSET), (0, 0)),
-        (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
-        (ResetTarget.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
+        (LONG_AGO, (0, 0)),
+        (FAR, (10, 10)),
     ):
         planned = plan_reset(world.connection, group, target)
         assert [(move.after, move.redelivered_count, move.skipped_count) for move in planned] == [
             (place, max(before - place, 0), max(place - before, 0))
             for before, place in zip((4, 10), expected, strict=True)
         ], target
-    assert places(world, group) == {streams[0]: (FREE, 4), streams[1]: (FREE, 10)}, "to plan changes nothing"
+    assert places(world, group) == {first: "free at 4", second: "free at 10"}, "to plan changes nothing"
 
 
 @pytest.mark.conforms("A4")
 @pytest.mark.parametrize("target", [ResetTarget.offset(7), ResetTarget.current()], ids=str)
 def test_a_group_goes_on_from_where_it_is_reset_to(halfway: Halfway, target: ResetTarget) -> None:
-    world, group, term, _ = halfway
+    world, group, led, _, _ = halfway
     planned = plan_reset(world.connection, group, target)
     assert world.reset(group, target) == {move.stream_id: (move.before, move.after) for move in planned}
-    assert places(world, group) == {move.stream_id: (FREE, move.after) for move in planned}
-    assert world.write(group, term).has_stale_term, "whoever led has rows that are not true any more"
-    lines = [line for line in world.store.history(group.group_id) if line.event == "reset"]
+    assert places(world, group) == {move.stream_id: f"free at {move.after}" for move in planned}
+    assert led.write().has_stale_term, "whoever led has rows that are not true any more"
+    lines = led.history("reset")
     assert [(line.stream_id, line.position, line.is_forced) for line in lines] == [
         (move.stream_id, move.after, False) for move in planned
     ]
@@ -106,15 +98,16 @@ def test_a_group_goes_on_from_where_it_is_reset_to(halfway: Halfway, target: Res
 
 @pytest.mark.conforms("A4")
 def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
-    world, group, _, (first, second) = halfway
+    world, group, _, first, second = halfway
     assert world.reset(group, ResetTarget.shift(1), first) == {first: (4, 5)}
     assert world.reset(group, ResetTarget.offsets({second: 3})) == {second: (10, 3)}
-    assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
-    with pytest.raises(UsageError, match=f"stream {second}: offset 11 is beyond its end, 10"):
-        world.reset(group, ResetTarget.offsets({second: 11}))
-    with pytest.raises(NotFound, match="stream 999 is none of"):
-        world.reset(group, ResetTarget.earliest(), 999)
-    assert places(world, group) == {first: (FREE, 5), second: (FREE, 3)}
+    for target, streams, error, story in (
+        (ResetTarget.offsets({second: 11}), (), UsageError, f"stream {second}: offset 11 is beyond its end, 10"),
+        (ResetTarget.earliest(), (999,), NotFound, "stream 999 is none of"),
+    ):
+        with pytest.raises(error, match=story):
+            world.reset(group, target, *streams)
+        assert places(world, group) == {first: "free at 5", second: "free at 3"}
 
 
 @pytest.mark.conforms("A4", "E33")
@@ -128,29 +121,28 @@ def test_a_reset_goes_past_what_is_gone(postgres: PostgresWorld, target: ResetTa
     postgres.append(gone, 3)
     (last,) = postgres.rollover(1)
     if is_noticed:
-        postgres.write(group, postgres.lead(group), renew=True)
+        postgres.lead(group).sync()
     postgres.retire(2)
     assert postgres.reset(group, target)[gone] == (0 if is_noticed else None, 3)
-    term = postgres.lead(group)
-    postgres.write(group, term, renew=True)
-    assert postgres.row(group, term, last).parents == ()
-    assert not [row for row in postgres.store.load(group.group_id, term) if row.status is BLOCKED]
+    led = postgres.lead(group)
+    led.sync()
+    assert led.row(last).parents == ()
+    assert "blocked" not in [row.status for row in led.rows().values()]
 
 
 @pytest.mark.conforms("A5", "E7")
 def test_a_granted_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
     """Its grant is then over."""
-    world, group, term, (first, second) = halfway
-    held = granted(world, group, term, first)
+    world, group, led, first, second = halfway
+    held = led.grant(first)
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {first}"):
         world.reset(group, ResetTarget.earliest())
-    assert not world.write(group, term).has_stale_term, "nothing was done"
+    assert not led.write().has_stale_term, "nothing was done"
     world.reset(group, ResetTarget.earliest(), force=True)
-    assert places(world, group) == {first: (FREE, 0), second: (FREE, 0)}
-    (forced,) = [line for line in world.store.history(group.group_id) if line.event == "reset" and line.is_forced]
+    assert places(world, group) == {first: "free at 0", second: "free at 0"}
+    (forced,) = [line for line in led.history("reset") if line.is_forced]
     assert (forced.stream_id, forced.grant_id, forced.redelivery_end) == (first, held.grant_id, 10)
-    term = world.lead(group)
-    assert outcome(world.apply(group, term, AdvancePosition(first, held.grant_id, 9))) == (REFUSED, FREE, 0)
+    assert outcome(held.under(world.lead(group)).advance(9)) == "refused, free at 0"
 
 
 @pytest.mark.conforms("A4")
@@ -168,7 +160,7 @@ def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force:
 
 def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
     """Rollovers, retention and new groups would wait with it."""
-    world, group, _, _ = halfway
+    world, group, *_ = halfway
     locked = "select from pg_locks where relation = 'space'::regclass and mode = 'ShareLock'"
     with connect(world.url) as leader, connect(world.url) as looking, ThreadPoolExecutor(1) as pool:
         with leader.transaction():
@@ -181,21 +173,21 @@ def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
 
 @pytest.mark.conforms("A4")
 def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
-    group, term, parent, held = postgres.granted(5)
+    held = postgres.granted(5)
+    led, parent = held.led, held.stream
     (child,) = postgres.rollover(1)
-    postgres.apply(group, term, AdvancePosition(parent, held.grant_id, 5))
-    postgres.write(group, term, renew=True)
+    held.advance(5)
+    led.sync()
     postgres.append(child, 3)
-    consumed(postgres, group, term, child, 2)
-    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 2)}
-    postgres.reset(group, ResetTarget.earliest())
-    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
-    term = postgres.lead(group)
-    assert postgres.apply(group, term, grant(child)).outcome == "refused", "its parent is not consumed any more"
-    granted(postgres, group, term, parent)
-    postgres.apply(group, term, ForceRelease(parent, postgres.row(group, term, parent).grant_id, "left"))
-    postgres.reset(group, ResetTarget.latest())
-    assert places(postgres, group) == {parent: (FINISHED, 5), child: (FREE, 3)}
+    consumed(led, child, 2)
+    assert places(postgres, led.group) == {parent: "finished at 5", child: "free at 2"}
+    postgres.reset(led, ResetTarget.earliest())
+    assert places(postgres, led.group) == {parent: "free at 0", child: "free at 0"}
+    led = postgres.lead(led.group)
+    assert led.ask(child).outcome == "refused", "its parent is not consumed any more"
+    led.grant(parent).force_release("left")
+    postgres.reset(led, ResetTarget.latest())
+    assert places(postgres, led.group) == {parent: "finished at 5", child: "free at 3"}
 
 
 @pytest.mark.conforms("A4")
@@ -206,7 +198,7 @@ def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) 
     group = postgres.declare(starting_position=StartingPosition.LATEST)
     assert set(places(postgres, group)) == {child}
     assert postgres.reset(group, ResetTarget.earliest()) == {parent: (None, 0), child: (0, 0)}
-    assert places(postgres, group) == {parent: (FREE, 0), child: (FREE, 0)}
+    assert places(postgres, group) == {parent: "free at 0", child: "free at 0"}
 
 
 PLACES = [
@@ -217,7 +209,7 @@ PLACES = [
     (ResetTarget.earliest(), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
     (ResetTarget.latest(), {"finished": 5, "unfinished": 10, "later": 7}),
     (ResetTarget.offset(2), {"former": 2, "finished": 2, "unfinished": 2, "later": 2}),
-    (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
+    (LONG_AGO, {"former": 0, "finished": 0, "unfinished": 0, "later": 0}),
 ]
 
 
@@ -230,25 +222,23 @@ def test_a_place_in_history_brings_what_ended_before(
     (former,) = postgres.add_space()
     postgres.append(former, 3)
     (finished,) = postgres.rollover(1)
-    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    led = postgres.lead(postgres.declare(starting_position=StartingPosition.LATEST))
     postgres.append(finished, 5)
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, finished)
+    held = led.grant(finished)
     (unfinished,) = postgres.rollover(1)
-    postgres.apply(group, term, AdvancePosition(finished, held.grant_id, 5))
-    postgres.write(group, term, renew=True)
+    held.advance(5)
+    led.sync()
     postgres.append(unfinished, 10)
-    consumed(postgres, group, term, unfinished, 6)
+    consumed(led, unfinished, 6)
     (later,) = postgres.rollover(1)
     postgres.append(later, 7)
     names = {former: "former", finished: "finished", unfinished: "unfinished", later: "later"}
     for planned, places_then in PLACES:
-        moves = plan_reset(postgres.connection, group, planned)
+        moves = plan_reset(postgres.connection, led.group, planned)
         assert {names[move.stream_id]: move.after for move in moves} == places_then, planned
-    postgres.reset(group, target)
-    term = postgres.lead(group)
-    postgres.write(group, term, renew=True)
-    found = {names[stream]: position for stream, (_, position) in places(postgres, group).items()}
+    postgres.reset(led, target)
+    postgres.lead(led.group).sync()
+    found = {names[stream]: int(place.split()[-1]) for stream, place in places(postgres, led.group).items()}
     assert found == expected, "and whoever leads next gives nothing else"
 
 
@@ -262,17 +252,15 @@ def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     postgres.append(first, 10, 1)
     (new,) = postgres.rollover(1)
     postgres.append(new, 7)
-    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.latest())}
-    assert {stream: (move.before, move.skipped_count) for stream, move in found.items()} == {
-        first: (0, 10),
-        new: (None, 7),
-    }
-    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.offset(2))}
-    assert {stream: move.skipped_count for stream, move in found.items()} == {before: 0, first: 2, new: 2}
-    found = {move.stream_id: move for move in plan_reset(postgres.connection, group, ResetTarget.at_epoch(1))}
-    assert {stream: (move.after, move.has_epochs) for stream, move in found.items()} == {
-        first: (0, True), new: (7, False),
-    }  # fmt: skip
+    latest, offset, epoch = (
+        {move.stream_id: move for move in plan_reset(postgres.connection, group, target)}
+        for target in (ResetTarget.latest(), ResetTarget.offset(2), ResetTarget.at_epoch(1))
+    )
+    counts = {stream: (move.before, move.skipped_count) for stream, move in latest.items()}
+    assert counts == {first: (0, 10), new: (None, 7)}
+    assert {stream: move.skipped_count for stream, move in offset.items()} == {before: 0, first: 2, new: 2}
+    places_then = {stream: (move.after, move.has_epochs) for stream, move in epoch.items()}
+    assert places_then == {first: (0, True), new: (7, False)}
 
 
 @pytest.mark.conforms("A4")
@@ -287,80 +275,69 @@ def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) ->
     moves = plan_reset(postgres.connection, group, ResetTarget.latest())
     assert {move.stream_id: move.skipped_count for move in moves} == {first: 0, second: 100, third: 50}
     postgres.reset(group, ResetTarget.latest())
-    term = postgres.lead(group)
-    postgres.write(group, term, renew=True)
-    assert {stream: position for stream, (_, position) in places(postgres, group).items()} == {
-        first: 0, second: 100, third: 50,
-    }  # fmt: skip
+    postgres.lead(group).sync()
+    ends = [place.rpartition(" at ")[2] for _, place in sorted(places(postgres, group).items())]
+    assert ends == ["0", "100", "50"]
 
 
 @pytest.mark.conforms("A4")
 def test_a_stream_that_was_blocked_is_granted_again(postgres: PostgresWorld) -> None:
-    group, term, (stream,) = postgres.led()
-    postgres.append(stream, 5)
+    led = postgres.led()
+    postgres.append(led.stream, 5)
     for _ in range(5):
-        held = granted(postgres, group, term, stream)
-        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(postgres, group) == {stream: (BLOCKED, 0)}
-    postgres.reset(group, ResetTarget.current())
-    assert places(postgres, group) == {stream: (FREE, 0)}
-    term = postgres.lead(group)
-    held = granted(postgres, group, term, stream)
-    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "died"))
-    assert places(postgres, group) == {stream: (FREE, 0)}, "its losses are counted from the beginning"
-    postgres.reset(group, ResetTarget.shift(1))
-    assert places(postgres, group) == {stream: (FREE, 1)}
+        led.grant().force_release("died")
+    assert places(postgres, led.group) == {led.stream: "blocked at 0"}
+    postgres.reset(led, ResetTarget.current())
+    assert places(postgres, led.group) == {led.stream: "free at 0"}
+    postgres.lead(led.group, streams=led.streams).grant().force_release("died")
+    assert places(postgres, led.group) == {led.stream: "free at 0"}, "its losses are counted from the beginning"
+    postgres.reset(led, ResetTarget.shift(1))
+    assert places(postgres, led.group) == {led.stream: "free at 1"}
 
 
 @pytest.mark.conforms("A4", "S5")
 def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> None:
     """An atomic group goes on with whole epochs."""
-    (stream,) = postgres.add_space()
-    postgres.complete(1)
-    plain, atomic = postgres.group(PLAIN), postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
+    atomic = postgres.led(completed=1, atomic=True, starting_position=StartingPosition.EARLIEST)
+    plain = postgres.group(Subscription.parse("$share/plain/#"))
     for epoch in (1, 2, 3, 2):
-        postgres.append(stream, 10, epoch)
+        postgres.append(atomic.stream, 10, epoch)
     postgres.complete(5)
-    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(3))[0].after == 20
-    assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(9))[0].after == 40
+    for epoch, offset in ((3, 20), (9, 40)):
+        assert plan_reset(postgres.connection, plain, ResetTarget.at_epoch(epoch))[0].after == offset
     postgres.connection.execute("update space set epoch_dimensions = 1")
-    postgres.reset(atomic, ResetTarget.at_epoch(2))
-    term = postgres.lead(atomic)
-    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(10, LowerFrontier(((2,),)))
-    postgres.reset(atomic, ResetTarget.latest())
-    term = postgres.lead(atomic)
-    assert postgres.row(atomic, term, stream).consumed == ConsumedFrontier(40, LowerFrontier(((5,),)))
-    assert postgres.write(atomic, term, renew=True).epochs[0].consumed == LowerFrontier(((5,),))
+    for target, offset, epoch in ((ResetTarget.at_epoch(2), 10, 2), (ResetTarget.latest(), 40, 5)):
+        postgres.reset(atomic, target)
+        led = postgres.lead(atomic.group)
+        assert led.row(atomic.stream).consumed == ConsumedFrontier(offset, LowerFrontier(((epoch,),)))
+    assert led.write(sync=True).epochs[0].consumed == LowerFrontier(((5,),))
 
 
 @pytest.mark.conforms("A4", "S5")
 def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
-    (stream,) = postgres.add_space()
-    postgres.complete(1)
-    group = postgres.declare(atomic=True, starting_position=StartingPosition.EARLIEST)
-    postgres.append(stream, 10, 1)
+    led = postgres.led(completed=1, atomic=True, starting_position=StartingPosition.EARLIEST)
+    postgres.append(led.stream, 10, 1)
     for target, streams in (
         (ResetTarget.current(), ()),
         (ResetTarget.shift(1), ()),
-        (ResetTarget.offsets({stream: 3}), ()),
-        (ResetTarget.earliest(), (stream,)),
+        (ResetTarget.offsets({led.stream: 3}), ()),
+        (ResetTarget.earliest(), led.streams),
     ):
         with pytest.raises(UsageError, match="is atomic"):
-            postgres.reset(group, target, *streams)
+            postgres.reset(led, target, *streams)
     postgres.connection.execute("update space set epoch_dimensions = 1")
     with pytest.raises(InvalidEpoch, match="have 1 number, and this one has 2"):
-        postgres.reset(group, ResetTarget.at_epoch((3, 1)))
-    assert places(postgres, group) == {stream: (FREE, 0)}
+        postgres.reset(led, ResetTarget.at_epoch((3, 1)))
+    assert places(postgres, led.group) == {led.stream: "free at 0"}
 
 
 @pytest.mark.conforms("A4")
 def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> None:
     """Not even one that is gone."""
-    (gone,) = postgres.add_space()
-    group = postgres.declare()
+    led = postgres.led()
+    gone, group = led.stream, led.group
     postgres.append(gone, 5)
     (child,) = postgres.rollover(1)
-    postgres.lead(group)
     postgres.connection.execute("insert into lending (group_id, stream_id, position) values (1, %s, 0)", (child,))
     postgres.append(child, 4)
     postgres.retire(1)
@@ -369,10 +346,9 @@ def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> N
     assert postgres.reset(group, ResetTarget.current(), child) == {child: (2, 2)}, "another is beyond its end"
     with pytest.raises(UsageError, match=f"stream {gone}: retention has taken offset 3"):
         postgres.reset(group, ResetTarget.offsets({gone: 3}))
-    assert places(postgres, group)[gone] == (BLOCKED, 7)
-    assert postgres.reset(group, ResetTarget.earliest()) == {gone: (7, 5), child: (2, 0)}, (
-        "it begins behind what is gone"
-    )
+    assert places(postgres, group)[gone] == "blocked at 7"
+    moved = postgres.reset(group, ResetTarget.earliest())
+    assert moved == {gone: (7, 5), child: (2, 0)}, "it begins behind what is gone"
 
 
 @pytest.mark.conforms("A4")
@@ -400,6 +376,12 @@ def test_targets_that_are_none_are_refused() -> None:
         ResetTarget.shift(2**64)
 
 
+def pause_reason(store: PostgresGroupStore, group: Group) -> str | None:
+    found = store.find_group(group.group_id)
+    assert found is not None
+    return found.desired_state.pause_reason
+
+
 @pytest.mark.conforms("A4", "A5")
 @pytest.mark.parametrize("when", ["before", "as it begins", "meanwhile", "never"])
 def test_an_operators_pause_outlives_a_reset(
@@ -422,41 +404,26 @@ def test_an_operators_pause_outlives_a_reset(
     monkeypatch.setattr(PostgresGroupStore, "find_live_group", look_and_be_slow)
     with live_reset.pause_during_reset(postgres.url, group, ResetTarget("earliest")):
         pause("meanwhile")
-        found = look(postgres.store, group.subscription)
-        assert found is not None
-        assert found.desired_state.pause_reason is not None
-    found = look(postgres.store, group.subscription)
-    assert found is not None
-    assert found.desired_state.pause_reason == (None if when == "never" else "repairs")
+        assert pause_reason(postgres.store, group) is not None
+    assert pause_reason(postgres.store, group) == (None if when == "never" else "repairs")
 
 
 @pytest.mark.conforms("A5")
 def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
-    world, group, term, (first, _) = halfway
-    granted(world, group, term, first)
-    another = world.group(Subscription.parse("$share/another/#"), StartingPosition.EARLIEST)
-    granted(world, another, world.lead(another), first)
+    world, group, led, first, _ = halfway
+    led.grant(first)
+    world.lead(world.group(Subscription.parse("$share/another/#"), StartingPosition.EARLIEST)).grant(first)
     found = places(world, group)
 
     def resume(held: int) -> None:
         assert held == 1
         send_command(world.url, group.subscription, ResumeGroup())
 
+    waits: dict[str, Any] = {"force": False, "drain_timeout_s": 20.0, "waiting": resume}
     with pytest.raises(Conflict, match=r"it was resumed .* nothing was changed.*groups history"):
-        live_reset.reset_live_group(
-            world.url,
-            world.connection,
-            group,
-            ResetTarget.earliest(),
-            (),
-            force=False,
-            drain_timeout_s=20.0,
-            waiting=resume,
-        )
+        live_reset.reset_live_group(world.url, world.connection, group, ResetTarget.earliest(), (), **waits)
     assert places(world, group) == found
-    after = world.store.find_live_group(group.subscription)
-    assert after is not None
-    assert after.desired_state.pause_reason is None
+    assert pause_reason(world.store, group) is None
 
 
 @pytest.mark.conforms("W6")

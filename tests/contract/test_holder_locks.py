@@ -5,103 +5,72 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
-from msgspec.structs import replace
 
 from sublet_storage.db.liveness_lock import acquire_lock, compute_lock_key
-from sublet_storage.groups.model.records import (
-    ForceRelease,
-    GrantStream,
-    Group,
-    Lending,
-    LendingStatus,
-    ReclaimStream,
-)
-from tests.contract.group_world import LEASE_S, TWO, PostgresWorld, World, grant
+from tests.contract.group_world import PostgresWorld, World
 
 KEY = compute_lock_key("a1")
 VALID_S = 0.7
 
 
-def declared(stream_id: int, borrower_id: str = "b1") -> GrantStream:
-    return replace(grant(stream_id, borrower_id), lock_valid_s=VALID_S)
-
-
-def reclaim(held: Lending, borrower_id: str, lock_valid_s: float = 0.0) -> ReclaimStream:
-    return ReclaimStream(held.stream_id, held.grant_id, 0, borrower_id, "a1", lock_valid_s=lock_valid_s)
-
-
-def lock_valid_s(world: World, group: Group, term: int, stream_id: int) -> float:
-    return world.row(group, term, stream_id).lock_valid_s
-
-
 @pytest.mark.conforms("E7")
-@pytest.mark.parametrize("is_held", [True, False])
-def test_a_row_has_a_lock_that_was_held(world: World, is_held: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_held", "declared", "found"), [(True, VALID_S, VALID_S), (False, VALID_S, 0.0), (True, 0.0, 0.0)]
+)
+def test_a_row_has_a_declared_lock_that_was_held(world: World, is_held: bool, declared: float, found: float) -> None:
     """The agent's database may be another one: then nobody holds it here, and its word does not count."""
-    group, term, (stream,) = world.led()
+    led = world.led()
     with world.leader_lock(KEY) if is_held else nullcontext():
-        world.applied(group, term, declared(stream))
-    assert lock_valid_s(world, group, term, stream) == (VALID_S if is_held else 0.0)
-
-
-def test_an_undeclared_lock_is_not_in_the_row(world: World) -> None:
-    group, term, (stream,) = world.led()
-    with world.leader_lock(KEY):
-        world.applied(group, term, grant(stream))
-    assert lock_valid_s(world, group, term, stream) == 0.0
+        led.grant(lock_valid_s=declared)
+    assert led.row().lock_valid_s == found
 
 
 @pytest.mark.conforms("E7")
 def test_a_reclaim_declares_anew(world: World) -> None:
     """Each borrower for itself: its agent may have lost its lock, or have one now."""
-    group, term, (stream,) = world.led()
+    led = world.led()
     with world.leader_lock(KEY):
-        held = world.applied(group, term, declared(stream))
-        world.applied(group, term, reclaim(held, "b2"))
-        assert lock_valid_s(world, group, term, stream) == 0.0
-        world.applied(group, term, reclaim(held, "b3", VALID_S))
-        assert lock_valid_s(world, group, term, stream) == VALID_S
-    world.applied(group, term, reclaim(held, "b4", VALID_S))
-    assert lock_valid_s(world, group, term, stream) == 0.0
+        held = led.grant(lock_valid_s=VALID_S)
+        for borrower, valid_s in (("b2", 0.0), ("b3", VALID_S)):
+            held.reclaim(0, borrower, lock_valid_s=valid_s)
+            assert (led.row().borrower_id, led.row().lock_valid_s) == (borrower, valid_s)
+    held.reclaim(0, "b4", lock_valid_s=VALID_S)
+    assert (led.row().borrower_id, led.row().lock_valid_s) == ("b4", 0.0)
 
 
 def test_a_lock_stays_in_the_row_with_its_holder(world: World) -> None:
     """Whatever is written of it, and though its lock is free by then; it ends with the grant."""
-    group, term, (stream,) = world.led(session_expiry_s=60.0)
+    led = world.led(session_expiry_s=60.0)
     with world.leader_lock(KEY):
-        held = world.applied(group, term, declared(stream))
-    world.applied(group, term, reclaim(held, "b1", VALID_S))
-    assert lock_valid_s(world, group, term, stream) == VALID_S
-    world.applied(group, term, ForceRelease(stream, held.grant_id, "silent"))
-    assert lock_valid_s(world, group, term, stream) == 0.0
-    world.applied(group, term, grant(stream, "b5"))
-    assert lock_valid_s(world, group, term, stream) == 0.0
+        held = led.grant(lock_valid_s=VALID_S)
+    held.reclaim(0, lock_valid_s=VALID_S)
+    assert led.row().lock_valid_s == VALID_S
+    held.force_release()
+    assert led.row().lock_valid_s == 0.0
+    assert led.grant(borrower="b5").now().lock_valid_s == 0.0
 
 
 def test_anothers_lock_in_the_row_does_not_count(postgres: PostgresWorld) -> None:
     """A leader of a release before leaves it there when it grants the row."""
-    group, term, (stream,) = postgres.led()
+    led = postgres.led()
     with postgres.leader_lock(KEY):
-        postgres.applied(group, term, declared(stream))
+        led.grant(lock_valid_s=VALID_S)
     postgres.connection.execute("update lending set borrower_id = 'b9'")
-    assert lock_valid_s(postgres, group, term, stream) == 0.0
+    assert led.row().lock_valid_s == 0.0
 
 
 def test_a_write_takes_no_lock_for_long(postgres: PostgresWorld) -> None:
     """A free one is the agent's to take when the write is done."""
-    group, term, (stream,) = postgres.led()
-    postgres.applied(group, term, declared(stream))
+    postgres.led().grant(lock_valid_s=VALID_S)
     assert acquire_lock(postgres.connection, KEY)
 
 
 @pytest.mark.conforms("E7", "E13")
 def test_no_row_has_a_lock_of_a_former_timeline(postgres: PostgresWorld) -> None:
     """Its holder may see its lock held there; here it is free, as all are."""
-    group, term, (stream,) = postgres.led(session_expiry_s=60.0)
+    led = postgres.led(session_expiry_s=60.0)
     with postgres.leader_lock(KEY):
-        postgres.applied(group, term, declared(stream))
+        led.grant(lock_valid_s=VALID_S)
     postgres.connection.execute("update leadership set timeline = 'the former'")
-    postgres.clock.advance(LEASE_S)
-    term = postgres.lead(group, TWO)
-    row = postgres.row(group, term, stream)
-    assert (row.status, row.lock_valid_s) == (LendingStatus.FREE, 0.0)
+    row = led.succeed().row()
+    assert (row.status, row.lock_valid_s) == ("free", 0.0)

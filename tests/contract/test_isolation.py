@@ -16,7 +16,9 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import consumer_progress
-from tests.contract.group_world import PostgresWorld, grant_of
+from sublet_storage.log.append import BlockAppend, ProducerStamp, append
+from sublet_storage.producer.outbox_mover import NOTHING, OutboxMover
+from tests.contract.group_world import PostgresWorld
 from tests.contract.test_fencing import test_a_position_is_read_after_who_moves_it
 from tests.contract.test_group_postgres import (
     test_a_group_made_in_a_rollover_misses_no_stream,
@@ -73,10 +75,8 @@ def database(request: pytest.FixtureRequest, database: str) -> str:
 def test_our_connections_are_at_read_committed(database: str) -> None:
     """And get their results in one form."""
     with connect(database) as ours:
-        asked = (
-            "select current_setting('transaction_isolation'), now(), interval '1 day', 'ł', 0.1::float8 + 0.2::float8"
-        )
-        level, now, day, letter, number = ours.execute(asked).fetchall()[0]
+        asked = "select current_setting('transaction_isolation'), now(), interval '1 day', 'ł', 0.1::float8 + 0.2"
+        level, now, day, letter, number = ours.execute(f"{asked}::float8").fetchall()[0]
     assert (level, day, letter, number) == ("read committed", timedelta(days=1), "ł", 0.1 + 0.2)
     assert now.tzinfo is not None
 
@@ -84,17 +84,16 @@ def test_our_connections_are_at_read_committed(database: str) -> None:
 @pytest.mark.parametrize("level", STRICT)
 def test_progress_at_another_level_is_refused(postgres: PostgresWorld, level: str) -> None:
     """Its snapshot would be older than what was granted and appended meanwhile."""
-    group, _, stream, held = postgres.granted()
+    held = postgres.granted()
     with psycopg.connect(postgres.url, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select 1")
-        postgres.append(stream, 10)
+        postgres.append(held.stream, 10)
         with pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"):
-            consumer_progress.advance(user, *grant_of(group, held), 4)
+            consumer_progress.advance(user, *held.uses, 4)
         user.rollback()
-        fence_at = "begin isolation level read committed"
-        user.execute(fence_at)
-        consumer_progress.advance(user, *grant_of(group, held), 4)
+        user.execute("begin isolation level read committed")
+        consumer_progress.advance(user, *held.uses, 4)
         user.execute("commit")
     assert postgres.connection.execute("select position from lending").fetchone() == (4,)
 
@@ -125,8 +124,6 @@ def test_a_block_sets_no_level_for_later_ones(database: str, level: str) -> None
 @pytest.mark.parametrize("level", STRICT)
 def test_appends_at_another_level_are_refused(conn: Connection, stream: int, level: str) -> None:
     """Those of an older release, which do not set it: what another level would make wrong stores nothing."""
-    from sublet_storage.log.append import BlockAppend, ProducerStamp, append
-
     conn.execute(f"set session characteristics as transaction isolation level {level}")
     with pytest.raises(psycopg.Error, match=f"at isolation level {level}"):
         append(conn, [BlockAppend(stream, block(b"a"), ProducerStamp("p", 1, 1))])
@@ -135,8 +132,6 @@ def test_appends_at_another_level_are_refused(conn: Connection, stream: int, lev
 
 @pytest.mark.parametrize("level", STRICT)
 def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> None:
-    from sublet_storage.producer.outbox_mover import NOTHING, OutboxMover
-
     outbox = OutboxMover(conn, lambda _: None)
     with psycopg.connect(conn.info.dsn, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")

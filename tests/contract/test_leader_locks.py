@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -43,12 +44,8 @@ def test_a_free_lock_ends_a_lease(world: World) -> None:
     first = world.store.claim(1, ONE, LEASE_S, FIRST.key)
     world.clock.advance(4)
     second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
-    assert (second.node, second.lock, second.remaining_s, second.previous_leader_s) == (
-        TWO,
-        SECOND,
-        LEASE_S,
-        LEASE_S - 4,
-    )
+    assert (second.node, second.lock) == (TWO, SECOND)
+    assert (second.remaining_s, second.previous_leader_s) == (LEASE_S, LEASE_S - 4)
     assert second.term > first.term
     assert world.store.renew(ONE, {1: first.term}, LEASE_S, FIRST.key) == frozenset()
     assert world.store.release(ONE, {1: first.term}) == frozenset()
@@ -106,21 +103,30 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     assert acquire_lock(postgres.connection, FIRST.key)
 
 
-def test_a_lost_lock_is_tried_again_at_once(postgres: PostgresWorld) -> None:
-    """Also where another process has it for a moment; not only when the next check is due."""
-    events: SimpleQueue[object] = SimpleQueue()
+Events = SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked]
+
+
+@contextmanager
+def keeping(url: str, rivals: Sequence[int] = (), **more: Any) -> Iterator[tuple[LivenessLockKeeper, Events]]:
+    """Yield a keeper of the first lock, whose next check is due in an hour, once it has that lock, and its events."""
+    events: Events = SimpleQueue()
     times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
-    tried = threading.Event()
-    keeper = LivenessLockKeeper(
-        postgres.url, ONE.incarnation, times, list, events.put, time.monotonic, on_absent=tried.set
-    )
+    keeper = LivenessLockKeeper(url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic, **more)
     keeper.start()
     try:
         assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
+        yield keeper, events
+    finally:
+        keeper.stop()
+
+
+def test_a_lost_lock_is_tried_again_at_once(postgres: PostgresWorld) -> None:
+    """Also where another process has it for a moment; not only when the next check is due."""
+    tried = threading.Event()
+    take = "select pg_advisory_lock(%s, %s::integer)"
+    with keeping(postgres.url, on_absent=tried.set) as (_, events):
         with connect(postgres.url) as other:
-            taken = threading.Thread(
-                target=other.execute, args=("select pg_advisory_lock(%s, %s::integer)", (LOCK_CLASS, FIRST.key))
-            )
+            taken = threading.Thread(target=other.execute, args=(take, (LOCK_CLASS, FIRST.key)))
             taken.start()
             waiting = "select from pg_locks where locktype = 'advisory' and not granted"
             eventually(lambda: postgres.connection.execute(waiting).rowcount > 0, WAIT_S)
@@ -132,15 +138,11 @@ def test_a_lost_lock_is_tried_again_at_once(postgres: PostgresWorld) -> None:
             assert isinstance(events.get(timeout=WAIT_S), LivenessLockLost)
             assert tried.wait(WAIT_S)
         assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
-    finally:
-        keeper.stop()
 
 
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
-    events: SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked] = SimpleQueue()
-    times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
     looked_at: list[float] = []
 
     def find(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
@@ -148,10 +150,7 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: py
         return find_free_locks(connection, keys)
 
     monkeypatch.setattr(liveness_lock, "find_free_locks", find)
-    keeper = LivenessLockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
-    keeper.start()
-    try:
-        assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
+    with keeping(postgres.url, rivals) as (keeper, events):
         rivals.append(SECOND.key)
         keeper.wakeup()
         check = events.get(timeout=WAIT_S)
@@ -159,7 +158,5 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: py
         assert check.free == {SECOND.key}
         assert check.connected_at <= check.sent_at <= looked_at[0] <= check.answered_at
         assert [(check.timeline,)] == postgres.connection.execute("select timeline_number()").fetchall()
-    finally:
-        keeper.stop()
     keeper.join(WAIT_S)
     assert not any(isinstance(events.get(), LivenessLockLost) for _ in range(events.qsize()))

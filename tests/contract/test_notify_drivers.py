@@ -28,7 +28,7 @@ from sublet_storage.notify.drivers.postgres import (
     encode_payload,
 )
 from sublet_storage.notify.drivers.registry import create_driver, list_drivers, load_driver
-from tests.contract.notify_conformance import Subject, checks, receiving, sending
+from tests.contract.notify_conformance import Subject, checks, connected, receiving, sending
 from tests.kit import eventually
 
 THREE = ("poll", "postgres", "zmq")
@@ -122,11 +122,8 @@ def test_driver(subject: Subject, check: Callable[[Subject], None]) -> None:
 def test_the_three_are_installed() -> None:
     assert set(THREE) <= set(list_drivers())
     made = {name: load_driver(name)("postgresql:///x") for name in THREE}
-    assert {name: driver.capabilities.is_push for name, driver in made.items()} == {
-        "poll": False,
-        "postgres": True,
-        "zmq": True,
-    }
+    pushes = {name: driver.capabilities.is_push for name, driver in made.items()}
+    assert pushes == {"poll": False, "postgres": True, "zmq": True}
 
 
 def entry(name: str, value: str, package: str) -> EntryPoint:
@@ -226,12 +223,7 @@ def test_schemas_receive_nothing_of_each_other(database: str, monkeypatch: pytes
     one = load_driver("postgres")(database)
     monkeypatch.setenv("SUBLET_SCHEMA", "other")
     other = load_driver("postgres")(database)
-    with (
-        receiving(one) as (here,),
-        receiving(other) as (there,),
-        sending(one, [here]) as (sender,),
-        sending(other, [there]) as (second,),
-    ):
+    with connected(one) as (here, sender), connected(other) as (there, second):
         sender.send(b"one")
         second.send(b"other")
         eventually(lambda: (here.messages, there.messages) == ([b"one"], [b"other"]))
@@ -253,7 +245,7 @@ def test_a_payload_is_text_within_postgres_limit(message: bytes) -> None:
 
 def test_what_waits_outlives_a_lost_connection(database: str) -> None:
     driver = load_driver("postgres")(database)
-    with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
+    with connected(driver) as (received, sender):
         sender.send(b"before")
         eventually(lambda: b"before" in received.messages)
         with connect(database) as conn:
@@ -270,9 +262,8 @@ def test_a_database_that_is_away_is_no_error(server_url: str) -> None:
     away = psycopg.conninfo.make_conninfo(server_url, host="/nonexistent")
     driver = load_driver("postgres")(away)
     reported: list[str] = []
-    receiver = driver.open_receiver(
-        lambda message: None, lambda: reported.append("connected"), lambda: reported.append("lost")
-    )
+    say = reported.append
+    receiver = driver.open_receiver(lambda _: None, lambda: say("connected"), lambda: say("lost"))
     sender = driver.open_sender([receiver.endpoint])
     for _ in range(3000):
         sender.send(b"message")
@@ -307,7 +298,7 @@ def test_messages_without_the_key_are_dropped(database: str) -> None:
 def test_ipv6_and_names(database: str) -> None:
     for host, address in (("localhost", r"tcp://(127\.0\.0\.1|\[::1\]):\d+"), ("::1", r"tcp://\[::1\]:\d+")):
         driver = load_driver("zmq")(database, host=host)
-        with receiving(driver) as (received,), sending(driver, [received]) as (sender,):
+        with connected(driver) as (received, sender):
             assert re.fullmatch(rf"zmq:{address}\?key=[0-9a-f]{{64}}", received.receiver.endpoint)
             sender.send(b"message")
             eventually(lambda: received.messages == [b"message"])

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -29,16 +29,13 @@ from sublet_storage.producer.batches.input_conversion import as_headers, check_s
 from sublet_storage.producer.outbox_mover import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
-from tests.integration.log_kit import by_key, everything
+from tests.integration.log_kit import Message, by_key, everything
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
 Connection = psycopg.Connection[Any]
 
 HERE = NodeIncarnation("n1", "n1-1", "localhost:1")
-FIRST = datetime.min.replace(tzinfo=UTC)
-LAST = datetime.max.replace(tzinfo=UTC)
-BLOCK_CODEC = "select codec & 3, count from block"
 
 
 @pytest.fixture
@@ -58,15 +55,28 @@ def free(_: object) -> None:
     """Let every call pass, as a guard."""
 
 
-def move_all(conn: Connection) -> int:
-    relay, total = OutboxMover(conn, free), 0
-    while (moved := relay.move()) != NOTHING:
+def move_all(conn: Connection, relay: OutboxMover | None = None, rows: int = outbox_mover.MOVED_ROWS) -> int:
+    """Have everything moved; the number of messages."""
+    relay, total = relay or OutboxMover(conn, free), 0
+    while (moved := relay.move(rows=rows)) != NOTHING:
         total += moved.messages
     return total
 
 
 def values(conn: Connection) -> list[bytes]:
     return sorted(message["value"] for found in everything(conn).values() for message in found)
+
+
+def in_one_stream(conn: Connection) -> list[Message]:
+    """Return the messages of the one stream that has some, in their order."""
+    (messages,) = [found for found in everything(conn).values() if found]
+    return messages
+
+
+def check_order(conn: Connection) -> None:
+    """Check that the numbers of each key are in their order."""
+    for key, numbers in by_key(conn).items():
+        assert list(map(int, numbers)) == sorted(map(int, numbers)), key
 
 
 def publish(conn: Connection, *arguments: object) -> int:
@@ -125,7 +135,7 @@ def test_values_and_keys_are_text_or_bytes(conn: Connection, user: Connection) -
         user.execute(f"select sublet.{call}", parameters or None)
     user.commit()
     assert move_all(conn) == len(CALLS)
-    (messages,) = [found for found in everything(conn).values() if found]
+    messages = in_one_stream(conn)
     found = {each[0]: (message["value"], message["key"]) for each, message in zip(CALLS, messages, strict=True)}
     assert found == {name: expected for name, _, _, expected in CALLS}
     assert {message["topic"] for message in messages} == {"a"}
@@ -154,13 +164,13 @@ def test_headers_and_times_come_as_they_were_given(conn: Connection, user: Conne
     user.commit()
     before = datetime.now(UTC)
     assert move_all(conn) == 2501
-    (found,) = [each for each in everything(conn).values() if each]
+    found = in_one_stream(conn)
     assert [message["timestamp"].second for message in found[:100]] == [i % 60 for i in range(100)]
     headers = {pair["key"]: pair["value"] for pair in found[7]["headers"]}
     assert headers == {"n": b"7", "none": None, "bytes": bytes(range(100))}
     assert [(pair["key"], pair["value"]) for pair in found[-1]["headers"]] == [("same", b"1"), ("same", b"true")]
     assert abs((found[-1]["timestamp"] - before).total_seconds()) < 60
-    counts = conn.execute(BLOCK_CODEC).fetchall()
+    counts = conn.execute("select codec & 3, count from block").fetchall()
     assert max(count for _, count in counts) == 1000
     assert {codec for codec, count in counts if count >= 64} == {2}, "in the compression of the space"
 
@@ -199,23 +209,8 @@ def test_a_refusal_has_value_rule_and_remedy(conn: Connection, user: Connection)
     assert move_all(conn) == 0
 
 
-TOPICS = [
-    "a",
-    "/",
-    "a//b",
-    "/a/",
-    "a$b",
-    "$",
-    "grüße/东京",
-    "+",
-    "a+b",
-    "#",
-    "x" * 4096,
-    "/" * 127,
-    "x" * 65536,
-    "é" * 32767,
-    " ",
-]
+TOPICS = ["a", "/", "a//b", "/a/", "a$b", "$", "grüße/东京", "+", "a+b", "#", " "]
+TOPICS += ["x" * 4096, "/" * 127, "x" * 65536, "é" * 32767]
 
 
 def test_topics_are_judged_as_by_every_publisher(user: Connection) -> None:
@@ -259,12 +254,12 @@ def test_headers_are_judged_as_by_every_publisher(conn: Connection, user: Connec
 def test_the_first_and_the_last_moment_are_times(conn: Connection, user: Connection) -> None:
     reshard(conn, "default", 1)
     user.execute("set timezone = 'UTC'")
-    for moment in (FIRST, LAST):
+    moments = [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
+    for moment in moments:
         publish(user, "a", "v", None, None, moment.replace(tzinfo=None).isoformat(" ") + "+00")
     user.commit()
     assert move_all(conn) == 2
-    (messages,) = [found for found in everything(conn).values() if found]
-    assert [message["timestamp"] for message in messages] == [FIRST, LAST]
+    assert [message["timestamp"] for message in in_one_stream(conn)] == moments
 
 
 def test_a_role_that_may_only_execute_may_publish(conn: Connection, user: Connection) -> None:
@@ -316,10 +311,8 @@ def test_order_is_that_of_transactions(database: str, conn: Connection) -> None:
             writer.commit()
             if number % 7 == 0:
                 relay.move(rows=13)
-    while relay.move(rows=13) != NOTHING:
-        pass
-    for key, numbers in by_key(conn).items():
-        assert list(map(int, numbers)) == sorted(map(int, numbers)), key
+    move_all(conn, relay, rows=13)
+    check_order(conn)
     assert len(values(conn)) == 300
 
 
@@ -328,8 +321,8 @@ def test_order_is_that_of_numbers_not_of_their_digits(conn: Connection) -> None:
     for xact in (998, 999, 1000, 99, 100):
         conn.execute("insert into outbox (xact, topic, value) values (%s::text::xid8, 't', %s)", (xact, b"%d" % xact))
     assert move_all(conn) == 5
-    (found,) = [each for each in everything(conn).values() if each]
-    assert [message["value"] for message in found] == [b"99", b"100", b"998", b"999", b"1000"]
+    found = [message["value"] for message in in_one_stream(conn)]
+    assert found == [b"99", b"100", b"998", b"999", b"1000"]
 
 
 @pytest.mark.conforms("W7")
@@ -361,8 +354,7 @@ def test_a_look_does_not_walk_over_what_was_moved(database: str, conn: Connectio
     user.execute("select from sublet.outbox")
     relay = OutboxMover(conn, free)
     conn.execute("select publish('t', 'v') from generate_series(1, 20000)")
-    while relay.move() != NOTHING:
-        pass
+    move_all(conn, relay)
     assert _pages_read(conn, relay) < 50
     assert _pages_read(conn, OutboxMover(conn, free)) > 100, "there is something to walk over"
 
@@ -375,8 +367,7 @@ def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: Connection) -> None:
         assert relay.move().messages == 1
         assert relay.move() == NOTHING
     conn.execute("select publish('t', 'v') from generate_series(1, 3000)")
-    while relay.move(rows=300) != NOTHING:
-        pass
+    move_all(conn, relay, rows=300)
     conn.execute("select pg_stat_force_next_flush()")
     scans = conn.execute("select seq_scan, idx_scan > 20 from pg_stat_user_tables where relname = 'outbox'").fetchone()
     assert scans == (0, True)
@@ -444,24 +435,28 @@ def test_a_locked_row_is_moved_when_it_is_free(
     assert values(conn) == [b"free", b"held"]
 
 
-@pytest.mark.parametrize("change", ["deleted", "changed", "replaced"])
-def test_a_row_changed_after_it_was_read_is_read_again(database: str, conn: Connection, change: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("delete from outbox", [b"two"]),
+        ("update outbox set value = 'new'", [b"new", b"two"]),
+        ("update outbox set outbox_id = default", [b"one", b"two"]),
+    ],
+    ids=["deleted", "changed", "replaced"],
+)
+def test_a_row_changed_after_it_was_read_is_read_again(
+    database: str, conn: Connection, change: LiteralString, found: list[bytes]
+) -> None:
     publish(conn, "t", "one")
     publish(conn, "t", "two")
-    statements = {
-        "deleted": "delete from outbox where value = 'one'",
-        "changed": "update outbox set value = 'new' where value = 'one'",
-        "replaced": "update outbox set outbox_id = default where value = 'one'",
-    }
 
     def meanwhile(_: object) -> None:
         with connect(database) as other:
-            other.execute(statements[change])
+            other.execute(f"{change} where value = 'one'")
 
-    relay = OutboxMover(conn, meanwhile)
-    assert relay.move() == NOTHING
-    assert move_all(conn) == (1 if change == "deleted" else 2)
-    assert values(conn) == {"deleted": [b"two"], "changed": [b"new", b"two"], "replaced": [b"one", b"two"]}[change]
+    assert OutboxMover(conn, meanwhile).move() == NOTHING
+    assert move_all(conn) == len(found)
+    assert values(conn) == found
 
 
 @pytest.mark.conforms("W7", "E13")
@@ -494,19 +489,23 @@ def test_readers_are_notified_of_what_was_moved(
 
 @pytest.mark.conforms("W7", "W3")
 def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: Connection) -> None:
+    changes: list[Callable[[Connection], object]] = [
+        lambda other: rollover(other, "default"),
+        lambda other: reshard(other, "default", 3),
+        lambda other: create_space(other, "eu", "eu/#", shards=2),
+        lambda other: alter_space(other, "eu", filter="+/1"),
+    ]
+    due: list[Callable[[Connection], object]] = []
+
     def meanwhile(_: object) -> None:
         with connect(database) as other:
-            for change in changes:
-                change(other)
-            changes.clear()
+            while due:
+                due.pop()(other)
 
-    changes: list[Callable[[Connection], object]] = []
-    relay = OutboxMover(conn, meanwhile)
-    for number, change in enumerate(CHANGES):
-        conn.execute(
-            "select publish('eu/' || i %% 3, %s || '', 'k' || i) from generate_series(1, 50) i", (str(number),)
-        )
-        changes.append(change)
+    relay, publishing = OutboxMover(conn, meanwhile), "select publish('eu/' || i %% 3, %s || '', 'k' || i)"
+    for number, change in enumerate(changes):
+        conn.execute(f"{publishing} from generate_series(1, 50) i", (str(number),))
+        due.append(change)
         assert relay.move() == NOTHING, "nothing of it: the streams are not what they were"
         moved = relay.move()
         assert moved.messages == 50
@@ -515,20 +514,19 @@ def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: Connec
     assert all(numbers == [b"0", b"1", b"2", b"3"] for numbers in by_key(conn).values())
 
 
-CHANGES: list[Callable[[Connection], object]] = [
-    lambda other: rollover(other, "default"),
-    lambda other: reshard(other, "default", 3),
-    lambda other: create_space(other, "eu", "eu/#", shards=2),
-    lambda other: alter_space(other, "eu", filter="+/1"),
-]
-
-
 @pytest.mark.conforms("W7", "W2")
 def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: Connection) -> None:
-    random.seed(7)
-    stop = threading.Event()
+    chance, stop = random.Random(7), threading.Event()
+
+    def relay() -> None:
+        while not stop.is_set():
+            with suppress(Exception), connect(proxy.url) as connection:
+                mover = OutboxMover(connection, free)
+                while not stop.is_set():
+                    mover.move(rows=70)
+
     with PostgresProxy(database) as proxy:
-        mover = threading.Thread(target=_relay_through, args=(proxy, stop))
+        mover = threading.Thread(target=relay)
         mover.start()
         try:
             for number in range(60):
@@ -537,7 +535,7 @@ def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: Connect
                 if number % 3 == 0:
                     proxy.cut_commit(resume=True)
                 if number % 4 == 0:
-                    stop.wait(random.uniform(0, 0.02))
+                    stop.wait(chance.uniform(0, 0.02))
                     proxy.hang_up()
         finally:
             stop.set()
@@ -545,16 +543,7 @@ def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: Connect
             mover.join(30)
     move_all(conn)
     assert sorted(map(int, values(conn))) == list(range(3000))
-    for numbers in by_key(conn).values():
-        assert list(map(int, numbers)) == sorted(map(int, numbers))
-
-
-def _relay_through(proxy: PostgresProxy, stop: threading.Event) -> None:
-    while not stop.is_set():
-        with suppress(Exception), connect(proxy.url) as connection:
-            relay = OutboxMover(connection, free)
-            while not stop.is_set():
-                relay.move(rows=70)
+    check_order(conn)
 
 
 def _accepts(publishing: Callable[[], object], user: Connection | None = None) -> bool:

@@ -20,6 +20,7 @@ from sublet_storage.db.store_connection import Connection, GroupStoreConnection
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.model.records import StartingPosition
 from tests.contract.group_world import LEASE_S, ONE, SHARE, PostgresWorld
+from tests.contract.test_group_postgres import store_backends
 
 pytestmark = pytest.mark.conforms("X4")
 
@@ -38,11 +39,6 @@ def test_a_filter_that_does_not_compress_is_refused(postgres: PostgresWorld) -> 
         postgres.store.open_group(Subscription("share", "g", TopicFilter(longest)))
     taken = Subscription("share", "g", TopicFilter("a" * MAX_TOPIC_BYTES))
     assert postgres.store.open_group(taken).subscription == taken
-
-
-def store_backends(postgres: PostgresWorld) -> list[Any]:
-    sql = "select pid from pg_stat_activity where datname = current_database() and application_name = 'sublet groups'"
-    return postgres.connection.execute(sql).fetchall()
 
 
 def test_a_value_too_large_keeps_the_connection(postgres: PostgresWorld) -> None:

@@ -19,7 +19,7 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def orders(stage: object, database: str) -> Iterator[Interleavings]:
-    """Yield the schedules, each of which begins with the `stage` of the file."""
+def orders(database: str) -> Iterator[Interleavings]:
+    """Yield the schedules; each begins with what is in the database when the first of them is made."""
     with Interleavings(database) as orders:
         yield orders

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -31,6 +32,8 @@ from tests.kit import eventually
 
 Connection = BoundedConnection
 Work = Callable[[Connection], Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_SCHEDULES = 3000
 STUCK_S = 60.0
@@ -75,6 +78,23 @@ class Run:
     def __str__(self) -> str:
         reported = "\n".join(map(str, self.steps))
         return f"the schedule:\n{reported}\nthe answers: {self.answers}"
+
+
+def check_errors(run: Run) -> None:
+    """Check that nothing was raised."""
+    assert not run.errors
+
+
+def in_transaction(work: Callable[P, T]) -> Callable[P, T]:
+    """Return the work, whose last argument is a connection, as one transaction."""
+
+    @wraps(work)
+    def done(*arguments: P.args, **more: P.kwargs) -> T:
+        conn: Any = arguments[-1]
+        with conn.transaction():
+            return work(*arguments, **more)
+
+    return done
 
 
 class _Abandoned(BaseException):
@@ -162,18 +182,29 @@ class _Decision:
 
 
 class Interleavings:
-    """All schedules of some participants over one database, whose state when this is made is where each begins."""
+    """All schedules of some participants over one database, whose state before the first is where each begins."""
 
     def __init__(self, url: str) -> None:
         self._url, self._retained = url, dict[str, Connection]()
         self._watcher = self._connect("watcher")
-        self._state, self._footprints = State(self._watcher), Footprints(self._watcher)
+
+    @cached_property
+    def _state(self) -> State:
+        return State(self._watcher)
+
+    @cached_property
+    def _footprints(self) -> Footprints:
+        return Footprints(self._watcher)
 
     def explore(
-        self, participants: Mapping[str, Work], judge: Callable[[Run], None], ahead: Mapping[str, str] | None = None
+        self,
+        participants: Mapping[str, Work],
+        judge: Callable[[Run], None] = check_errors,
+        ahead: Mapping[str, str] | None = None,
     ) -> int:
-        """Run them in every order, and `judge` what came of it; how many orders there are. `ahead`: these have come,
-        each alone and one after the other, to their first statement with that text in it."""
+        """Run them in every order, and `judge` what came of it; return how many orders there are. `ahead`: these have
+        come, each alone and one after the other, to their first statement with that text in it. Raise AssertionError if
+        there is one order: participants that never meet prove nothing."""
         path: list[_Decision] = []
         for tried in range(1, MAX_SCHEDULES + 1):
             run = self._once(participants, path, ahead or {})
@@ -185,6 +216,7 @@ class Interleavings:
             while path and path[-1].chosen + 1 == len(path[-1].names):
                 path.pop()
             if not path:
+                assert tried > 1, f"there is one order, {run}"
                 return tried
             path[-1].chosen += 1
         raise AssertionError(f"more than {MAX_SCHEDULES} orders: let the participants do less")
@@ -254,11 +286,11 @@ class Interleavings:
         return waits
 
     def _connection(self, name: str) -> Connection:
-        retained = self._retained.get(name)
-        if retained is None or retained.closed or retained.info.transaction_status != TransactionStatus.IDLE:
-            if retained is not None:
-                retained.close()
-            self._retained[name] = retained = self._connect(name)
+        retained = self._retained.get(name) or self._connect(name)
+        if retained.closed or retained.info.transaction_status != TransactionStatus.IDLE:
+            retained.close()
+            retained = self._connect(name)
+        self._retained[name] = retained
         return retained
 
     def _connect(self, name: str) -> Connection:

@@ -21,7 +21,7 @@ from sublet_storage.log.append import (
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import in_epochs, stream_of
-from tests.interleavings.harness import Connection, Interleavings, Run, Work
+from tests.interleavings.harness import Connection, Interleavings, Run
 
 LONG_S = 600.0
 NAME = "meter"
@@ -34,16 +34,15 @@ class Stage:
         self.space, self.stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
         self.former = ProducerIdentity(NAME, register_producer(conn, NAME))
         epoch_leases.hold(conn, self.space, self.former, [(1,)], lease_s=0)
-        self.append(1, 1)(conn)
+        append(conn, [self.block(1)])
 
-    def append(self, sequence: int, epoch: int) -> Work:
-        block = BlockAppend(self.stream, in_epochs((epoch,)), ProducerStamp(NAME, self.former.incarnation, sequence))
-        return lambda conn: append(conn, [block])
+    def block(self, number: int) -> BlockAppend:
+        """Return the producer's block of that number, in the epoch of the same number."""
+        return BlockAppend(self.stream, in_epochs((number,)), ProducerStamp(NAME, self.former.incarnation, number))
 
     def advance(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
         """Publish in epoch 2, and go on to 5."""
-        block = BlockAppend(self.stream, in_epochs((2,)), ProducerStamp(NAME, self.former.incarnation, 2))
-        return epoch_leases.append_and_advance(conn, [block], self.space, self.former, [(5,)], LONG_S)
+        return epoch_leases.append_and_advance(conn, [self.block(2)], self.space, self.former, [(5,)], LONG_S)
 
     def go_on(self, conn: Connection) -> LowerFrontier:
         """Advance to epoch 4."""
@@ -63,7 +62,7 @@ class Stage:
         return epoch_leases.expire_one(conn, self.space, NAME)
 
     def publish(self, conn: Connection) -> Any:
-        return self.append(2, 2)(conn)
+        return append(conn, [self.block(2)])
 
     def take(self, conn: Connection) -> epoch_leases.EpochAdvanceResult:
         """Another producer begins at epoch 1, in a transaction as that of an advance."""
@@ -71,9 +70,8 @@ class Stage:
 
     def live_anew(self, conn: Connection) -> LowerFrontier:
         """Start its next incarnation, which continues with the former one's capability."""
-        return epoch_leases.hold(
-            conn, self.space, ProducerIdentity(NAME, register_producer(conn, NAME)), [(1,)], LONG_S
-        )
+        newer = ProducerIdentity(NAME, register_producer(conn, NAME))
+        return epoch_leases.hold(conn, self.space, newer, [(1,)], LONG_S)
 
     def alter(self, conn: Connection) -> None:
         space_changes.alter_space(conn, "eu", retention_s=200)
@@ -130,7 +128,7 @@ def test_a_fenced_publisher_completes_nothing(orders: Interleavings, stage: Stag
         assert lives == ([(True, [[1]])] if goes_on else [] if act == "release" else [(False, [[5]])])
         assert "DeadlockDetected" not in run.errors
 
-    assert orders.explore({"former": getattr(stage, act), "newer": stage.live_anew}, judge) > 1
+    orders.explore({"former": getattr(stage, act), "newer": stage.live_anew}, judge)
 
 
 @pytest.mark.conforms("S12")
@@ -139,7 +137,7 @@ def test_an_advance_and_its_retry_both_end(orders: Interleavings, stage: Stage) 
         assert run.errors == []
         check_frontier(run)
 
-    assert orders.explore({"first": stage.advance, "retry": stage.advance}, judge) > 1
+    orders.explore({"first": stage.advance, "retry": stage.advance}, judge)
 
 
 ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "alter")
@@ -158,20 +156,19 @@ def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> No
     """Whatever changes capabilities at once."""
 
     def judge(run: Run) -> None:
-        assert all(
-            isinstance(error, (EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced)) for error in run.errors
-        )
+        refusals = (EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced)
+        assert all(isinstance(error, refusals) for error in run.errors)
         check_frontier(run)
         others = (act for act in ("advance", "go_on", "renew", "live_anew") if act in run.answers)
         assert not (run.answers.get("expire") and any(goes_on(run.answers[act]) for act in others))
 
     for acts in (*combinations(ACTS, 2), ("renew", "expire", "take")):
-        assert orders.explore({act: getattr(stage, act) for act in acts}, judge) > 1, acts
+        orders.explore({act: getattr(stage, act) for act in acts}, judge)
 
 
 @pytest.mark.conforms("S9")
 @pytest.mark.parametrize("act", ["expire", "release", "go_on", "advance", "take", "publish"])
-def test_a_dropped_space_stays_completed(stage: Stage, conn: Connection, database: str, act: str) -> None:
+def test_a_dropped_space_stays_completed(orders: Interleavings, stage: Stage, conn: Connection, act: str) -> None:
     """Though another producer, which is alive, holds epochs of it."""
     epoch_leases.hold(conn, stage.space, ProducerIdentity("alive", 1), [(1,)], LONG_S)
     asked = (
@@ -182,5 +179,4 @@ def test_a_dropped_space_stays_completed(stage: Stage, conn: Connection, databas
     def judge(run: Run) -> None:
         assert run.conn.execute(asked, (stage.space,)).fetchall() == [(True,)]
 
-    with Interleavings(database) as orders:
-        assert orders.explore({act: getattr(stage, act), "drop": stage.drop}, judge) > 1
+    orders.explore({act: getattr(stage, act), "drop": stage.drop}, judge)

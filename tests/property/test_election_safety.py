@@ -15,18 +15,7 @@ from random import Random
 
 import pytest
 
-from sublet_leader.election import (
-    ClaimCompleted,
-    Election,
-    ElectionOutcome,
-    Event,
-    LeadershipAcquired,
-    ReleaseCompleted,
-    RenewCompleted,
-    Resign,
-    ResignAll,
-    StartCampaign,
-)
+from sublet_leader import election
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeIncarnation
@@ -47,7 +36,7 @@ class Node:
     ref: NodeIncarnation
     offset_s: float
     rate: float
-    machine: Election
+    machine: election.Election
     wants: set[int] = field(default_factory=set)
     paused_until: float = 0.0
     cut_off_until: float = 0.0
@@ -77,7 +66,7 @@ class World:
     def _node(self, name: str) -> Node:
         ref = NodeIncarnation(name, f"{name}-life", f"{name}:1")
         offset_s, rate = self.random.choice((-600.0, 0.0, 600.0)), self.random.choice((0.95, 1.0, 1.05))
-        return Node(ref, offset_s, rate, Election(SETTINGS, ref.incarnation))
+        return Node(ref, offset_s, rate, election.Election(SETTINGS, ref.incarnation))
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -100,7 +89,7 @@ class World:
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
-    def decide(self, node: Node, event: Event) -> None:
+    def decide(self, node: Node, event: election.Event) -> None:
         """One step of a node, when it is not paused: its attempts go on their way, its notices are checked."""
         if self.now_s < node.paused_until:
             self.at(node.paused_until, lambda: self.decide(node, event))
@@ -108,39 +97,41 @@ class World:
         outcome = node.machine.decide(event, node.clock(self.now_s))
         self._attempt(node, outcome)
         for notice in outcome.notices:
-            if isinstance(notice, LeadershipAcquired):
+            if isinstance(notice, election.LeadershipAcquired):
                 assert (notice.leadership_id, notice.term) not in self.led, "led twice under one term"
                 self.led.add((notice.leadership_id, notice.term))
         if outcome.wake_at is not None:
             self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.decide(node, Tick()))
 
-    def _attempt(self, node: Node, outcome: ElectionOutcome) -> None:
+    def _attempt(self, node: Node, outcome: election.ElectionOutcome) -> None:
         started, lease_s, jitter_s = node.clock(self.now_s), SETTINGS.lease_duration_s, self.random.uniform(0, 0.2)
         for i in outcome.claims:
             self._send(
                 node,
-                lambda i=i: ClaimCompleted(i, started, self.store.claim(i, node.ref, lease_s), jitter_s),  # type: ignore[misc]
-                ClaimCompleted(i, started, None, jitter_s),
+                lambda i=i: election.ClaimCompleted(i, started, self.store.claim(i, node.ref, lease_s), jitter_s),  # type: ignore[misc]
+                election.ClaimCompleted(i, started, None, jitter_s),
             )
         if outcome.renew:
             self._send(
                 node,
-                lambda: RenewCompleted(started, self.store.renew(node.ref, outcome.renew, lease_s)),
-                RenewCompleted(started, None),
+                lambda: election.RenewCompleted(started, self.store.renew(node.ref, outcome.renew, lease_s)),
+                election.RenewCompleted(started, None),
             )
         if outcome.release:
             self._send(
-                node, lambda: self._release(node, outcome.release), ReleaseCompleted(outcome.release, is_done=False)
+                node,
+                lambda: self._release(node, outcome.release),
+                election.ReleaseCompleted(outcome.release, is_done=False),
             )
 
-    def _release(self, node: Node, terms: object) -> Event:
+    def _release(self, node: Node, terms: object) -> election.Event:
         assert isinstance(terms, dict)
         self.store.release(node.ref, terms)
-        return ReleaseCompleted(terms, is_done=True)
+        return election.ReleaseCompleted(terms, is_done=True)
 
     # --- the network ------------------------------------------------------------------------------------------------
 
-    def _send(self, node: Node, run: Callable[[], Event], failed: Event) -> None:
+    def _send(self, node: Node, run: Callable[[], election.Event], failed: election.Event) -> None:
         """A statement on its way: it arrives and is answered, or fails with or without having arrived, or both."""
         calm = self.now_s >= self.end_s
         fate = (
@@ -160,10 +151,10 @@ class World:
         if fate in ("late", "twice"):
             self.at(arrives + self.random.uniform(0, 12), lambda: self._ignore(run()))
 
-    def _answer(self, node: Node, event: Event, calm: bool) -> None:
+    def _answer(self, node: Node, event: election.Event, calm: bool) -> None:
         self.at(self.now_s + self._delay_s(calm), lambda: self.decide(node, event))
 
-    def _ignore(self, event: Event) -> None:
+    def _ignore(self, event: election.Event) -> None:
         """Ignore the answer to an executed statement."""
 
     def _delay_s(self, calm: bool) -> float:
@@ -186,7 +177,7 @@ class World:
                 self.at(self.now_s + self.random.uniform(0, 0.1), lambda: self.want(node, leadership_id))
             case "drain":
                 node.wants.clear()
-                self.decide(node, ResignAll())
+                self.decide(node, election.ResignAll())
             case "pause":
                 node.paused_until = self.now_s + self.random.uniform(0, 20)
             case _:
@@ -196,12 +187,12 @@ class World:
     def want(self, node: Node, leadership_id: int) -> None:
         """Make the node campaign."""
         node.wants.add(leadership_id)
-        self.decide(node, StartCampaign(leadership_id))
+        self.decide(node, election.StartCampaign(leadership_id))
 
     def unwant(self, node: Node, leadership_id: int) -> None:
         """Make the node resign."""
         node.wants.discard(leadership_id)
-        self.decide(node, Resign(leadership_id))
+        self.decide(node, election.Resign(leadership_id))
 
     # --- what must be true ------------------------------------------------------------------------------------------
 

@@ -75,26 +75,27 @@ def out(selection: CompleteEpochFilter, space: int = 1) -> list[int]:
     return [] if excluded is None else [n for n in range(10) if excluded.contains((n,))]
 
 
+def live(lowers: dict[int, LowerFrontier | None], *begun: UpperFrontier) -> CompleteEpochFilter:
+    """Return the filter of who starts with what is new."""
+    return CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, lowers, begun)
+
+
 @pytest.mark.conforms("S2", "S5")
 def test_the_frontier_is_of_all_spaces_and_streams() -> None:
-    selection = CompleteEpochFilter.starting_at(
-        EpochStartingPosition.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
-    )
+    selection = live({1: lower(4), 2: lower(3), 3: None}, upper(3), upper(5), upper())
     assert selection.announced == lower(3)
     assert out(selection) == out(selection, 2) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.conforms("S3", "S6")
 def test_a_filter_stays_until_the_frontier_is_past() -> None:
-    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)])
+    selection = live({1: lower(3)}, upper(5))
     assert out(selection.advanced_to({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
     assert selection.advanced_to({1: lower(6)}).excluded_in(1) is None
 
 
 def test_completed_epochs_need_no_filter() -> None:
-    assert (
-        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
-    )
+    assert live({1: lower(6)}, upper(5)).excluded_in(1) is None
 
 
 @pytest.mark.conforms("S7")
@@ -114,7 +115,7 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStartingPositi
 
 @pytest.mark.conforms("S4")
 def test_a_late_space_completes_nothing_twice() -> None:
-    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(6), 2: None}, [upper(5)])
+    selection = live({1: lower(6), 2: None}, upper(5))
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
     selection = selection.advanced_to({1: lower(7), 2: lower(4)})
     assert selection.announced == lower(6)
@@ -124,7 +125,7 @@ def test_a_late_space_completes_nothing_twice() -> None:
 
 
 def test_where_nothing_is_in_epochs_none_is_reported() -> None:
-    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: None}, [upper()])
+    selection = live({1: None}, upper())
     assert (selection.announced, selection.excluded_in(1)) == (None, None)
     assert selection.advanced_to({1: None}) == selection
     assert selection.advanced_to({}) == selection
@@ -132,8 +133,6 @@ def test_where_nothing_is_in_epochs_none_is_reported() -> None:
 
 def test_epochs_of_two_kinds_are_refused() -> None:
     with pytest.raises(InvalidEpoch, match=r"epochs of 1 and of 2 numbers .* Read each space by a filter of its own"):
-        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
+        live({1: lower(3), 2: LowerFrontier(((1, 2),))})
     with pytest.raises(InvalidEpoch):
-        CompleteEpochFilter.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
-            {2: LowerFrontier(((1, 2),))}
-        )
+        live({1: lower(3)}, upper(5)).advanced_to({2: LowerFrontier(((1, 2),))})

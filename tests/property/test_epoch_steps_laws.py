@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -62,15 +61,9 @@ class Log:
     def rows(self, start: int, end: int) -> pa.RecordBatch:
         """Return the rows as a reader finds them."""
         found = self.messages[start:end]
-        columns = {
-            "topic": ["t"] * len(found),
-            "key": [None] * len(found),
-            "value": [b"v"] * len(found),
-            "headers": [None] * len(found),
-            "timestamp": [datetime(2026, 1, 1, tzinfo=UTC)] * len(found),
-            "epoch": [None if epoch is None else list(epoch) for epoch in found],
-        }
-        return add_position_columns(pa.RecordBatch.from_pydict(columns, schema=BLOCK_SCHEMA), 1, start)
+        same = {"topic": "t", "key": None, "value": b"v", "headers": None, "timestamp": 0}
+        rows = [{**same, "epoch": epoch and list(epoch)} for epoch in found]
+        return add_position_columns(pa.RecordBatch.from_pylist(rows, schema=BLOCK_SCHEMA), 1, start)
 
     def begun(self, before: int) -> UpperFrontier:
         """Return the epochs begun before an offset, by whole blocks."""
@@ -192,36 +185,24 @@ def test_blocks_merged_meanwhile_are_read_once() -> None:
     assert consumer.given == list(range(6))
 
 
+FIVE, SIX, IN_FIVE = LowerFrontier(((5,),)), LowerFrontier(((6,),)), BlockEpochRange(((5,),), ((5,),))
+
+
 def test_the_rest_of_a_merged_block_stays_behind() -> None:
-    five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
-    done, merged = (
-        BlockEpochSummary(0, 5, 1, five, BlockEpochRange(((5,),), ((5,),))),
-        BlockEpochSummary(5, 20, 1, six, BlockEpochRange(((6,),), ((9,),))),
-    )
-    plan = EpochStepPlanner(0, ConsumedFrontier(10, five))
-    plan.add_summaries(
-        BlockEpochSummaries((done, merged, BlockEpochSummary(20, 30, 1, six, merged.epochs)), 30, False, six, 1)
-    )
+    later = BlockEpochRange(((6,),), ((9,),))
+    done, merged = BlockEpochSummary(0, 5, 1, FIVE, IN_FIVE), BlockEpochSummary(5, 20, 1, SIX, later)
+    plan = EpochStepPlanner(0, ConsumedFrontier(10, FIVE))
+    marks = (done, merged, BlockEpochSummary(20, 30, 1, SIX, later))
+    plan.add_summaries(BlockEpochSummaries(marks, 30, False, SIX, 1))
     step = plan.next_step(limit_bytes=0)
     assert step is not None
     assert ([(run.start, run.end) for run in step.runs], step.position, step.consumed.upto) == ([(0, 5)], 5, 10)
 
 
 def test_blocks_stored_elsewhere_are_read_as_well() -> None:
-    six = LowerFrontier(((6,),))
     plan = EpochStepPlanner(0, ConsumedFrontier(0))
-    plan.add_summaries(
-        BlockEpochSummaries(
-            (
-                BlockEpochSummary(0, 5, 0, None, None),
-                BlockEpochSummary(5, 9, 0, None, BlockEpochRange(((5,),), ((5,),))),
-            ),
-            9,
-            False,
-            six,
-            1,
-        )
-    )
+    marks = (BlockEpochSummary(0, 5, 0, None, None), BlockEpochSummary(5, 9, 0, None, IN_FIVE))
+    plan.add_summaries(BlockEpochSummaries(marks, 9, False, SIX, 1))
     step = plan.next_step(limit_bytes=1)
     assert step is not None
     assert ([(run.start, run.end) for run in step.runs], step.position) == ([(0, 9)], 9)

@@ -7,37 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageAcceptance
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
+from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.messages.feed_messages import (
     FeedPage,
     PublishedSpan,
     PublishResult,
-    decode_page,
     decode_published,
-    encode_page,
     encode_published,
-)
-from sublet_protocol.v1 import sublet_pb2 as pb
-
-OFFSETS = st.integers(0, MAX_OFFSET)
-TIMELINES = st.none() | st.just("7312/00000002")
-BOOKMARKS = st.builds(Bookmark, OFFSETS, st.dictionaries(st.integers(1, MAX_OFFSET), OFFSETS, max_size=5), TIMELINES)
-
-
-@st.composite
-def pages(draw: st.DrawFn) -> FeedPage:
-    start, end = sorted((draw(OFFSETS), draw(OFFSETS)))
-    gone = draw(st.booleans())
-    return FeedPage(
-        draw(st.text(st.characters().filter(str.isprintable), min_size=1, max_size=20)),
-        draw(st.none() | BOOKMARKS),
-        draw(OFFSETS),
-        start,
-        end,
-        draw(st.none() | st.binary(min_size=1, max_size=20)),
-        gone,
-        draw(st.none() | OFFSETS) if gone else None,
-    )
+)  # fmt: skip
 
 
 @pytest.mark.conforms("P2")
@@ -57,11 +34,6 @@ def test_what_is_taken_of_a_stream_has_no_gap(arriving: list[tuple[int, int, int
         assert offsets == list(range(len(offsets)))
         assert cursor.bookmark is not None
         assert cursor.bookmark.offsets[stream] == len(offsets)
-
-
-@given(pages())
-def test_pages_are_the_same_after_the_wire(page: FeedPage) -> None:
-    assert decode_page(pb.FeedPage.FromString(encode_page(page).SerializeToString())) == page
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.booleans())

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_leader.allocation import AllocationInput, StreamLoad, compute_quotas, load_strategy
-from tests.property.sharing import NAMES, ROUNDS, Loads, World, allocation_inputs, counts, jittered
+from tests.property.sharing import NAMES, ROUNDS, World, allocation_inputs, counts, jittered
 
 LOAD = load_strategy("load")
 TENTH = 10
@@ -84,10 +84,6 @@ def test_at_rest_nobody_starves_and_nobody_hoards(world: World) -> None:
     assert all(count <= bound[name] for name, count in held.items())
 
 
-def _ordinary(rng: random.Random, streams: int) -> Loads:
-    return {i: StreamLoad(rng.uniform(50, 150), 0) for i in range(streams)}
-
-
 @pytest.mark.conforms("E18")
 @settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(4, 12), st.integers(0, 1 << 32))
@@ -95,7 +91,7 @@ def test_ordinary_loads_end_near_the_mean(members: int, each: int, seed: int) ->
     """Within a quarter of it and a stream."""
     rng = random.Random(seed)
     streams, names = members * each, NAMES[:members]
-    load = _ordinary(rng, streams)
+    load = {i: StreamLoad(rng.uniform(50, 150), 0) for i in range(streams)}
     start = {i: rng.choice(names[: rng.randint(1, members)]) for i in range(streams)}
     world = World(LOAD, start, set(), dict.fromkeys(names, 1.0), load)
     world.settle()

@@ -14,16 +14,7 @@ from sublet_storage.log.block_encoder import COMPRESSIONS, add_position_columns,
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.pending_block import count_slice_bytes
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
-from sublet_storage.spaces.routing import (
-    HashRing,
-    Space,
-    StreamCatalogRow,
-    find_candidate_filters,
-    find_space_for,
-    hash_key,
-    ranges_overlap,
-    split_ring,
-)
+from sublet_storage.spaces import routing
 
 LEVEL = st.sampled_from(["a", "b", "c"])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=4).map("/".join)
@@ -73,17 +64,17 @@ def test_filtering_a_block_is_filtering_its_messages(
     assert found.column("offset").to_pylist() == [10 + i for i, topic in enumerate(topics) if filter.matches(topic)]
 
 
-def streams_of(spaces: list[Space]) -> list[StreamCatalogRow]:
+def streams_of(spaces: list[routing.Space]) -> list[routing.StreamCatalogRow]:
     return [
-        StreamCatalogRow(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0)
+        routing.StreamCatalogRow(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0)
         for space in spaces
-        for index, (low, high) in enumerate(split_ring(space.shards))
+        for index, (low, high) in enumerate(routing.split_ring(space.shards))
     ]
 
 
 SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=lambda each: each[0].text).map(
     lambda extra: [
-        Space(index, f"s{index}", filter, shards)
+        routing.Space(index, f"s{index}", filter, shards)
         for index, (filter, shards) in enumerate([(TopicFilter("#"), 3), *[e for e in extra if e[0].text != "#"]])
     ]
 )
@@ -92,7 +83,7 @@ SPACES = st.lists(st.tuples(FILTER, st.integers(1, 5)), max_size=4, unique_by=la
 @given(SPACES, MESSAGES, st.integers(0, 5))
 @settings(max_examples=200)
 def test_routing_by_columns_is_routing_one_by_one(
-    spaces: list[Space], messages: list[dict[str, object]], start: int
+    spaces: list[routing.Space], messages: list[dict[str, object]], start: int
 ) -> None:
     routes, given_batch = PublisherRoutingTable(spaces, streams_of(spaces), None), batch(messages)
     seen: dict[int, int] = {}
@@ -106,22 +97,24 @@ def test_routing_by_columns_is_routing_one_by_one(
 
 
 @given(SPACES, TOPIC, FILTER)
-def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: str, filter: TopicFilter) -> None:
-    space = find_space_for(topic, spaces)
+def test_wanted_topics_lie_under_candidate_filters(
+    spaces: list[routing.Space], topic: str, filter: TopicFilter
+) -> None:
+    space = routing.find_space_for(topic, spaces)
     if space is not None and filter.matches(topic):
-        assert space.filter in find_candidate_filters(filter, [each.filter for each in spaces])
+        assert space.filter in routing.find_candidate_filters(filter, [each.filter for each in spaces])
 
 
 @given(st.integers(1, 40), st.integers(1, 40), BYTES, TOPIC)
 def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
-    hashed = hash_key(key, topic)
+    hashed = routing.hash_key(key, topic)
     place = [
-        HashRing([StreamCatalogRow(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_stream_id(
-            hashed
-        )
+        routing.HashRing(
+            [routing.StreamCatalogRow(i, 1, 1, *each, 0) for i, each in enumerate(routing.split_ring(shards))]
+        ).find_stream_id(hashed)
         for shards in (before, after)
     ]
-    assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])
+    assert routing.ranges_overlap(routing.split_ring(before)[place[0]], routing.split_ring(after)[place[1]])
 
 
 @given(MESSAGES, st.lists(st.integers(1, 20), min_size=1), st.integers(0, 5))

@@ -12,21 +12,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.pubsub.agent_side_events import (
-    CallPoll,
-    CancelCommandsCall,
-    CancelPollCall,
-    CommandsReplied,
-    CommandsUnanswered,
-    ConnectionStatus,
-    Deliver,
-    Event,
-    Instruction,
-    PollReplied,
-    PollUnanswered,
-    ReportConnectionLost,
-    SendCommands,
-)
+from sublet_protocol.pubsub import agent_side_events
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings, AgentSideMachine
 from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
@@ -49,7 +35,7 @@ class World:
         self.node = self.new_node()
         settings = AgentConnectionSettings(hold_s=5, retry_s=0.5, batch_commands=3)
         self.agent = AgentSideMachine("agent", settings, channels=CHANNELS)
-        self.calls: dict[str, SendCommands | CallPoll] = {}
+        self.calls: dict[str, agent_side_events.SendCommands | agent_side_events.CallPoll] = {}
         self.wake_at: float | None = None
         self.executed: list[tuple[str, object]] = []
         self.seen: list[object] = []  # since the last doubt
@@ -62,29 +48,29 @@ class World:
         self.node_number += 1
         return NodeSideMachine(f"n{self.node_number}", SubscriberLimits(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
 
-    def decide(self, event: Event) -> None:
+    def decide(self, event: agent_side_events.Event) -> None:
         outcome = self.agent.decide(event, self.now)
         for instruction in outcome.sends:
             self.carry_out(instruction)
         self.wake_at = outcome.wake_at
 
-    def carry_out(self, instruction: Instruction) -> None:
+    def carry_out(self, instruction: agent_side_events.Instruction) -> None:
         match instruction:
-            case SendCommands():
+            case agent_side_events.SendCommands():
                 assert "batch" not in self.calls, "two batches in flight"
                 self.calls["batch"] = instruction
-            case CallPoll():
+            case agent_side_events.CallPoll():
                 assert "poll" not in self.calls, "two polls held"
                 self.calls["poll"] = instruction
-            case CancelCommandsCall():
+            case agent_side_events.CancelCommandsCall():
                 del self.calls["batch"]
-            case CancelPollCall():
+            case agent_side_events.CancelPollCall():
                 del self.calls["poll"]
-            case ReportConnectionLost():
+            case agent_side_events.ReportConnectionLost():
                 self.doubts += 1
                 self.losses += 1
                 self.seen.clear()
-            case Deliver(deliveries):
+            case agent_side_events.Deliver(deliveries):
                 self.delivered += len(deliveries)
                 for delivery in deliveries:
                     self.take(delivery.channel, delivery.body)
@@ -105,32 +91,32 @@ class World:
         """Decide the outcome of a call under way."""
         call = self.calls[kind]
         fails = (
-            CommandsUnanswered(call.subscriber_incarnation, "lost")
-            if isinstance(call, SendCommands)
-            else PollUnanswered(call.subscriber_incarnation, "lost")
+            agent_side_events.CommandsUnanswered(call.subscriber_incarnation, "lost")
+            if isinstance(call, agent_side_events.SendCommands)
+            else agent_side_events.PollUnanswered(call.subscriber_incarnation, "lost")
         )
         if self.random.random() < self.loss:
             del self.calls[kind]
             self.decide(fails)
             return
-        event = self.execute(call) if isinstance(call, SendCommands) else self.poll(call)
+        event = self.execute(call) if isinstance(call, agent_side_events.SendCommands) else self.poll(call)
         del self.calls[kind]
         self.decide(fails if self.random.random() < self.loss else event)
 
-    def execute(self, call: SendCommands) -> Event:
+    def execute(self, call: agent_side_events.SendCommands) -> agent_side_events.Event:
         answer = self.node.receive(call.subscriber_id, call.number, call.commands, self.now)
         if isinstance(answer, CommandsAccepted):
             self.executed += [(call.subscriber_id, body) for _, body in answer.messages]
-        return CommandsReplied(
+        return agent_side_events.CommandsReplied(
             call.subscriber_incarnation, call.number, self.node.incarnation, isinstance(answer, UnknownSubscriber)
         )
 
-    def poll(self, call: CallPoll) -> Event:
+    def poll(self, call: agent_side_events.CallPoll) -> agent_side_events.Event:
         answer = self.node.poll(call.subscriber_id, call.acknowledged, call.node_incarnation, self.now, call.hold_s)
         if isinstance(answer, HoldPoll):
             answer = self.node.end_poll(call.subscriber_id, self.now)
         deliveries = answer.deliveries if isinstance(answer, PollReply) else ()
-        return PollReplied(
+        return agent_side_events.PollReplied(
             call.subscriber_incarnation, self.node.incarnation, isinstance(answer, UnknownSubscriber), deliveries
         )
 
@@ -175,7 +161,7 @@ def calm(world: World) -> None:
         for kind in sorted(world.calls):
             if kind in world.calls:
                 world.answer(kind)
-    assert world.agent.status is ConnectionStatus.CONNECTED
+    assert world.agent.status is agent_side_events.ConnectionStatus.CONNECTED
 
 
 @settings(max_examples=150)

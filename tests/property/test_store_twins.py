@@ -13,16 +13,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 from msgspec import Struct, structs
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier, lower_frontier_from_json
@@ -31,25 +23,9 @@ from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.groups.model import records
 from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import (
-    AdvancePosition,
-    ForceRelease,
-    FreeReservedStream,
-    GrantStream,
-    GroupOptions,
-    GroupWrites,
-    LeaderLivenessLock,
-    Lending,
-    LendingChange,
-    LendingStatus,
-    OnDataLoss,
-    ReclaimStream,
-    RecordHistory,
-    ReleaseStream,
-    StartingPosition,
-)
 from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from tests.contract.group_world import PostgresWorld, Ticker
@@ -58,37 +34,17 @@ from tests.support.memory_store.groups import MemoryGroupStore
 NODES = [NodeIncarnation(name, f"incarnation of {name}", f"{name}:1") for name in ("one", "two")]
 SUBSCRIPTIONS = [Subscription.parse(text) for text in ("$share/g/#", "$share/h/orders/#", "$queue/q/users/+")]
 AGENTS = ["a1", "a2"]
-WORDS = [
-    "grant",
-    "grant",
-    "grant",
-    "advance",
-    "advance",
-    "release",
-    "force_release",
-    "reclaim",
-    "mark",
-    "plan",
-    "plan",
-    "consume",
-    "consume",
-    "unreserve",
-]
+WORDS = ["grant"] * 3 + ["advance"] * 2 + ["plan"] * 2 + ["consume"] * 2
+WORDS += ["release", "force_release", "reclaim", "mark", "unreserve"]
 BEGUN_US = Ticker().now_us
-ORDERS: list[GroupCommand] = [
-    PauseGroup("why"),
-    PauseGroup(),
-    ResumeGroup(),
-    ResumeGroup(),
-    OverrideSessionWeight("s", 2.0),
-    OverrideSessionWeight("s", None),
-]
+ORDERS: list[GroupCommand] = [PauseGroup("why"), PauseGroup(), ResumeGroup(), ResumeGroup()]
+ORDERS += OverrideSessionWeight("s", 2.0), OverrideSessionWeight("s", None)
 small = st.integers(0, 63)
 starts = st.one_of(
-    st.sampled_from([StartingPosition.LATEST, StartingPosition.EARLIEST]),
-    st.integers(0, 4).map(StartingPosition.at_offset),
+    st.sampled_from([records.StartingPosition.LATEST, records.StartingPosition.EARLIEST]),
+    st.integers(0, 4).map(records.StartingPosition.at_offset),
     st.sampled_from([0, 1, 500_000, 3_000_000, 9_000_000, 20_000_000]).map(
-        lambda us: StartingPosition.at_time(BEGUN_US + us)
+        lambda us: records.StartingPosition.at_time(BEGUN_US + us)
     ),
 )
 targets = st.one_of(
@@ -98,12 +54,12 @@ targets = st.one_of(
     st.sampled_from([0, 500_000, 3_000_000, 9_000_000]).map(lambda us: ResetTarget("time", BEGUN_US + us)),
 )
 options = st.builds(
-    lambda atomic, on_data_loss, **others: GroupOptions(
-        atomic=atomic, on_data_loss=OnDataLoss.FAIL if atomic else on_data_loss, **others
+    lambda atomic, on_data_loss, **others: records.GroupOptions(
+        atomic=atomic, on_data_loss=records.OnDataLoss.FAIL if atomic else on_data_loss, **others
     ),
     atomic=st.booleans(),
     starting_position=starts,
-    on_data_loss=st.sampled_from(OnDataLoss),
+    on_data_loss=st.sampled_from(records.OnDataLoss),
     strategy=st.sampled_from(["even", "even", "load"]),
     session_expiry_s=st.sampled_from([0, 0, 7.5]),
 )
@@ -114,7 +70,7 @@ EPOCHS = 4
 def _without_grant_keys(answer: Any) -> Any:
     """Return what is to be equal: all but the keys of grants, which each store draws at random."""
     match answer:
-        case Lending():
+        case records.Lending():
             return structs.replace(answer, grant_key=None)
         case Struct():
             return type(answer), _without_grant_keys(list(structs.asdict(answer).values()))
@@ -151,7 +107,7 @@ wanted = st.builds(
 )
 
 
-class Twins(RuleBasedStateMachine):
+class Twins(stateful.RuleBasedStateMachine):
     """Small worlds: few names, so that everything meets everything."""
 
     url: str
@@ -182,11 +138,11 @@ class Twins(RuleBasedStateMachine):
 
     # --- the world ----------------------------------------------------------------------------------------------
 
-    @rule(seconds=st.sampled_from([0.000_001, 0.5, 3.0, 9.0]))
+    @stateful.rule(seconds=st.sampled_from([0.000_001, 0.5, 3.0, 9.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.clock.advance(seconds)
 
-    @rule(which=small, count=st.integers(1, 3), epochs=st.lists(st.integers(0, EPOCHS - 1), max_size=2))
+    @stateful.rule(which=small, count=st.integers(1, 3), epochs=st.lists(st.integers(0, EPOCHS - 1), max_size=2))
     def append(self, which: int, count: int, epochs: list[int]) -> None:
         """Messages of epochs, too, none of which is completed."""
         streams = [s for s in self.world.streams.streams.values() if not s.closed]
@@ -194,7 +150,7 @@ class Twins(RuleBasedStateMachine):
         first = self.first_epoch(stream.generation.space_id)
         self.world.append(stream.stream_id, count, *(first + epoch for epoch in epochs if first is not None))
 
-    @rule(which=small, count=st.integers(1, EPOCHS))
+    @stateful.rule(which=small, count=st.integers(1, EPOCHS))
     def complete_epochs(self, which: int, count: int) -> None:
         spaces = self.world.streams.live_spaces()
         space_id = spaces[which % len(spaces)].space_id
@@ -205,41 +161,41 @@ class Twins(RuleBasedStateMachine):
         lower = self.world.streams.lowers.get(space_id)
         return None if lower is None else lower.least[0][0]
 
-    @precondition(lambda self: len(self.world.streams.streams) < 14)
-    @rule(which=small, shards=st.integers(1, 3))
+    @stateful.precondition(lambda self: len(self.world.streams.streams) < 14)
+    @stateful.rule(which=small, shards=st.integers(1, 3))
     def roll_over(self, which: int, shards: int) -> None:
         spaces = self.world.streams.live_spaces()
         self.world.rollover(spaces[which % len(spaces)].space_id, shards)
 
-    @precondition(lambda self: len(self.world.streams.spaces) < 3)
-    @rule(filter=st.sampled_from(["orders/#", "users/+"]))
+    @stateful.precondition(lambda self: len(self.world.streams.spaces) < 3)
+    @stateful.rule(filter=st.sampled_from(["orders/#", "users/+"]))
     def create_space(self, filter: str) -> None:
         spaces = self.world.streams.live_spaces()
         if all(space.filter.text != filter for space in spaces):
             self.world.add_space(f"space {len(self.world.streams.spaces)}", filter, rolls=(1,))
 
-    @rule(which=small)
+    @stateful.rule(which=small)
     def drop_space(self, which: int) -> None:
         special = [space.space_id for space in self.world.streams.live_spaces() if space.space_id != 1]
         if special:
             self.world.drop_space(special[which % len(special)], rolls=(1,))
 
-    @precondition(lambda self: len(self.world.streams.streams) < 14)
-    @rule(which=small, filter=st.sampled_from(["orders/#", "orders/eu", "users/+"]))
+    @stateful.precondition(lambda self: len(self.world.streams.streams) < 14)
+    @stateful.rule(which=small, filter=st.sampled_from(["orders/#", "orders/eu", "users/+"]))
     def alter_space(self, which: int, filter: str) -> None:
         spaces = self.world.streams.live_spaces()
         special = [space.space_id for space in spaces if space.space_id != 1]
         if special and all(space.filter.text != filter for space in spaces):
             self.world.alter_space(special[which % len(special)], filter, rolls=(1,))
 
-    @rule(which=small)
+    @stateful.rule(which=small)
     def retention(self, which: int) -> None:
         ended = [g.generation_id for g in self.world.streams.generations.values() if g.closed]
         if ended:
             self.world.retire(ended[which % len(ended)])
 
-    @precondition(lambda self: not self.twin.locked)
-    @rule(which=small, is_seen=st.booleans())
+    @stateful.precondition(lambda self: not self.twin.locked)
+    @stateful.rule(which=small, is_seen=st.booleans())
     def rows_of_the_past_go(self, which: int, is_seen: bool) -> None:
         """Of what retention has taken, mostly once all leaders have seen it. Those of the twin go first: where streams
         are, both look into one catalogue."""
@@ -248,15 +204,17 @@ class Twins(RuleBasedStateMachine):
         for group in live:
             self.claim(group, NODES[0])
         if live:
-            self.ask(lambda store: store.commit([GroupWrites(group, self.terms[group], (), True) for group in live]))
+            self.ask(
+                lambda store: store.commit([records.GroupWrites(group, self.terms[group], (), True) for group in live])
+            )
         deleted = self.twin.delete_all_past()
         assert deleted == EmptyGenerationCleaner(step=1000)(self.world.connection)
         stored = dict(self.world.connection.execute("select stream_id, parents from stream").fetchall())
         there = [stream for stream in self.world.streams.streams.values() if not stream.generation.deleted]
         assert stored == {stream.stream_id: list(stream.parents) for stream in there}
 
-    @initialize(options=options, begun=st.lists(st.lists(st.integers(0, EPOCHS - 1), max_size=2), max_size=3))
-    def a_group_is_led(self, options: GroupOptions, begun: list[list[int]]) -> None:
+    @stateful.initialize(options=options, begun=st.lists(st.lists(st.integers(0, EPOCHS - 1), max_size=2), max_size=3))
+    def a_group_is_led(self, options: records.GroupOptions, begun: list[list[int]]) -> None:
         """One that is atomic, or skips what is gone, on half of all worlds; whatever else there is comes later.
 
         Epochs have begun before an atomic one.
@@ -268,20 +226,20 @@ class Twins(RuleBasedStateMachine):
         self.declare_group(SUBSCRIPTIONS[0], options)
         self.claim(1, NODES[0])
 
-    @precondition(lambda self: len(self.world.streams.streams) < 14)
-    @rule(which=small, count=st.integers(1, 3))
+    @stateful.precondition(lambda self: len(self.world.streams.streams) < 14)
+    @stateful.rule(which=small, count=st.integers(1, 3))
     def retention_overtakes(self, which: int, count: int) -> None:
         """All at once what would seldom meet: messages, the end of their generation, and retention."""
         self.append(which, count, [which % EPOCHS])
         self.roll_over(which, 1)
         self.retention(which)
 
-    @rule(which=st.sampled_from(SUBSCRIPTIONS), order=st.sampled_from(ORDERS))
+    @stateful.rule(which=st.sampled_from(SUBSCRIPTIONS), order=st.sampled_from(ORDERS))
     def order(self, which: Subscription, order: GroupCommand) -> None:
         self.ask(lambda store: store.apply_command(which, order))
 
-    @precondition(lambda self: not self.twin.locked)
-    @rule(group=st.integers(1, 4), to=targets, which=small, force=st.booleans(), all_streams=st.booleans())
+    @stateful.precondition(lambda self: not self.twin.locked)
+    @stateful.rule(group=st.integers(1, 4), to=targets, which=small, force=st.booleans(), all_streams=st.booleans())
     def reset(self, group: int, to: ResetTarget, which: int, force: bool, all_streams: bool) -> None:
         """A group, or one of its streams, is set to other positions; an atomic one by a target that it may have."""
         found = self.world.store.find_group(group)
@@ -307,46 +265,48 @@ class Twins(RuleBasedStateMachine):
 
     # --- groups and leaders -------------------------------------------------------------------------------------
 
-    @rule(subscription=st.sampled_from(SUBSCRIPTIONS), start=starts)
-    def open_group(self, subscription: Subscription, start: StartingPosition) -> None:
+    @stateful.rule(subscription=st.sampled_from(SUBSCRIPTIONS), start=starts)
+    def open_group(self, subscription: Subscription, start: records.StartingPosition) -> None:
         self.ask(lambda store: store.open_group(subscription, start))
 
-    @rule(subscription=st.sampled_from(SUBSCRIPTIONS), options=options)
-    def declare_group(self, subscription: Subscription, options: GroupOptions) -> None:
+    @stateful.rule(subscription=st.sampled_from(SUBSCRIPTIONS), options=options)
+    def declare_group(self, subscription: Subscription, options: records.GroupOptions) -> None:
         self.ask(lambda store: store.declare_group(subscription, options))
 
-    @precondition(lambda self: not self.twin.locked)
-    @rule(subscription=st.sampled_from(SUBSCRIPTIONS))
+    @stateful.precondition(lambda self: not self.twin.locked)
+    @stateful.rule(subscription=st.sampled_from(SUBSCRIPTIONS))
     def delete_group(self, subscription: Subscription) -> None:
         deleted = self.ask(lambda store: store.delete_group(subscription))
         self.seen = {key: facts for key, facts in self.seen.items() if key[0] != deleted}
 
-    @rule(group=st.integers(1, 4), node=st.sampled_from(NODES))
+    @stateful.rule(group=st.integers(1, 4), node=st.sampled_from(NODES))
     def claim(self, group: int, node: NodeIncarnation) -> None:
         term = self.ask(lambda store: store.claim(group, node, 10.0)).term
         assert term >= self.terms.get(group, 0)
         self.terms[group] = term
 
-    @rule(group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans())
+    @stateful.rule(
+        group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans()
+    )
     def claim_by_lock(self, group: int, node: NodeIncarnation, rival: NodeIncarnation, declares: bool) -> None:
         """Claim by a lock that no leader holds."""
-        own, other = LeaderLivenessLock.of(node.incarnation), LeaderLivenessLock.of(rival.incarnation)
+        own, other = records.LeaderLivenessLock.of(node.incarnation), records.LeaderLivenessLock.of(rival.incarnation)
         claimed = self.ask(lambda store: store.claim(group, node, 10.0, own.key if declares else None, other))
         self.terms[group] = claimed.term
 
-    @rule(node=st.sampled_from(NODES), declares=st.booleans())
+    @stateful.rule(node=st.sampled_from(NODES), declares=st.booleans())
     def renew_leases(self, node: NodeIncarnation, declares: bool) -> None:
-        key = LeaderLivenessLock.of(node.incarnation).key if declares else None
+        key = records.LeaderLivenessLock.of(node.incarnation).key if declares else None
         self.ask(lambda store: store.renew(node, self.terms, 10.0, key))
 
-    @rule(node=st.sampled_from(NODES), off=st.sampled_from([0, 0, 1]))
+    @stateful.rule(node=st.sampled_from(NODES), off=st.sampled_from([0, 0, 1]))
     def release(self, node: NodeIncarnation, off: int) -> None:
         self.ask(lambda store: store.release(node, {group: term - off for group, term in self.terms.items()}))
 
     # --- writes -------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.terms)
-    @rule(wanted=wanted)
+    @stateful.precondition(lambda self: self.terms)
+    @stateful.rule(wanted=wanted)
     def commit(self, wanted: CommitPlan) -> None:
         for group in list(self.terms) if wanted.led else ():
             self.claim(group, NODES[0])
@@ -354,21 +314,21 @@ class Twins(RuleBasedStateMachine):
         for group, term in self.terms.items():
             entries = [self.entry(group, *word, wanted) for word in wanted.words]
             unique = {entry.stream_id: entry for entry in entries}
-            batch.append(GroupWrites(group, term - wanted.stale, tuple(unique.values()), wanted.renew))
+            batch.append(records.GroupWrites(group, term - wanted.stale, tuple(unique.values()), wanted.renew))
         self.ask(lambda store: store.commit(batch))
 
-    @precondition(lambda self: self.terms)
-    @rule(one=wanted, other=wanted)
+    @stateful.precondition(lambda self: self.terms)
+    @stateful.rule(one=wanted, other=wanted)
     def commit_twice(self, one: CommitPlan, other: CommitPlan) -> None:
         """Commit two, so that commits, the main subject, are most frequent."""
         self.commit(one)
         self.commit(other)
 
-    def entry(self, group: int, word: str, which: int, off: int, wanted: CommitPlan) -> LendingChange:
+    def entry(self, group: int, word: str, which: int, off: int, wanted: CommitPlan) -> records.LendingChange:
         """A word that is meant for the row as it is, give or take; seldom for one that nothing can happen to."""
         life = self.twin._lives.get(group)
         rows = life.rows if life else {}
-        lendable = (LendingStatus.FREE, LendingStatus.HELD, LendingStatus.RESERVED)
+        lendable = (records.LendingStatus.FREE, records.LendingStatus.HELD, records.LendingStatus.RESERVED)
         alive = [stream for stream, row in rows.items() if row.status in lendable]
         choice = sorted(alive if alive and which else rows) or [1, 2, 3]
         stream = choice[which % len(choice)]
@@ -377,24 +337,26 @@ class Twins(RuleBasedStateMachine):
         match word:
             case "grant":
                 session = (None, "etl")[which % 2]
-                return GrantStream(stream, f"b{which % 3}", agent, session, "share", which if session else None)
+                return records.GrantStream(stream, f"b{which % 3}", agent, session, "share", which if session else None)
             case "advance":
-                return AdvancePosition(stream, grant_id, position)
+                return records.AdvancePosition(stream, grant_id, position)
             case "plan":
                 doubt = InDoubtRange(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
-                return AdvancePosition(stream, grant_id, position, in_doubt=doubt)
+                return records.AdvancePosition(stream, grant_id, position, in_doubt=doubt)
             case "unreserve":
-                return FreeReservedStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
+                return records.FreeReservedStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
             case "consume":
-                return AdvancePosition(stream, grant_id, position, self.consumed(stream, which))
+                return records.AdvancePosition(stream, grant_id, position, self.consumed(stream, which))
             case "release":
-                return ReleaseStream(stream, grant_id, position, "leave", reserve_s, position + which % 3)
+                return records.ReleaseStream(stream, grant_id, position, "leave", reserve_s, position + which % 3)
             case "force_release":
-                return ForceRelease(stream, grant_id, "silent", reserve_s)
+                return records.ForceRelease(stream, grant_id, "silent", reserve_s)
             case "mark":
-                return RecordHistory(stream, grant_id, "revoke", "rebalance")
+                return records.RecordHistory(stream, grant_id, "revoke", "rebalance")
             case _:
-                return ReclaimStream(stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2])
+                return records.ReclaimStream(
+                    stream, grant_id, position, f"b{which % 3}", agent, (None, which)[which % 2]
+                )
 
     def consumed(self, stream_id: int, which: int) -> ConsumedFrontier | None:
         """Return a frontier, mostly of all that is completed in the stream."""
@@ -409,8 +371,8 @@ class Twins(RuleBasedStateMachine):
         near = max(0, (row.position if row else 0) + shift)
         return near if row is None or shift == 3 else min(near, self.world.streams.streams[row.stream_id].head)
 
-    @precondition(lambda self: not self.twin.locked)
-    @rule(which=small)
+    @stateful.precondition(lambda self: not self.twin.locked)
+    @stateful.rule(which=small)
     def users_transaction_begins(self, which: int) -> None:
         keys = [(group, stream) for group, life in self.twin._lives.items() for stream in life.rows]
         if keys:
@@ -418,15 +380,15 @@ class Twins(RuleBasedStateMachine):
             self.twin.locked.add(key)
             self.locks.enter_context(self.world.locked(*key))
 
-    @precondition(lambda self: self.twin.locked)
-    @rule()
+    @stateful.precondition(lambda self: self.twin.locked)
+    @stateful.rule()
     def users_transaction_ends(self) -> None:
         self.locks.close()
         self.twin.locked.clear()
 
     # --- what must be true --------------------------------------------------------------------------------------
 
-    @invariant()
+    @stateful.invariant()
     def they_hold_the_same(self) -> None:
         self.ask(lambda store: store.read_leaderships(range(6)))
         for group in range(1, 5):
@@ -439,53 +401,51 @@ class Twins(RuleBasedStateMachine):
         except StaleTerm as error:
             return found, history, str(error)
 
-    @invariant()
-    def they_have_consumed_alike(self) -> None:
-        """Compare entire epochs, also of finished rows and of spaces without a leader so far."""
-        consumed = "select group_id, stream_id, consumed from lending order by group_id, stream_id"
-        stored = [
-            (group, stream, None if each is None else (each["upto"], lower_frontier_from_json(each["least"])))
-            for group, stream, each in self.world.connection.execute(consumed).fetchall()
+    def stored(self, query: str) -> list[Any]:
+        return self.world.connection.execute(query.encode()).fetchall()
+
+    @stateful.invariant()
+    def they_store_alike_what_leaders_do_not_read(self) -> None:
+        """Finished rows, what was lost, reservation times to the microsecond, and entire epochs; the frontiers, also of
+        spaces without a leader so far."""
+        lives = sorted(self.twin._lives.items())
+        rows = [row for _, life in lives for _, row in sorted(life.rows.items())]
+        found = self.stored(
+            "select group_id, stream_id, status, lost_message_count,"
+            " (extract(epoch from held_until) * 1000000)::bigint, consumed from lending order by group_id, stream_id"
+        )
+        in_postgres = [
+            (*fields, each and (each["upto"], lower_frontier_from_json(each["least"]))) for *fields, each in found
         ]
-        assert stored == [
-            (group, stream, None if row.consumed is None else (row.consumed.upto, row.consumed.lower))
-            for group, life in sorted(self.twin._lives.items())
-            for stream, row in sorted(life.rows.items())
-        ]
-        frontiers = "select group_id, space_id, least, has_streams from consumed_frontier order by group_id, space_id"
-        assert [
-            (group, space, lower_frontier_from_json(least), has_streams)
-            for group, space, least, has_streams in self.world.connection.execute(frontiers).fetchall()
-        ] == [
-            (group, space, lower, space in life.spaces)
-            for group, life in sorted(self.twin._lives.items())
+        assert in_postgres == [
+            (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us,
+             row.consumed and (row.consumed.upto, row.consumed.lower)) for row in rows
+        ]  # fmt: skip
+        found = self.stored(
+            "select group_id, space_id, has_streams, least from consumed_frontier order by group_id, space_id"
+        )
+        assert [(*fields, lower_frontier_from_json(least)) for *fields, least in found] == [
+            (group, space, space in life.spaces, lower)
+            for group, life in lives
             if not life.deleted
             for space, lower in sorted(life.frontiers.items())
         ]
 
-    @invariant()
-    def they_count_alike_what_was_lost_and_wait_alike(self) -> None:
-        """Compare what leaders do not read: finished rows, and reservation times to the microsecond."""
-        retained = (
-            "select group_id, stream_id, status, lost_message_count, (extract(epoch from held_until) * 1000000)::bigint"
-        )
-        stored = self.world.connection.execute(f"{retained} from lending order by group_id, stream_id").fetchall()
-        rows = [row for _, life in sorted(self.twin._lives.items()) for _, row in sorted(life.rows.items())]
-        assert stored == [
-            (row.group_id, row.stream_id, row.status.value, row.lost_message_count, row.held_until_us) for row in rows
-        ]
-
-    @invariant()
+    @stateful.invariant()
     def only_forward(self) -> None:
         for group, life in self.twin._lives.items():
             for row in life.rows.values():
                 position, grant_id, finished = self.seen.get((group, row.stream_id), (0, 0, False))
                 assert row.position >= position
                 assert row.grant_id >= grant_id
-                assert not finished or row.status is LendingStatus.FINISHED
+                assert not finished or row.status is records.LendingStatus.FINISHED
                 is_reservation = row.held_until_us is not None and row.session is not None
-                assert not is_reservation or row.status in (LendingStatus.FREE, LendingStatus.RESERVED)
-                self.seen[group, row.stream_id] = (row.position, row.grant_id, row.status is LendingStatus.FINISHED)
+                assert not is_reservation or row.status in (records.LendingStatus.FREE, records.LendingStatus.RESERVED)
+                self.seen[group, row.stream_id] = (
+                    row.position,
+                    row.grant_id,
+                    row.status is records.LendingStatus.FINISHED,
+                )
 
 
 @pytest.mark.conforms("E13", "E17", "E21")
@@ -505,4 +465,4 @@ def test_the_twins_answer_alike(database: str, fresh: bool) -> None:
         print_blob=True,
         suppress_health_check=checks,
     )
-    run_state_machine_as_test(Here, settings=chosen)
+    stateful.run_state_machine_as_test(Here, settings=chosen)

@@ -24,6 +24,14 @@ EXAMPLES = settings(max_examples=60)
 LOAD = StreamLoad(100.0, 0)
 
 
+def leave(world: World, leaver: str) -> list[int]:
+    """Have all streams of that member released; return them."""
+    own = [stream for stream, who in world.held.items() if who == leaver]
+    for stream_id in own:
+        world.set_free(stream_id)
+    return own
+
+
 def settled(strategy: AllocationStrategy, streams: int, members: int) -> World:
     """So many streams that all cost the same, shared by so many equal members."""
     weights = dict.fromkeys(NAMES[:members], 1.0)
@@ -74,13 +82,8 @@ def test_the_order_of_the_arguments_does_not_matter(
 @given(allocation_input=allocation_inputs())
 def test_at_rest_nothing_moves(strategy: AllocationStrategy, allocation_input: AllocationInput) -> None:
     members = {stream: who for stream, who in allocation_input.holders.items() if who in allocation_input.weights}
-    world = World(
-        strategy,
-        members,
-        set(allocation_input.free_streams),
-        dict(allocation_input.weights),
-        dict(allocation_input.loads),
-    )
+    free, weights = set(allocation_input.free_streams), dict(allocation_input.weights)
+    world = World(strategy, members, free, weights, dict(allocation_input.loads))
     world.settle()
     before = dict(world.held)
     assert not world.round()
@@ -108,10 +111,8 @@ def test_one_join_moves_about_its_share(strategy: AllocationStrategy, streams: i
 @given(streams=st.integers(0, 60), members=st.integers(2, 8))
 def test_one_leave_moves_only_what_the_leaver_held(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
-    leaver = NAMES[0]
-    for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
-        world.set_free(stream_id)
-    world.weights = {name: 1.0 for name in world.weights if name != leaver}
+    leave(world, NAMES[0])
+    world.weights = {name: 1.0 for name in world.weights if name != NAMES[0]}
     plan = world.round()
     assert not plan.revokes
     assert not world.free
@@ -142,8 +143,7 @@ def test_the_surplus_members_stand_by(strategy: AllocationStrategy, streams: int
     if len(set(weights)) == 1:
         assert max(counts(world.held, members).values(), default=0) <= 1
     for leaver in sorted(set(world.held.values())):
-        for stream_id in [stream for stream, who in world.held.items() if who == leaver]:
-            world.set_free(stream_id)
+        leave(world, leaver)
         del world.weights[leaver]
         plan = world.round()
         assert not world.free - set(plan.revokes) or not world.weights, "nobody took over"
@@ -154,9 +154,7 @@ def test_the_surplus_members_stand_by(strategy: AllocationStrategy, streams: int
 @given(streams=st.integers(0, 60), members=st.integers(1, 8))
 def test_who_lost_its_streams_gets_them_back(strategy: AllocationStrategy, streams: int, members: int) -> None:
     world = settled(strategy, streams, members)
-    own = [stream for stream, who in world.held.items() if who == NAMES[0]]
-    for stream_id in own:
-        world.set_free(stream_id)
+    own = leave(world, NAMES[0])
     world.round()
     back = sum(world.held[stream] == NAMES[0] for stream in own)
     assert back >= math.floor(len(own) * 2 / 3)
