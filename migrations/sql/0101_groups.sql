@@ -80,6 +80,7 @@ create table lending (
   primary key (group_id, stream_id)
 ) with (fillfactor = 50);
 create index lending_stream on lending (stream_id);
+alter table lending alter consumed set storage external; -- its size bounds what is read of it
 create index lending_unfinished on lending (group_id, stream_id) where unfinished;
 
 -- The consumed frontier of an atomic group in a space. It only grows, and each advance is announced once.
@@ -120,6 +121,25 @@ create index lending_history_behind on lending_history (group_id, xact);
 -- Finds the streams that their holders cannot read.
 create index lending_history_reading on lending_history (group_id, stream_id, history_id)
  where event in ('unreadable', 'readable');
+
+-- Operators reset and delete groups without a leader, and may write no other row of a leadership.
+
+-- Make a group's row, which has no leader, unless there is one.
+create function add_leadership(p_group bigint) returns void
+language plpgsql security definer set search_path from current as $$
+begin
+  insert into leadership (leadership_id, term, expires_at)
+  select group_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, timestamptz 'epoch'
+    from consumer_group where group_id = p_group
+      on conflict do nothing;
+end $$;
+
+-- End leases for good: a clock that is set back must not bring back to life what was ended.
+create function end_leaderships(p_groups bigint[]) returns void
+language plpgsql security definer set search_path from current as $$
+begin
+  update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(p_groups);
+end $$;
 
 -- Orders the processes of one session name in a group. Draws of one name are serialized and increase; the clock keeps
 -- them increasing after a backup was restored. No draw depends on another name's. The row with empty names has the

@@ -101,7 +101,9 @@ create table stream (
   is_compact boolean not null default false,           -- it is closed, and checked to its end
   opened_at timestamptz not null default clock_timestamp(),
   closed_at timestamptz,
-  check (0 <= hash_from and hash_from < hash_to and hash_to <= 18446744073709551616)  -- not NaN, the greatest of all
+  -- One check, since each update compiles each anew. Not NaN, the greatest of all; and sums of heads have to be numbers.
+  check (0 <= hash_from and hash_from < hash_to and hash_to <= 18446744073709551616
+         and head between 0 and 9007199254740992)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index stream_generation on stream (generation_id);
 create index stream_open on stream (stream_id) where state = 'open';

@@ -306,6 +306,26 @@ def test_an_operator_is_nobodys_leader(world: RoleWorld, statement: LiteralStrin
         operator.execute(statement)
 
 
+@pytest.mark.conforms("X6")
+def test_no_role_takes_numbers_that_others_are_to_get(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """One row with the greatest number of a generation kept later streams from all groups, without a word."""
+    numbered = """
+    select r.rolname, attrelid::regclass::text from pg_attribute a, pg_roles r
+     where attidentity <> '' and attrelid::regclass::text !~ '^pg_' and rolname like 'sublet_%%'
+       and has_column_privilege(r.rolname, attrelid, attnum, 'insert')"""
+    assert admin.execute(numbered).fetchall() == []
+    row = "insert into generation (generation_id, space_id, ordinal, filter) overriding system value"
+    with connect(world.of(DatabaseRole.OPERATE)) as operator, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        operator.execute(f"{row} values (9, 1, 9, 'a')")
+
+
+def test_a_group_that_is_not_there_has_no_leadership(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """Else an operator's rows would keep groups from a leader that are yet to come."""
+    with connect(world.of(DatabaseRole.OPERATE)) as operator:
+        operator.execute("select add_leadership(n) from generate_series(100, 200) as n")
+    assert admin.execute("select from leadership where leadership_id >= 100").rowcount == 0
+
+
 def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     with connect(world.of(DatabaseRole.OPERATE)) as operator:
         space = create_space(operator, "epochs", "epochs/#").space_id
@@ -361,6 +381,7 @@ NO_ROWS = [
     *(("lending", "in_doubt", each) for each in NO_DOUBT),
     *(("lending", "held_until", each) for each in ("infinity", "-infinity", "20000-01-01 UTC")),
     *(("stream", "hash_from", each) for each in ("-1", "NaN")),
+    *(("stream", "head", each) for each in ("-1", "9007199254740993")),
     *(("stream", "hash_to", each) for each in ("18446744073709551617", "NaN")),
 ]
 

@@ -40,7 +40,8 @@ _HIDDEN: Final = {
 """Columns that are not selected where the table below has an s: messages and credentials."""
 
 # r select, s select without the columns above, a insert, w update, d delete, x execute. A right on `block` is one on
-# each partition too; one on `table.column` is on that column alone. What has no row here, a test finds.
+# each partition too; one on `table.column` is on that column alone. Nobody inserts into a column that Postgres numbers
+# itself: numbers that others are to get would be taken. What has no row here, a test finds.
 _TABLE: Final = """
                           publish append consume operate node
 alembic_version           r       r      r       r       r
@@ -62,9 +63,6 @@ node                      -       r      s       s       rawd
 node.draining             -       -      -       w       -
 timeline                  -       -      -       r       rawd
 leadership                -       -      -       r       rawd
-leadership.leadership_id  -       -      -       a       -
-leadership.term           -       -      -       a       -
-leadership.expires_at     -       -      -       aw      -
 leadership.step_down_term -       -      -       w       -
 consumer_group            -       -      -       raw     rawd
 lending                   -       -      -       sawd    rawd
@@ -135,6 +133,8 @@ ahead_of()                -       -      x       -       x
 next_session_epoch()      -       -      x       -       x
 last_session_epoch()      -       -      -       x       x
 is_session()              -       -      -       -       x
+add_leadership()          -       -      -       x       x
+end_leaderships()         -       -      -       x       x
 timeline_now()            -       -      -       x       x
 timeline_number()         -       -      x       x       x
 current_timeline()        -       -      -       -       x
@@ -158,10 +158,11 @@ release_session()         -       -      -       x       -
 _FOUND = """
 select c.relname::text, null, c.relispartition,
        (select array_agg(a.attname::text order by a.attnum) from pg_attribute a
-         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+       (select array_agg(a.attname::text) from pg_attribute a where a.attrelid = c.oid and a.attidentity <> '')
   from pg_class c where c.relnamespace = to_regnamespace(%(schema)s) and c.relkind in ('r', 'p', 'v', 'm')
 union all
-select p.proname::text, oidvectortypes(p.proargtypes), false, '{}'
+select p.proname::text, oidvectortypes(p.proargtypes), false, '{}', '{}'
   from pg_proc p where p.pronamespace = to_regnamespace(%(schema)s)
  order by 1, 2"""
 
@@ -210,11 +211,13 @@ class DatabasePrivilege(Struct, frozen=True, order=True):
 
 
 class _SchemaObject(Struct, frozen=True):
-    """A table or a function of the schema. `listed`: its row in the table above."""
+    """A table or a function of the schema. `listed`: its row in the table above. `numbered`: the columns that Postgres
+    fills with numbers."""
 
     name: str
     listed: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    numbered: tuple[str, ...] = ()
 
 
 def _parse() -> dict[str, dict[DatabaseRole, str]]:
@@ -317,11 +320,12 @@ def grant_statements(conn: Connection, schema: str, roles: Iterable[DatabaseRole
 
 def _find_objects(conn: Connection, schema: str) -> list[_SchemaObject]:
     schema_objects = []
-    for name, arguments, is_partition, columns in conn.execute(_FOUND, {"schema": schema}).fetchall():
+    for name, arguments, is_partition, columns, numbered in conn.execute(_FOUND, {"schema": schema}).fetchall():
         if arguments is None:
-            schema_objects.append(_SchemaObject(name, "block" if is_partition else name, tuple(columns)))
+            listed = "block" if is_partition else name
+            schema_objects.append(_SchemaObject(name, listed, tuple(columns), tuple(numbered or ())))
         else:
-            schema_objects.append(_SchemaObject(f"{name}({arguments})", f"{name}()", ()))
+            schema_objects.append(_SchemaObject(f"{name}({arguments})", f"{name}()"))
     return schema_objects
 
 
@@ -340,7 +344,7 @@ def _format_privileges(schema_object: _SchemaObject, role: DatabaseRole) -> Iter
 def _list_columns(schema_object: _SchemaObject, role: DatabaseRole) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each privilege, and on which columns it is; on none: on all."""
     for letter in RIGHTS.get(schema_object.listed, {}).get(role, "-").strip("-"):
-        hidden = _HIDDEN[schema_object.listed] if letter == "s" else frozenset()
+        hidden = {"s": _HIDDEN.get(schema_object.listed), "a": schema_object.numbered}.get(letter)
         yield _LETTERS[letter], tuple(each for each in schema_object.columns if each not in hidden) if hidden else ()
     for column in schema_object.columns:
         for letter in RIGHTS.get(f"{schema_object.listed}.{column}", {}).get(role, "-").strip("-"):

@@ -79,9 +79,7 @@ _RENEW = f"""
 update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond', lock_key = %(lock_key)s
  where leadership_id = any(%(ids)s::bigint[])"""
 
-# Not only at this moment: a clock that is set back must not bring back to life what was ended.
-_EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
-
+_EXPIRE = "select end_leaderships(%(ids)s::bigint[])"
 
 _FIRST_HERE = """
 select l.timeline <> coalesce(l.previous_timeline, g.created_timeline)

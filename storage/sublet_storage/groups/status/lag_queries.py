@@ -13,7 +13,7 @@ from msgspec import Struct
 from psycopg.rows import class_row
 
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.overview import SEEN, list_groups_without_holder
+from sublet_storage.groups.status.overview import SEEN, SUM_OF_LAGS, list_groups_without_holder
 
 _LENDINGS = f"""
 with line as (
@@ -26,7 +26,7 @@ select group_id, stream_id, p.name as space, status, position, head, lag
   from seen join space p using (space_id) order by group_id, stream_id"""
 
 _SUMS = f"""{_LENDINGS}
-select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::bigint as lag, max(lag) as largest,
+select group_id, status, count(*)::bigint as streams, {SUM_OF_LAGS} as lag, max(lag) as largest,
        count(*) filter (where lag is null)::bigint as unknown
   from seen group by group_id, status order by group_id, status"""
 
@@ -35,7 +35,7 @@ with line as (
   select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id)
    where g.deleted_at is null and l.unfinished),
 {SEEN}
-select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag), 0)::bigint end
+select g.group_id, case when count(lag) = count(stream_id) then {SUM_OF_LAGS} end
   from consumer_group g left join seen using (group_id)
  where g.deleted_at is null and exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
 

@@ -117,8 +117,10 @@ with line as (
 
 _STATUSES = sorted((*LendingStatus, NEW))
 
+SUM_OF_LAGS = "least(coalesce(sum(lag), 0), 9223372036854775807)::bigint"
+
 _COUNTS = f"""{_LINES}, sums as (
-  select group_id, coalesce(sum(lag), 0)::bigint as lag, max(lag) as largest,
+  select group_id, {SUM_OF_LAGS} as lag, max(lag) as largest,
          count(*) filter (where lag is null) as unknown,
          {", ".join(f'count(*) filter (where status = $${status}$$) as "{status}"' for status in _STATUSES)}
     from seen group by group_id
