@@ -134,7 +134,7 @@ begin
       on conflict do nothing;
 end $$;
 
--- End leases for good: a clock that is set back must not bring back to life what was ended.
+-- End leases, also for a clock that is set back later.
 create function end_leaderships(p_groups bigint[]) returns void
 language plpgsql security definer set search_path from current as $$
 begin
