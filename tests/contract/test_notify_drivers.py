@@ -63,10 +63,12 @@ class ZmqSubject(Subject):
 
     def cut(self, receiver: NotificationReceiver) -> None:
         port = port_of(receiver.endpoint)
-        for number in [int(name) for name in os.listdir("/proc/self/fd")]:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as copy:
-                if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
-                    copy.shutdown(socket.SHUT_RDWR)
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):  # a copy of another would be left open
+                    with socket.socket(fileno=os.dup(int(number))) as copy:
+                        if copy.family == socket.AF_INET and copy.getpeername()[1] == port:
+                            copy.shutdown(socket.SHUT_RDWR)
 
     def rubbish(self, receiver: NotificationReceiver) -> None:
         greeting = b"\xff" + bytes(8) + b"\x7f\x03\0" + b"NULL".ljust(20, b"\0") + bytes(32)
