@@ -19,7 +19,7 @@ from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_leader.feed.history_and_follow import encode as encode_page
 from sublet_protocol.domain.errors import PoisonBlock, UsageError, ValueTooLarge
-from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.domain.topics import TopicFilter, check_topic
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log import arrow_batch_header as header
 from sublet_storage.log.arrow_batch_decoder import decode_block
@@ -58,7 +58,7 @@ def execute(seed: int, number: int) -> bool:
             raise ValueError("a refusal that cannot be printed") from refused
         return False
     use(found)
-    if case.kind == "block":
+    if case.kind != "page":
         compact(found)
     return True
 
@@ -287,8 +287,16 @@ def _decode_block(case: Case) -> pa.RecordBatch:
     return found
 
 
+def _decode_published(case: Case) -> pa.RecordBatch:
+    """Return what a node would store of it."""
+    batch = decode_batch(case.payload)
+    for topic in batch.column("topic").unique().to_pylist():
+        check_topic(topic)
+    return batch
+
+
 _DECODERS: dict[str, Callable[[Case], Any]] = {
     "block": _decode_block,
-    "published": lambda case: decode_batch(case.payload),
+    "published": _decode_published,
     "page": lambda case: decode_messages(case.payload),
 }

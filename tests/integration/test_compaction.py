@@ -7,8 +7,9 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from sublet_protocol.domain.errors import StaleTerm
+from sublet_protocol.domain.errors import PoisonBlock, StaleTerm
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
@@ -16,7 +17,7 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
 from sublet_storage.spaces.space_changes import alter_space, rollover
-from tests.integration.log_kit import Connection, block, put, read, stamped
+from tests.integration.log_kit import Connection, block, in_epochs, put, read, stamped
 from tests.support.streams import open_streams
 
 pytestmark = pytest.mark.shards(1)
@@ -161,6 +162,18 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: Connection, stream: int, k
     assert list_fragmented_streams(conn, at_least=9, older_than_s=0) == [stream]
     assert compact_stream(conn, stream, older_than_s=0) > 0
     assert list_fragmented_streams(conn, at_least=2, older_than_s=0) == []
+
+
+@pytest.mark.conforms("W5", "X7")
+def test_epochs_that_a_row_does_not_have_stay_alone(conn: Connection, stream: int) -> None:
+    """Merged, such a block would keep all messages beside it from being decoded."""
+    trickle(conn, stream, 5)
+    for epochs in ([(7,)], [(7, 8)]):
+        append(conn, [BlockAppend(stream, replace(in_epochs(*epochs), epochs=None))])
+    trickle(conn, stream, 5)
+    with pytest.raises(PoisonBlock):
+        compact_stream(conn, stream, older_than_s=0)
+    assert blocks(conn) == [(5, 5), (6, 1), (7, 1), (12, 5)]
 
 
 def test_a_deposed_maintainer_merges_nothing(conn: Connection, stream: int) -> None:

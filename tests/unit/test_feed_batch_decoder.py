@@ -47,6 +47,12 @@ def test_a_plain_batch_is_read() -> None:
     assert decode_batch(stored(topic="a/+")) == record_batch(topic="a/+")
 
 
+def test_epochs_are_for_who_holds_them() -> None:
+    """No producer at a node does."""
+    with pytest.raises(UsageError, match="messages with an epoch: only a Publisher with access to the database"):
+        decode_batch(stored(epoch=[7]))
+
+
 @pytest.mark.conforms("X4")
 def test_a_batch_that_grows_by_being_read_is_refused() -> None:
     bomb = message(record_batch(2, value=b"\0" * 500_000), "zstd")

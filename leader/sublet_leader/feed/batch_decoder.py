@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.feed_messages import MAX_BATCH_BYTES, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_published_batch
@@ -22,6 +23,8 @@ def decode_batch(payload: bytes) -> pa.RecordBatch:
         batch = decode_published_batch(payload, MAX_BATCH_MESSAGES, MAX_BATCH_BYTES)
     except InvalidRecordBatch as error:
         raise MalformedMessage(f"messages: not an Arrow record batch message of ours ({error}). {_HINT}.") from None
+    if batch["epoch"].null_count < batch.num_rows:
+        raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
     (checked,) = to_record_batches(batch)
     check_sizes(checked, MAX_MESSAGE_BYTES)
     return checked

@@ -230,6 +230,11 @@ class UpperFrontier(Struct, frozen=True):
         """Return whether messages of the epoch may have come already."""
         return any(is_at_or_before(epoch, greatest) for greatest in self.greatest)
 
+    def find_covered(self, epochs: Sequence[Epoch]) -> list[Epoch]:
+        """Return the epochs of which messages may have come already."""
+        admitted = LowerFrontier(tuple(map(_negate, self.greatest))).find_admitted([_negate(each) for each in epochs])
+        return [_negate(each) for each in admitted]
+
     def join(self, *others: UpperFrontier) -> UpperFrontier:
         """Merge frontiers of several streams: what has begun in any of them."""
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)

@@ -52,6 +52,7 @@ LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - START) // timedelta(microse
 """Timestamps that a Python datetime can have, in microseconds since 1970."""
 
 Stored: TypeAlias = bytes | memoryview | pa.Buffer
+Check: TypeAlias = Callable[[pa.RecordBatch], None]
 _T = TypeVar("_T")
 
 
@@ -76,24 +77,21 @@ class ValidatedStoredBatch(NamedTuple):
     decoded_bytes: int
 
 
-def decode_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """Decode a payload into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
+def decode_block(
+    codec: int, payload: Stored, stream_id: int, end_offset: int, count: int, check: Check | None = None
+) -> pa.RecordBatch:
+    """Decode a payload into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory. `check`
+    raises `ValueError` for a stored batch that it rejects.
 
     Raise `PoisonBlock`, which names the block of that row.
     """
-    return restore(codec, [validate_block(codec, payload, stream_id, end_offset, count).batch])
+    return restore(codec, [validate_block(codec, payload, stream_id, end_offset, count, check).batch])
 
 
 def validate_block(
-    codec: int,
-    payload: Stored,
-    stream_id: int,
-    end_offset: int,
-    count: int,
-    check: Callable[[pa.RecordBatch], None] | None = None,
+    codec: int, payload: Stored, stream_id: int, end_offset: int, count: int, check: Check | None = None
 ) -> ValidatedStoredBatch:
-    """Return the batch for `restore`. `check` raises `ValueError` for one that it rejects. Raise as `decode_block`
-    does."""
+    """Return the batch for `restore`; the rest is as for `decode_block`."""
     try:
         return _read_or_reject(partial(_read_block, codec, payload, count, check))
     except InvalidRecordBatch as error:
@@ -106,10 +104,10 @@ def validate_block(
         raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
 
 
-def is_decodable(codec: int, payload: Stored, count: int) -> bool:
-    """Return whether a block with this payload and number of messages can be decoded."""
+def is_decodable(codec: int, payload: Stored, count: int, check: Check | None = None) -> bool:
+    """Return whether a block with this payload and number of messages can be decoded, and is not rejected."""
     try:
-        _read_or_reject(partial(_read_block, codec, payload, count))
+        _read_or_reject(partial(_read_block, codec, payload, count, check))
     except InvalidRecordBatch:
         return False
     return True
@@ -150,9 +148,7 @@ def _read_or_reject(read: Callable[[], _T], passed: tuple[type[Exception], ...] 
         raise InvalidRecordBatch("".join(each if each.isprintable() else "?" for each in cause)) from None
 
 
-def _read_block(
-    codec: int, payload: Stored, count: int, check: Callable[[pa.RecordBatch], None] | None = None
-) -> ValidatedStoredBatch:
+def _read_block(codec: int, payload: Stored, count: int, check: Check | None) -> ValidatedStoredBatch:
     layout = _get_block_layout(column_encoding.decode_flags(codec))
     stored = pa.py_buffer(payload)
     if stored.size > MAX_PAYLOAD_BYTES:
@@ -227,14 +223,13 @@ def _validate(
 
 
 def _check_no_headers(pairs: pa.StructArray) -> None:
-    """Raise `ValueError` if columns of no header at all begin outside of their data. Arrow's own validation passes
-    that, as nothing is read there, and a batch that is written of them cannot be decoded."""
+    """Raise `ValueError` if columns of no header at all do not begin at 0. Arrow's own validation passes that, as
+    nothing is read there; it writes such a column again without its data, where that place is outside of it."""
     if len(pairs):
         return
-    for _, offsets, data in (pairs.field(name).buffers() for name in ("key", "value")):
-        first = 0 if offsets is None else int.from_bytes(memoryview(offsets)[:4], "little", signed=True)
-        if not 0 <= first <= (0 if data is None else data.size):
-            raise ValueError("its column headers is empty, and begins outside of its data")
+    for _, offsets, _ in (pairs.field(name).buffers() for name in ("key", "value")):
+        if offsets is not None and any(memoryview(offsets)[:4]):
+            raise ValueError("its column headers is empty, and does not begin at 0")
 
 
 def _compute_expanded_bytes(column: pa.RunEndEncodedArray) -> int:

@@ -64,9 +64,9 @@ class PackedBlock(Struct, frozen=True):
     epochs: BlockEpochRange | None = None
 
 
-def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
-    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raise `ValueTooLarge` for one that no reader would
-    decode."""
+def pack(batch: pa.RecordBatch, compression: str = "none", *, has_bounds: bool = True) -> PackedBlock:
+    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it; `has_bounds`: with the bounds of its epochs. Raise
+    `ValueTooLarge` for one that no reader would decode."""
     is_large = batch.get_total_buffer_size() > MAX_PACKED_BYTES  # of all that it is a part of, which is known at once
     if batch.num_rows > MAX_BLOCK_MESSAGES or (is_large and batch.nbytes > MAX_PACKED_BYTES):
         raise ValueTooLarge(
@@ -77,7 +77,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     span = pc.min_max(batch.column("timestamp"))
     first, last = (START + timedelta(microseconds=span[end].value) for end in ("min", "max"))  # `as_py` imports pandas
     epochs = batch["epoch"].slice(0, 1) if column_encoding.has_one_epoch(codec) else batch["epoch"]
-    bounds = compute_epoch_bounds(epochs)
+    bounds = compute_epoch_bounds(epochs) if has_bounds else None
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, bounds)
 
 
@@ -135,17 +135,21 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
 def compute_epoch_bounds(column: pa.ListArray) -> BlockEpochRange | None:
     """Return the bounds of the epochs of a block; None if no message has one. All epochs have the same number of
     dimensions."""
-    with_epoch = len(column) - column.null_count
-    if not with_epoch:
+    if column.null_count == len(column):
         return None
-    numbers, mixed = pc.list_flatten(column), column.null_count > 0
-    if len(numbers) == with_epoch:
-        bounds = pc.min_max(numbers)
-        return BlockEpochRange(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
-    distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
-    return BlockEpochRange(
-        LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed
-    )
+    low, high = _find_ends(column)
+    least, greatest = LowerFrontier.from_epochs(low).least, UpperFrontier.from_epochs(high).greatest
+    return BlockEpochRange(least, greatest, column.null_count > 0)
+
+
+def _find_ends(column: pa.ListArray) -> tuple[list[Epoch], list[Epoch]]:
+    """Return distinct epochs, among which are the least, or the greatest; of several numbers that may be any."""
+    numbers = pc.list_flatten(column)
+    if len(numbers) == len(column) - column.null_count:
+        ends = pc.min_max(numbers)
+        return [(ends["min"].as_py(),)], [(ends["max"].as_py(),)]
+    distinct = list({tuple(epoch) for epoch in column.drop_null().to_pylist()})
+    return distinct, distinct
 
 
 def check_epoch_bounds(stored: str | None, batch: pa.RecordBatch) -> None:
@@ -154,14 +158,16 @@ def check_epoch_bounds(stored: str | None, batch: pa.RecordBatch) -> None:
     if (index := batch.schema.get_field_index("epoch")) < 0:
         return
     column = batch.column(index)
-    found = compute_epoch_bounds(column.values if isinstance(column, pa.RunEndEncodedArray) else column)
+    epochs = column.values if isinstance(column, pa.RunEndEncodedArray) else column
+    if epochs.null_count == len(epochs):
+        return
     bounds = None if stored is None else parsed_epoch_bounds.get(stored)
-    if found is not None and not (
-        bounds is not None
-        and all(map(LowerFrontier(bounds.least).admits, found.least))
-        and all(map(UpperFrontier(bounds.greatest).covers, found.greatest))
-    ):
-        raise ValueError("it has epochs that its row does not have")
+    if bounds is not None:  # else nothing of the epochs is compared: whoever may write may write any number of them
+        low, high = _find_ends(epochs)
+        admitted = LowerFrontier(bounds.least).find_admitted(low)
+        if len(admitted) == len(low) and len(UpperFrontier(bounds.greatest).find_covered(high)) == len(high):
+            return
+    raise ValueError("it has epochs that its row does not have")
 
 
 def _parse_epoch_bounds(stored: str) -> BlockEpochRange:

@@ -123,14 +123,13 @@ def _append(
 ) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
     blocks = [
-        BlockAppend(stream, pack(messages, routes.get_compression(stream)), stamp) for stream, messages, _ in parts
+        BlockAppend(stream, pack(messages, routes.get_compression(stream), has_bounds=False), stamp)
+        for stream, messages, _ in parts
     ]
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}
     if AppendOutcome.FENCED in outcomes:
         raise producer_fenced_error(batch.producer_id, batch.incarnation)
-    if outcomes & {AppendOutcome.COMPLETED, AppendOutcome.EXPIRED}:
-        raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
     if outcomes != {AppendOutcome.APPENDED}:
         raise StreamClosedError
     return tuple(

@@ -24,7 +24,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.arrow_batch_decoder import decode_block, is_decodable
-from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
+from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, check_epoch_bounds, pack
 from sublet_storage.spaces.rollover import partition_table
 
 _Time = TypeVar("_Time", datetime, int)
@@ -301,7 +301,7 @@ def _merge(
             return 0
         entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
         block, (starts, times) = (
-            pack(entire, compression),
+            pack(entire, compression, has_bounds=False),
             compute_append_times([(row[1], row[4], *row[7:]) for row in rows]),
         )
         conn.execute(_format_statement(_REPLACED, generation_id), (stream_id, ends))
@@ -330,13 +330,13 @@ def _merge(
 def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of blocks to be merged. Raise `_RunTooLarge` before they are more than a block may have, and
     `_RunUndecodable`."""
-    size = 0
+    size, check = 0, partial(check_epoch_bounds, rows[0][6])  # of the first row: those of a run are the same
     for index, (end_offset, count, codec, payload, *_) in enumerate(rows):
         try:
-            batch = decode_block(codec, payload, stream_id, end_offset, count)
+            batch = decode_block(codec, payload, stream_id, end_offset, count, check)
         except PoisonBlock as error:
             others = enumerate(rows[index + 1 :], index + 1)
-            indexes = [index, *(n for n, row in others if not is_decodable(row[2], row[3], row[1]))]
+            indexes = [index, *(n for n, row in others if not is_decodable(row[2], row[3], row[1], check))]
             # Without its traceback, whose frames hold all the rows.
             raise _RunUndecodable(indexes, PoisonBlock(stream_id, error.offsets, error.detail)) from None
         size += batch.nbytes
