@@ -124,12 +124,12 @@ create index lending_history_reading on lending_history (group_id, stream_id, hi
 
 -- Operators reset and delete groups without a leader, and may write no other row of a leadership.
 
--- Make a group's row, which has no leader, unless there is one.
-create function add_leadership(p_group bigint) returns void
+-- Make a group's row, which has no leader, unless there is one. Its term is a time, and not in the future.
+create function add_leadership(p_group bigint, p_term bigint) returns void
 language plpgsql security definer set search_path from current as $$
 begin
   insert into leadership (leadership_id, term, expires_at)
-  select group_id, (extract(epoch from clock_timestamp()) * 1000000)::bigint, timestamptz 'epoch'
+  select group_id, least(p_term, (extract(epoch from clock_timestamp()) * 1000000)::bigint), timestamptz 'epoch'
     from consumer_group where group_id = p_group
       on conflict do nothing;
 end $$;

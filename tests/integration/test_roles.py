@@ -322,7 +322,7 @@ def test_no_role_takes_numbers_that_others_are_to_get(world: RoleWorld, admin: p
 def test_a_group_that_is_not_there_has_no_leadership(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     """Else an operator's rows would keep groups from a leader that are yet to come."""
     with connect(world.of(DatabaseRole.OPERATE)) as operator:
-        operator.execute("select add_leadership(n) from generate_series(100, 200) as n")
+        operator.execute("select add_leadership(n, 1) from generate_series(100, 200) as n")
     assert admin.execute("select from leadership where leadership_id >= 100").rowcount == 0
 
 

@@ -20,7 +20,7 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.epoch_frontiers import check_epoch
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
-from sublet_storage.db.clock import NOW
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import consumed_epoch_frontiers, group_lifecycle, leadership, lending_statements
@@ -69,7 +69,7 @@ _HELD = "select count(*) from lending where group_id = %(group)s and status = 'h
 
 _GRANTED = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
-_NO_LEADER = "select add_leadership(%(group)s)"
+_NO_LEADER = f"select add_leadership(%(group)s, {format_microseconds(NOW)})"
 """Ensures that there is a row to lock, for which a claim of the group then waits."""
 
 _ADD = f"""
@@ -213,7 +213,7 @@ def execute_reset(
     """Reset the group in the open transaction; return what was done. `now_us`: the time, None for the database's.
     Raise `Conflict` while streams are granted, or reserved because something in them is in doubt, unless with `force`:
     then these grants end without final progress."""
-    connection.execute(_NO_LEADER, {"group": group.group_id})
+    connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": now_us})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), now_us))[group.group_id]
     group_lifecycle.lock_generations(connection)
     if connection.execute(_EXISTS, {"group": group.group_id}).fetchone() is None:
