@@ -175,14 +175,15 @@ def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
 
 
 def when_back(work: Callable[[], T]) -> T:
-    """Return what the work returns, other than nothing, once its place answers again."""
+    """Return what the work returns, other than None, once its place answers again."""
 
-    def tried() -> T | None:
+    def tried() -> tuple[T] | None:
         with suppress(PayloadUnavailable):
-            return work()
+            found = work()
+            return None if found is None else (found,)
         return None
 
-    return eventually(tried, WAIT_S)
+    return eventually(tried, WAIT_S)[0]
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:

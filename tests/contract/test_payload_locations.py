@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -34,7 +34,6 @@ from sublet_storage.spaces.space_changes import alter_space, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import generation_of, read, stream_of
 from tests.integration.session_kit import free_port
-from tests.kit import eventually
 from tests.payload_kit import (
     LocalWorld,
     PlaceWorld,
@@ -47,10 +46,10 @@ from tests.payload_kit import (
     outside,
     s3_server,
     swept,
+    when_back,
 )
 
 Connection = psycopg.Connection[Any]
-T = TypeVar("T")
 
 REPOSITORY = Path(__file__).parents[2]
 BLOCKS = 12
@@ -98,18 +97,6 @@ def name_at(conn: Connection, world: PlaceWorld, end_offset: int) -> str:
 def waiting(conn: Connection) -> int:
     """Return how many objects are registered for deletion."""
     return conn.execute("select from payload_object").rowcount
-
-
-def when_back(work: Callable[[], T]) -> T:
-    """Return what the work returns once its place answers again."""
-
-    def tried() -> tuple[T] | None:
-        try:
-            return (work(),)
-        except PayloadUnavailable:
-            return None
-
-    return eventually(tried, 60)[0]
 
 
 # --- moving and reading ---------------------------------------------------------------------------------------------

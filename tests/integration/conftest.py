@@ -122,14 +122,17 @@ def shell(database: str) -> Iterator[Shell]:
 
 
 @pytest.fixture(scope="module")
-def shared_fleet(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A node on the database that all tests of a file share."""
-    fleet = Fleet(shared_database, tmp_path_factory.mktemp("fleet"))
-    try:
-        fleet.serve("n1")
+def idle_fleet(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Processes on the database that all tests of a file share; none runs yet."""
+    with contextlib.closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
         yield fleet
-    finally:
-        fleet.close()
+
+
+@pytest.fixture(scope="module")
+def shared_fleet(idle_fleet: Fleet) -> Fleet:
+    """A node on that database."""
+    idle_fleet.serve("n1")
+    return idle_fleet
 
 
 _numbers = itertools.count(1)

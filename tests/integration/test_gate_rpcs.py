@@ -135,12 +135,9 @@ def all_rights(conn: Connection, principal: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def address(
-    shared_database: str, tmp_path_factory: pytest.TempPathFactory, tokens: Tokens, conn: Connection
-) -> Iterator[str]:
-    """Yield the address of a node that authenticates callers, one for all of these tests."""
-    with closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
-        yield serve_asking(fleet, conn)
+def address(idle_fleet: Fleet, tokens: Tokens, conn: Connection) -> str:
+    """The address of a node that authenticates callers, one for all of these tests."""
+    return serve_asking(idle_fleet, conn)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -61,15 +61,9 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def address(
-    shared_database: str,
-    conn: psycopg.Connection[Any],
-    tokens: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[str]:
-    """Yield the address of a node that authenticates callers."""
-    with closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
-        yield serve_asking(fleet, conn)
+def address(idle_fleet: Fleet, tokens: dict[str, str], conn: psycopg.Connection[Any]) -> str:
+    """The address of a node that authenticates callers."""
+    return serve_asking(idle_fleet, conn)
 
 
 @pytest.fixture

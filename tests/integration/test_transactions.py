@@ -72,11 +72,9 @@ class OutputStage:
 
 
 @pytest.fixture(scope="module")
-def url(shared_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the URL of a database with a node."""
-    with contextlib.closing(Fleet(shared_database, tmp_path_factory.mktemp("fleet"))) as fleet:
-        fleet.serve("n1")
-        yield shared_database
+def url(shared_database: str, shared_fleet: Fleet) -> str:
+    """The URL of a database with a node."""
+    return shared_database
 
 
 @pytest.fixture

@@ -123,8 +123,7 @@ def _append(
 ) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
     blocks = [
-        BlockAppend(stream, pack(messages, routes.get_compression(stream), has_bounds=False), stamp)
-        for stream, messages, _ in parts
+        BlockAppend(stream, pack(messages, routes.get_compression(stream)), stamp) for stream, messages, _ in parts
     ]
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}

@@ -305,11 +305,12 @@ class MultiStreamReader:
         are unknown here hold nothing that matches. The set is stored until a stream is read to its end, or comes."""
         if self._waiting is not None:
             return self._waiting
-        self._waiting = waiting = set[int]()
+        waiting: set[int] = set()
         for stream_id, cursor in self._cursors.items():
             above = (self._cursors.get(parent) for parent in cursor.parents)
             if any(parent is not None and (not parent.is_done or parent.stream_id in waiting) for parent in above):
                 waiting.add(stream_id)
+        self._waiting = waiting
         return waiting
 
 
