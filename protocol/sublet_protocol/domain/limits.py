@@ -39,7 +39,7 @@ MAX_COMMANDS = 1_000
 MAX_ITEMS = 10_000
 """Most items in all commands of a batch together: borrowers, streams, and 1 for a command without either."""
 MAX_BORROWERS = 1_000
-"""Most borrowers in a ping."""
+"""Most borrowers in a ping; each is in it once."""
 MAX_STREAMS = 10_000
 """Most streams in a message; each is in it once."""
 MAX_HEADS_BYTES = 12 * MAX_STREAMS + ENVELOPE_BYTES
