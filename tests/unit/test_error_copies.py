@@ -14,7 +14,7 @@ import pytest
 
 from sublet import errors
 from sublet_protocol.domain.errors import GrantLost, InvalidSetting, SubletError, SubscriptionEnded
-from sublet_protocol.domain.timeouts import check_timeout
+from sublet_storage.util.timeouts import check_timeout
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SubletError)]
 COPIERS: dict[str, Callable[[Any], Any]] = {

@@ -31,7 +31,7 @@ from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.timeouts import check_timeout
+from sublet_storage.util.timeouts import check_timeout
 
 log = logging.getLogger(__name__)
 

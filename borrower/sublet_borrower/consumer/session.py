@@ -50,8 +50,8 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.pubsub.counters import AgentSideCounters
+from sublet_storage.util.timeouts import check_timeout
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from sublet_borrower.node_client.node_calls import validate_nodes
 from sublet_borrower.node_client.node_publish_sender import NodePublishSender, SingleRouteTable
 from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import MAX_MESSAGE_BYTES
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -31,6 +30,7 @@ from sublet_storage.producer.batches.input_conversion import (
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.util.fork_guard import OwnerProcess
+from sublet_storage.util.timeouts import check_timeout
 
 BATCH_MESSAGES = 4000
 BATCH_BYTES = 1 << 20

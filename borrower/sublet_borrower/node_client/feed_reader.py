@@ -26,7 +26,6 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import (
     HEARTBEAT_INTERVAL_S,
@@ -40,6 +39,7 @@ from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_st
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
 from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
+from sublet_storage.util.timeouts import check_timeout
 
 RECEIVE_TIMEOUT_S = 5 * HEARTBEAT_INTERVAL_S
 """After how long a silent node counts as lost."""

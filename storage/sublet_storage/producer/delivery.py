@@ -15,9 +15,9 @@ from typing import TypeAlias
 import pyarrow as pa
 from msgspec import Struct
 
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
+from sublet_storage.util.timeouts import check_timeout
 
 Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""

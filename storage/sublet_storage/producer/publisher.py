@@ -15,7 +15,6 @@ import psycopg
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
@@ -49,6 +48,7 @@ from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
 from sublet_storage.spaces.space_queries import find_space
 from sublet_storage.util.fork_guard import OwnerProcess
+from sublet_storage.util.timeouts import check_timeout
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024

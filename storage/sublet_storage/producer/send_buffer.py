@@ -23,7 +23,6 @@ from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.fast_small_block_packer import Header, Message
 from sublet_storage.producer.batches.input_conversion import size_of
@@ -40,6 +39,7 @@ from sublet_storage.producer.batches.pending_block import (
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.unsettled_results import UnsettledResults
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedPublishResult
+from sublet_storage.util.timeouts import check_timeout
 
 COMMIT_BYTES = 4 * 1024 * 1024
 MAX_ROUTED_ROWS = 1 << 16

@@ -32,8 +32,8 @@ from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
+from sublet_storage.util.timeouts import check_timeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
