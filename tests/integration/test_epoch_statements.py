@@ -81,6 +81,43 @@ def test_so_many_greatest_epochs_are_stored(conn: Connection, count: int) -> Non
     assert len(found) == (count if count <= MAX_ANTICHAIN else 1)
 
 
+@pytest.mark.parametrize(("count", "found"), [(4000, [[0, 9000], [9000, 0]]), (4001, [[9000, 9000]])])
+def test_among_so_many_the_greatest_are_found(conn: Connection, count: int, found: list[list[int]]) -> None:
+    """Among more their bound is taken, also where few are greatest."""
+    every = json.dumps([[0, 9000], [9000, 0], *([number, -1] for number in range(count - 2))])
+    assert conn.execute("select merge_upper_frontier('[]', %s)", (every,)).fetchone() == (found,)
+
+
+DOUBT = {"grant_id": 1, "start": 0, "end": 1, "hold_s": 0.5, "consumed": None}
+
+
+@pytest.mark.conforms("X7")
+@pytest.mark.parametrize(
+    ("function", "value", "is_valid"),
+    [
+        *(("is_consumed_frontier", {"upto": 4, "least": least}, True) for least in (None, [], [[5]], [[1, 2], [2, 1]])),
+        ("is_consumed_frontier", {"upto": 4, "least": [[5]], "more": 1}, False),
+        ("is_consumed_frontier", {"upto": 4.5, "least": None}, False),
+        ("is_consumed_frontier", {"upto": 4, "least": [[1.5]]}, False),
+        ("is_consumed_frontier", {"upto": 2**63, "least": None}, False),
+        ("is_consumed_frontier", {"upto": 4, "least": [[5], [5, 5]]}, False),
+        ("is_consumed_frontier", {"upto": 4}, False),
+        ("is_consumed_frontier", [], False),
+        ("is_range_in_doubt", DOUBT, True),
+        ("is_range_in_doubt", {**DOUBT, "start": 1}, True),
+        ("is_range_in_doubt", {**DOUBT, "start": 2}, False),
+        ("is_range_in_doubt", {**DOUBT, "end": 1.5}, False),
+        ("is_range_in_doubt", {**DOUBT, "more": 1}, False),
+        ("is_range_in_doubt", {**DOUBT, "hold_s": 86_401}, False),
+        ("is_range_in_doubt", {name: DOUBT[name] for name in ("grant_id", "start", "end", "hold_s")}, False),
+        ("is_range_in_doubt", [], False),
+    ],
+    ids=range(19),
+)
+def test_what_a_row_stores_is_of_this_form(conn: Connection, function: str, value: Any, is_valid: bool) -> None:
+    assert conn.execute(f"select {function}(%s)".encode(), (json.dumps(value),)).fetchone() == (is_valid,)
+
+
 @given(PAIRS)
 def test_the_least_and_the_greatest(conn: Connection, pair: tuple[list[Epoch], list[Epoch]]) -> None:
     """And whether one list is admitted, or covered, by the other."""
