@@ -40,6 +40,12 @@ def test_what_is_left_when_all_is_completed(conn: Connection, pair: tuple[list[E
     assert [tuple(epoch) for epoch in found] == list(lower.after_completing(begun).least)
 
 
+def test_nothing_comes_after_the_largest_number(conn: Connection) -> None:
+    """Which is in no epoch of a publisher's."""
+    ((found,),) = conn.execute("select complete_epochs('[[5, 5]]', '[[9223372036854775807, 7]]')").fetchall()
+    assert found == [[5, 8]]
+
+
 @pytest.mark.parametrize("dimensions", [1, 2, 8])
 def test_one_epoch_is_before_another_by_each_number(conn: Connection, dimensions: int) -> None:
     asked = "select epoch_at_or_before(%s, %s), numbers_at_or_before(%s, %s)"

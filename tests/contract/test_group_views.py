@@ -1,0 +1,163 @@
+"""What is shown of one group, where another one has other rows of the same streams, and a third was deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.status.diagnosis_queries import diagnose_group
+from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
+from sublet_storage.groups.status.lag_queries import (
+    LagByStatus,
+    list_unconsumed_groups,
+    read_lags_by_status,
+    read_stream_lags,
+    read_total_lags,
+    sum_by_status,
+)
+from sublet_storage.groups.status.overview import describe_group, list_groups, list_leaderless_groups
+from tests.contract.group_world import SHARE, Held, Led, PostgresWorld
+
+EARLIEST = StartingPosition.EARLIEST
+OTHER, IDLE, PAUSED, DELETED = (Subscription.parse(f"$share/{name}/#") for name in ("other", "idle", "paused", "gone"))
+FACTS = ("status", "position", "lag", "borrower_id", "session", "blocked_reason", "unreadable_reason")
+
+
+def declared(postgres: PostgresWorld, subscription: Subscription, streams: tuple[int, ...]) -> Led:
+    return postgres.lead(postgres.declare(subscription, starting_position=EARLIEST), streams=streams)
+
+
+def blocked(held: Held, reason: str) -> None:
+    held.release(0, reason, poison=1)
+
+
+@pytest.fixture
+def ours(postgres: PostgresWorld) -> Led:
+    """Return a group with each of eight streams of ten messages in another state. Who holds streams of the others has
+    reported them as unreadable, or is to give them back, where it is not so here."""
+    streams = postgres.add_space(shards=8)
+    led, theirs, deleted = (declared(postgres, name, streams) for name in (SHARE, OTHER, DELETED))
+    for name in (IDLE, PAUSED):
+        declared(postgres, name, streams)
+    postgres.store.apply_command(PAUSED, PauseGroup("why"))
+    for stream in streams:
+        postgres.append(stream, 10)
+    for stream in streams[1:]:
+        for other in (theirs, deleted):
+            held = other.grant(stream, borrower="theirs")
+            held.record("unreadable", "theirs")
+            held.record("revoke", "theirs")
+    postgres.store.delete_group(DELETED)
+    blocked(theirs.grant(streams[0]), "theirs")
+
+    broken, again, moved, revoked, well, bad, left, read = streams
+    held = led.grant(broken)
+    held.advance(4)
+    held.record("unreadable", "damaged")
+    before = led.grant(again)
+    before.record("unreadable", "before")
+    before.record("revoke", "before")
+    before.release(0)
+    led.grant(again, borrower="b2")
+    held = led.grant(moved)
+    held.record("unreadable", "before")
+    held.reclaim(0, borrower="b2")
+    led.grant(revoked).record("revoke", "rebalance")
+    held = led.grant(well)
+    for event in ("unreadable", "readable"):
+        held.record(event, "as it was")
+    blocked(led.grant(bad), "the first")
+    postgres.connection.execute(
+        "update lending set status = 'free' where status = 'blocked' and stream_id = %s", (bad,)
+    )
+    blocked(led.grant(bad), "the last")
+    led.grant(left).release(7)
+    reserve = "update lending set session = 'left', held_until = now() + interval '1 h' where (group_id, stream_id) = "
+    postgres.connection.execute(reserve.encode() + b"(%s, %s)", (led.group_id, left))
+    held = led.grant(read)
+    held.advance(10)
+    alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
+    postgres.connection.execute(alive, (theirs.group_id,))
+    return led
+
+
+def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours: Led) -> None:
+    overview = describe_group(postgres.connection, SHARE)
+    assert [tuple(getattr(each, fact) for fact in FACTS) for each in overview.streams] == [
+        ("held", 4, 6, "b1", "session", None, "damaged"),
+        ("held", 0, 10, "b2", "session", None, None),
+        ("held", 0, 10, "b2", "session", None, None),
+        ("held", 0, 10, "b1", "session", None, None),
+        ("held", 0, 10, "b1", "session", None, None),
+        ("blocked", 0, None, None, None, "the last", None),
+        ("free", 7, 3, None, "left", None, None),
+        ("held", 10, 0, "b1", "session", None, None),
+    ]
+    assert [each.age_s is not None for each in overview.streams] == [True] * 5 + [False, True, False]
+    assert [(each.session, len(each.streams)) for each in overview.reserved_sessions] == [("left", 1)]
+    assert overview.counts.unreadable_count == 1
+    alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
+    postgres.connection.execute(alive, (ours.group_id,))
+    _, diagnoses = diagnose_group(postgres.connection, SHARE)
+    assert [each.diagnosis.reason.value for each in diagnoses] == [
+        *("unreadable", "stalled", "stalled", "revoked", "stalled", "blocked", "reserved_for_session", "caught_up"),
+    ]
+
+
+def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -> None:
+    conn = postgres.connection
+    counts = {each.group.name: (each.statuses, each.known_lag, each.counts.max_lag) for each in list_groups(conn)}
+    assert counts == {
+        "billing": ({"held": 6, "blocked": 1, "free": 1}, 49, 10),
+        "idle": ({"free": 8}, 80, 10),
+        "other": ({"held": 7, "blocked": 1}, 70, 10),
+        "paused": ({"free": 8}, 80, 10),
+    }
+    unreadable = {each.group.name: each.counts.unreadable_count for each in list_groups(conn)}
+    assert unreadable == {"billing": 1, "idle": 0, "other": 7, "paused": 0}
+    leaderless, total = list_leaderless_groups(conn, 2)
+    assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)
+    assert list_unconsumed_groups(conn) == [(str(IDLE), 80)]
+    sums = [
+        LagByStatus(ours.group_id, "blocked", 1, 0, None, 1),
+        LagByStatus(ours.group_id, "free", 1, 3, 3, 0),
+        LagByStatus(ours.group_id, "held", 6, 46, 10, 0),
+    ]
+    assert read_lags_by_status(conn, [ours.group_id]) == sums
+    assert sum_by_status(read_stream_lags(conn, [ours.group_id])) == sums
+    lags = {ours.group_id: None, ours.group_id + 1: None, ours.group_id + 3: 80, ours.group_id + 4: 80}
+    assert read_total_lags(conn) == lags
+    for sort, names in ((GroupSort.LAG, ["idle", "paused", "billing", "other"]), (GroupSort.NAME, list(counts))):
+        page = list_group_page(conn, "share", sort, limit=4)
+        assert (page.total, [each.group.name for each in page.groups]) == (4, names), sort
+
+
+@pytest.mark.parametrize(
+    ("status", "position", "is_gone", "lag", "lost"),
+    [
+        ("free", 4, False, 6, 0),
+        ("free", 4, True, None, 6),
+        ("free", 10, True, 0, 0),
+        ("free", 10, False, 0, 0),
+        ("free", 11, False, None, 0),
+        ("finished", 4, True, 0, 0),
+        ("finished", 4, False, 0, 0),
+        ("blocked", 10, False, None, 0),
+        ("blocked", 4, True, None, 6),
+    ],
+)
+def test_lag_is_known_where_all_of_it_can_be_read(
+    postgres: PostgresWorld, status: str, position: int, is_gone: bool, lag: int | None, lost: int
+) -> None:
+    led = postgres.led(starting_position=EARLIEST)
+    postgres.append(led.stream, 10)
+    if is_gone:
+        postgres.rollover(1)
+        postgres.retire(1)
+    write = "update lending set status = %s, position = %s"
+    postgres.connection.execute(write, (status, position))
+    stream: Any = describe_group(postgres.connection, SHARE).streams[0]
+    assert (stream.lag, stream.lost_message_count) == (lag, lost)
