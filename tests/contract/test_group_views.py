@@ -51,7 +51,8 @@ def ours(postgres: PostgresWorld) -> Led:
             held.record("unreadable", "theirs")
             held.record("revoke", "theirs")
     postgres.store.delete_group(DELETED)
-    blocked(theirs.grant(streams[0]), "theirs")
+    other = theirs.grant(streams[0])
+    other.record("unreadable", "theirs")
 
     broken, again, moved, revoked, well, bad, left, read = streams
     held = led.grant(broken)
@@ -77,8 +78,12 @@ def ours(postgres: PostgresWorld) -> Led:
     led.grant(left).release(7)
     reserve = "update lending set session = 'left', held_until = now() + interval '1 h' where (group_id, stream_id) = "
     postgres.connection.execute(reserve.encode() + b"(%s, %s)", (led.group_id, left))
-    held = led.grant(read)
-    held.advance(10)
+    led.grant(read).advance(10)
+    other.record("readable", "theirs")
+    blocked(other, "theirs")
+    postgres.connection.execute("update lending_history set at = now() - interval '9 h'")
+    since = "update lending_history set at = now() - interval '1 h' where group_id = %s and stream_id = %s"
+    postgres.connection.execute(since, (led.group_id, broken))
     alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
     postgres.connection.execute(alive, (theirs.group_id,))
     return led
@@ -99,6 +104,8 @@ def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours:
     assert [each.age_s is not None for each in overview.streams] == [True] * 5 + [False, True, False]
     assert [(each.session, len(each.streams)) for each in overview.reserved_sessions] == [("left", 1)]
     assert overview.counts.unreadable_count == 1
+    since = [each.unreadable_s for each in overview.streams if each.unreadable_s is not None]
+    assert [round(each / 3600) for each in since] == [1]
     alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
     postgres.connection.execute(alive, (ours.group_id,))
     _, diagnoses = diagnose_group(postgres.connection, SHARE)

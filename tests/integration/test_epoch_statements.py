@@ -62,12 +62,13 @@ MANY = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
 @pytest.mark.parametrize(
     ("lower", "begun"),
     [
+        ([(0, -MAX_ANTICHAIN)], MANY[:-2]),
         ([(0, -MAX_ANTICHAIN)], MANY[:-1]),
         (MANY[:-1], [(x, y + 1) for x, y in MANY[1:-1]]),
         (MANY[:-1], [(x + 1, y + 1) for x, y in MANY[:-1:2]]),
         ([(0, 0, 0)], [(x, y, 20 - x - y) for x in range(20) for y in range(20 - x)]),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_so_many_are_left_when_all_is_completed(conn: Connection, lower: list[Epoch], begun: list[Epoch]) -> None:
     asked = (json.dumps(lower), json.dumps(begun))
