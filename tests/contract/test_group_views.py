@@ -47,7 +47,7 @@ def ours(postgres: PostgresWorld) -> Led:
         postgres.append(stream, 10)
     for stream in streams[1:]:
         for other in (theirs, deleted):
-            held = other.grant(stream, borrower="theirs")
+            held = other.grant(stream)
             held.record("unreadable", "theirs")
             held.record("revoke", "theirs")
     postgres.store.delete_group(DELETED)
@@ -62,7 +62,7 @@ def ours(postgres: PostgresWorld) -> Led:
     before.record("unreadable", "before")
     before.record("revoke", "before")
     before.release(0)
-    led.grant(again, borrower="b2")
+    led.grant(again)
     held = led.grant(moved)
     held.record("unreadable", "before")
     held.reclaim(0, borrower="b2")
@@ -75,9 +75,12 @@ def ours(postgres: PostgresWorld) -> Led:
         "update lending set status = 'free' where status = 'blocked' and stream_id = %s", (bad,)
     )
     blocked(led.grant(bad), "the last")
-    led.grant(left).release(7)
-    reserve = "update lending set session = 'left', held_until = now() + interval '1 h' where (group_id, stream_id) = "
-    postgres.connection.execute(reserve.encode() + b"(%s, %s)", (led.group_id, left))
+    held = led.grant(left, session="left")
+    for event in ("revoke", "unreadable"):
+        held.record(event, "as it was")
+    free = "update lending set status = 'free', position = 7, held_until = now() + interval '1 h'"
+    where = " where group_id = %s and stream_id = %s"  # by SQL: the holder and its grant are left in the row
+    postgres.connection.execute((free + where).encode(), (led.group_id, left))
     led.grant(read).advance(10)
     other.record("readable", "theirs")
     blocked(other, "theirs")
@@ -93,12 +96,12 @@ def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours:
     overview = describe_group(postgres.connection, SHARE)
     assert [tuple(getattr(each, fact) for fact in FACTS) for each in overview.streams] == [
         ("held", 4, 6, "b1", "session", None, "damaged"),
-        ("held", 0, 10, "b2", "session", None, None),
+        ("held", 0, 10, "b1", "session", None, None),
         ("held", 0, 10, "b2", "session", None, None),
         ("held", 0, 10, "b1", "session", None, None),
         ("held", 0, 10, "b1", "session", None, None),
         ("blocked", 0, None, None, None, "the last", None),
-        ("free", 7, 3, None, "left", None, None),
+        ("free", 7, 3, "b1", "left", None, None),
         ("held", 10, 0, "b1", "session", None, None),
     ]
     assert [each.age_s is not None for each in overview.streams] == [True] * 5 + [False, True, False]
@@ -168,3 +171,17 @@ def test_lag_is_known_where_all_of_it_can_be_read(
     postgres.connection.execute(write, (status, position))
     stream: Any = describe_group(postgres.connection, SHARE).streams[0]
     assert (stream.lag, stream.lost_message_count) == (lag, lost)
+
+
+def test_a_group_is_found_by_all_of_its_name(postgres: PostgresWorld) -> None:
+    """Not another kind, name or filter, nor one of the same name that was deleted."""
+    names = [SHARE, *map(Subscription.parse, ("$queue/billing/orders/#", "$share/billing/#", "$share/sales/orders/#"))]
+    postgres.add_space()
+    for name in names:
+        postgres.declare(name)
+        postgres.store.delete_group(name)
+    groups = {postgres.declare(name).group_id: str(name) for name in names}
+    found = [describe_group(postgres.connection, name).group for name in names]
+    assert {each.group_id: each.subscription for each in found} == groups
+    assert [postgres.store.find_group(group_id) is None for group_id in range(1, 9)] == [True] * 4 + [False] * 4
+    assert [postgres.store.open_group(name, EARLIEST).group_id for name in names] == list(groups)

@@ -235,10 +235,12 @@ def test_all_epochs_of_a_dropped_space_are_complete(world: World) -> None:
     create_space(world.conn, "other", "other/#", shards=1)
     other = find_space(world.conn, "other").space_id
     hold(world.conn, other, A, [(3,)], lease_s=0.0)
+    hold(world.conn, other, C, [(20,)], LONG_S)
     late = BlockAppend(stream_of(world.conn, "other"), in_epochs((7,)), ProducerStamp("a", 1, 1))
     assert append(world.conn, [late])[0].outcome is AppendOutcome.APPENDED
     world.hold(B, (3,), lease_s=0.0)
     drop_space(world.conn, "other")
+    release(world.conn, other, A)
     assert read_lower_frontier(world.conn, other) == LowerFrontier(((8,),))
     assert world.expire() == ["b"]
 
@@ -293,9 +295,11 @@ def test_each_space_and_producer_has_its_own(world: World, dimensions: int) -> N
         held = "select space_id, producer_id, incarnation, least from capability where space_id <> %s order by 1, 2, 3"
         return [world.conn.execute(each, (world.space,)).fetchall() for each in (asked, held)]
 
-    for name in ("other", "odd", "unused"):
+    names = ("later", "other", "odd", "unused")
+    for name in names:
         create_space(world.conn, name, f"{name}/#", shards=1)
-    other, odd, unused = (find_space(world.conn, name).space_id for name in ("other", "odd", "unused"))
+    later, other, odd, unused = (find_space(world.conn, name).space_id for name in names)
+    hold(world.conn, later, B, [at(50)], LONG_S)
     for who in (A2, B, C):
         hold(world.conn, other, who, [at(0)], LONG_S)
     hold(world.conn, odd, A, [(0, 0, 0)], lease_s=0.0)
@@ -317,6 +321,10 @@ def test_each_space_and_producer_has_its_own(world: World, dimensions: int) -> N
     world.release(C)
     assert epoch_leases.frontier_change(world.conn, world.space) == moves, "it has not moved"
     assert others() == before
+    assert world.hold(ProducerIdentity("d", 1), at(4), lease_s=0.0) == [at(4)]
+    assert world.hold(B, at(8)) == [at(4)]
+    assert world.expire() == ["d"]
+    assert world.frontier() == [at(8)]
     drop_space(world.conn, "unused")
     with pytest.raises(UnknownSpace):
         hold(world.conn, unused, A, [at(9)], LONG_S)
