@@ -40,29 +40,30 @@ def ours(postgres: PostgresWorld) -> Led:
     reported them as unreadable, or is to give them back, where it is not so here."""
     streams = postgres.add_space(shards=8)
     led, theirs, deleted = (declared(postgres, name, streams) for name in (SHARE, OTHER, DELETED))
-    for name in (IDLE, PAUSED):
-        declared(postgres, name, streams)
+    idle, _ = (declared(postgres, name, streams) for name in (IDLE, PAUSED))
     postgres.store.apply_command(PAUSED, PauseGroup("why"))
     for stream in streams:
         postgres.append(stream, 10)
+    taken = {}
     for stream in streams[1:]:
-        for other in (theirs, deleted):
-            held = other.grant(stream)
-            held.record("unreadable", "theirs")
-            held.record("revoke", "theirs")
+        for other in (deleted, theirs):
+            taken[stream] = other.grant(stream)
+            taken[stream].record("unreadable", "theirs")
+            taken[stream].record("revoke", "theirs")
     postgres.store.delete_group(DELETED)
-    other = theirs.grant(streams[0])
-    other.record("unreadable", "theirs")
+    taken[streams[0]] = theirs.grant(streams[0])
+    taken[streams[0]].record("unreadable", "theirs")
 
     broken, again, moved, revoked, well, bad, left, read = streams
-    held = led.grant(broken)
-    held.advance(4)
-    held.record("unreadable", "damaged")
-    before = led.grant(again)
-    before.record("unreadable", "before")
-    before.record("revoke", "before")
-    before.release(0)
+    for stream in (broken, again):
+        before = led.grant(stream)
+        for event in ("unreadable", "revoke"):
+            before.record(event, "before")
+        before.release(0)
     led.grant(again)
+    damaged = led.grant(broken)
+    damaged.advance(4)
+    damaged.record("unreadable", "damaged")
     held = led.grant(moved)
     held.record("unreadable", "before")
     held.reclaim(0, borrower="b2")
@@ -82,11 +83,16 @@ def ours(postgres: PostgresWorld) -> Led:
     where = " where group_id = %s and stream_id = %s"  # by SQL: the holder and its grant are left in the row
     postgres.connection.execute((free + where).encode(), (led.group_id, left))
     led.grant(read).advance(10)
-    other.record("readable", "theirs")
-    blocked(other, "theirs")
+    taken[broken].record("readable", "theirs")
+    for stream in (broken, bad):
+        blocked(taken[stream], "theirs")
+    past = "update lending set session = 'past', held_until = now() - interval '1 h' where group_id = %s"
+    postgres.connection.execute(past, (idle.group_id,))
+    finished = "update lending set status = 'finished' where group_id = %s and stream_id = %s"
+    postgres.connection.execute(finished, (idle.group_id, broken))
     postgres.connection.execute("update lending_history set at = now() - interval '9 h'")
-    since = "update lending_history set at = now() - interval '1 h' where group_id = %s and stream_id = %s"
-    postgres.connection.execute(since, (led.group_id, broken))
+    since = "update lending_history set at = now() - interval '1 h' where event = 'unreadable' and grant_id = %s"
+    postgres.connection.execute(since, (damaged.grant_id,))
     alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
     postgres.connection.execute(alive, (theirs.group_id,))
     return led
@@ -122,15 +128,17 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     counts = {each.group.name: (each.statuses, each.known_lag, each.counts.max_lag) for each in list_groups(conn)}
     assert counts == {
         "billing": ({"held": 6, "blocked": 1, "free": 1}, 49, 10),
-        "idle": ({"free": 8}, 80, 10),
-        "other": ({"held": 7, "blocked": 1}, 70, 10),
+        "idle": ({"free": 7, "finished": 1}, 70, 10),
+        "other": ({"held": 6, "blocked": 2}, 60, 10),
         "paused": ({"free": 8}, 80, 10),
     }
     unreadable = {each.group.name: each.counts.unreadable_count for each in list_groups(conn)}
-    assert unreadable == {"billing": 1, "idle": 0, "other": 7, "paused": 0}
+    assert unreadable == {"billing": 1, "idle": 0, "other": 6, "paused": 0}
     leaderless, total = list_leaderless_groups(conn, 2)
     assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)
-    assert list_unconsumed_groups(conn) == [(str(IDLE), 80)]
+    assert leaderless[1].statuses == {"free": 7}, "without what is finished"
+    assert describe_group(conn, IDLE).reserved_sessions == ()
+    assert list_unconsumed_groups(conn) == [(str(IDLE), 70)]
     sums = [
         LagByStatus(ours.group_id, "blocked", 1, 0, None, 1),
         LagByStatus(ours.group_id, "free", 1, 3, 3, 0),
@@ -138,11 +146,14 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     ]
     assert read_lags_by_status(conn, [ours.group_id]) == sums
     assert sum_by_status(read_stream_lags(conn, [ours.group_id])) == sums
-    lags = {ours.group_id: None, ours.group_id + 1: None, ours.group_id + 3: 80, ours.group_id + 4: 80}
+    lags = {ours.group_id: None, ours.group_id + 1: None, ours.group_id + 3: 70, ours.group_id + 4: 80}
     assert read_total_lags(conn) == lags
     for sort, names in ((GroupSort.LAG, ["idle", "paused", "billing", "other"]), (GroupSort.NAME, list(counts))):
         page = list_group_page(conn, "share", sort, limit=4)
         assert (page.total, [each.group.name for each in page.groups]) == (4, names), sort
+    (unnoticed,) = postgres.rollover(1, 1)
+    postgres.append(unnoticed, 5)
+    assert list_unconsumed_groups(conn) == [(str(IDLE), 75)], "and not one that was deleted"
 
 
 @pytest.mark.parametrize(

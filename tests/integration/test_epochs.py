@@ -314,7 +314,7 @@ def test_each_space_and_producer_has_its_own(world: World, dimensions: int) -> N
     assert renew(world.conn, A) == frozenset()
     assert world.hold(A2, at(6)) == [at(4)]
     assert world.hold(C, at(4)) == [at(4)]
-    world.release(A2)
+    world.release(A2, A)
     asked = "select producer_id, incarnation from capability where space_id = %s order by 1, 2"
     assert world.conn.execute(asked, (world.space,)).fetchall() == [("a", 1), ("b", 1), ("c", 1)]
     moves = epoch_leases.frontier_change(world.conn, world.space)
