@@ -117,6 +117,9 @@ def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld, is_over: 
         with pytest.raises(GrantLost):
             consumer_progress.advance(postgres.connection, *uses, 4, consumed=ConsumedFrontier(4))
     assert lending(postgres) == before
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 4)
+    assert lending(postgres) == before, "an atomic group moves by entire epochs"
     assert consumer_progress.read_position(postgres.connection, *held.uses) == 3
     frontier = consumer_progress.read_consumed_frontier(postgres.connection, *held.uses)
     assert frontier == (None if is_over else ConsumedFrontier(3))

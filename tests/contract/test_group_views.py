@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
@@ -76,6 +77,10 @@ def ours(postgres: PostgresWorld) -> Led:
         "update lending set status = 'free' where status = 'blocked' and stream_id = %s", (bad,)
     )
     blocked(led.grant(bad), "the last")
+    held.record("block", "another's")
+    later = "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)"
+    values = " values (now(), %s, %s, 'command', 'no block', 0, 0, 1)"
+    postgres.connection.execute((later + values).encode(), (led.group_id, bad))
     held = led.grant(left, session="left")
     for event in ("revoke", "unreadable"):
         held.record(event, "as it was")
@@ -86,7 +91,7 @@ def ours(postgres: PostgresWorld) -> Led:
     taken[broken].record("readable", "theirs")
     for stream in (broken, bad):
         blocked(taken[stream], "theirs")
-    past = "update lending set session = 'past', held_until = now() - interval '1 h' where group_id = %s"
+    past = "update lending set session = 'past', held_until = now() where group_id = %s"
     postgres.connection.execute(past, (idle.group_id,))
     finished = "update lending set status = 'finished' where group_id = %s and stream_id = %s"
     postgres.connection.execute(finished, (idle.group_id, broken))
@@ -115,12 +120,16 @@ def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours:
     assert overview.counts.unreadable_count == 1
     since = [each.unreadable_s for each in overview.streams if each.unreadable_s is not None]
     assert [round(each / 3600) for each in since] == [1]
-    alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
-    postgres.connection.execute(alive, (ours.group_id,))
+    _, diagnoses = diagnose_group(postgres.connection, SHARE)
+    assert {each.diagnosis.reason.value for each in diagnoses} == {"no_node", "blocked"}, "its lease has run out"
+    postgres.connection.execute("update leadership set expires_at = now() + interval '1 h'")
     _, diagnoses = diagnose_group(postgres.connection, SHARE)
     assert [each.diagnosis.reason.value for each in diagnoses] == [
         *("unreadable", "stalled", "stalled", "revoked", "stalled", "blocked", "reserved_for_session", "caught_up"),
     ]
+    _, diagnoses = diagnose_group(postgres.connection, IDLE)
+    reasons = [each.diagnosis.reason.value for each in diagnoses]
+    assert reasons == ["finished", *["members_silent"] * 7], "it is reserved for nobody any more"
 
 
 def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -> None:
@@ -134,10 +143,13 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     }
     unreadable = {each.group.name: each.counts.unreadable_count for each in list_groups(conn)}
     assert unreadable == {"billing": 1, "idle": 0, "other": 6, "paused": 0}
+    assert [each.group.name for each in list_groups(conn) if each.has_leader] == ["other"]
     leaderless, total = list_leaderless_groups(conn, 2)
     assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)
     assert leaderless[1].statuses == {"free": 7}, "without what is finished"
     assert describe_group(conn, IDLE).reserved_sessions == ()
+    conn.execute("update lending set held_until = now() + interval '1 h' where session is null and status = 'free'")
+    assert describe_group(conn, PAUSED).reserved_sessions == (), "taken from somebody, and for nobody"
     assert list_unconsumed_groups(conn) == [(str(IDLE), 70)]
     sums = [
         LagByStatus(ours.group_id, "blocked", 1, 0, None, 1),
@@ -146,14 +158,66 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     ]
     assert read_lags_by_status(conn, [ours.group_id]) == sums
     assert sum_by_status(read_stream_lags(conn, [ours.group_id])) == sums
+    assert read_lags_by_status(conn, [ours.group_id + 3]) == [LagByStatus(ours.group_id + 3, "free", 7, 70, 10, 0)]
     lags = {ours.group_id: None, ours.group_id + 1: None, ours.group_id + 3: 70, ours.group_id + 4: 80}
     assert read_total_lags(conn) == lags
     for sort, names in ((GroupSort.LAG, ["idle", "paused", "billing", "other"]), (GroupSort.NAME, list(counts))):
         page = list_group_page(conn, "share", sort, limit=4)
         assert (page.total, [each.group.name for each in page.groups]) == (4, names), sort
+    for search, is_visible, names in (
+        ("SHARE/OTHER", None, ["other"]),
+        ("e/#", None, ["idle"]),
+        ("", lambda name, _: name in ("idle", "billing"), ["billing", "idle"]),
+    ):
+        page = list_group_page(conn, search, is_visible=is_visible)
+        assert (page.total, [each.group.name for each in page.groups]) == (len(names), names), search
     (unnoticed,) = postgres.rollover(1, 1)
     postgres.append(unnoticed, 5)
     assert list_unconsumed_groups(conn) == [(str(IDLE), 75)], "and not one that was deleted"
+    conn.execute("delete from lending where group_id = %s", (ours.group_id,))
+    assert ours.group_id not in read_total_lags(conn)
+
+
+def test_who_holds_the_next_epochs_back_is_named(postgres: PostgresWorld) -> None:
+    led = postgres.led(completed=3, atomic=True)
+    postgres.append(led.stream, 10, 3)
+    postgres.add_space("other", "other/#")
+    led.grant()
+    postgres.connection.execute("update leadership set expires_at = now() + interval '1 h'")
+    for space, name, least, expired in (
+        (1, "holds", 3, "null"),
+        (1, "holds later ones", 4, "null"),
+        (1, "expired", 3, "now()"),
+        (2, "elsewhere", 3, "null"),
+    ):
+        postgres.connection.execute(
+            "insert into capability (space_id, producer_id, incarnation, least, expires_at, expired_at)"
+            f" values (%s, %s, 1, %s, now(), {expired})",
+            (space, name, f"[[{least}]]"),
+        )
+    _, (found,) = diagnose_group(postgres.connection, SHARE, led.stream)
+    assert found.diagnosis.reason.value == "waiting_for_epochs"
+    assert found.diagnosis.detail == (
+        "the epochs of space default from 3 on are not completed: producer holds may still publish there"
+    )
+    with pytest.raises(NotFound, match="stream 999"):
+        diagnose_group(postgres.connection, SHARE, 999)
+    postgres.connection.execute("delete from lending")
+    assert diagnose_group(postgres.connection, SHARE)[1] == ()
+
+
+def test_epochs_are_shown_of_the_groups_own_spaces(postgres: PostgresWorld) -> None:
+    postgres.led(completed=3, atomic=True)
+    postgres.add_space("other", "other/#")
+    postgres.complete(5)
+    postgres.declare(OTHER, atomic=True)
+    assert [(each.space, each.consumed) for each in describe_group(postgres.connection, SHARE).epochs] == [
+        ("default", [[3]])
+    ]
+    postgres.connection.execute("update consumed_frontier set has_streams = false")
+    assert describe_group(postgres.connection, SHARE).epochs == ()
+    with pytest.raises(NotFound):
+        describe_group(postgres.connection, IDLE)
 
 
 @pytest.mark.parametrize(
@@ -194,5 +258,6 @@ def test_a_group_is_found_by_all_of_its_name(postgres: PostgresWorld) -> None:
     groups = {postgres.declare(name).group_id: str(name) for name in names}
     found = [describe_group(postgres.connection, name).group for name in names]
     assert {each.group_id: each.subscription for each in found} == groups
+    assert not any(describe_group(postgres.connection, name).has_leader for name in names), "nobody has ever led them"
     assert [postgres.store.find_group(group_id) is None for group_id in range(1, 9)] == [True] * 4 + [False] * 4
     assert [postgres.store.open_group(name, EARLIEST).group_id for name in names] == list(groups)

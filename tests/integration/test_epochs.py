@@ -330,6 +330,17 @@ def test_each_space_and_producer_has_its_own(world: World, dimensions: int) -> N
         hold(world.conn, unused, A, [at(9)], LONG_S)
 
 
+def test_anothers_later_life_fences_nobody(world: World) -> None:
+    later = ProducerIdentity("a", 9)
+    world.hold(later, (3,))
+    world.hold(B, (5,))
+    world.release(B)
+    assert world.conn.execute("select producer_id from capability").fetchall() == [("a",)]
+    world.hold(C, (5,))
+    world.release(later)
+    assert world.frontier() == [(5,)]
+
+
 def test_a_capability_by_sql_takes_nothing_back(world: World) -> None:
     world.hold(A, (3,))
     world.insert(1, "'[[0]]'::jsonb")
