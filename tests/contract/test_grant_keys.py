@@ -123,6 +123,9 @@ def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld, is_over: 
     assert consumer_progress.read_position(postgres.connection, *held.uses) == 3
     frontier = consumer_progress.read_consumed_frontier(postgres.connection, *held.uses)
     assert frontier == (None if is_over else ConsumedFrontier(3))
+    if not is_over:
+        consumer_progress.advance(postgres.connection, *held.uses, 3, consumed=ConsumedFrontier(4))
+        assert held.now().consumed == ConsumedFrontier(4), "the position may stay"
 
 
 def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> None:
@@ -357,18 +360,24 @@ def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -
 
 def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     """With how far it came under them, unless their streams were reset since."""
-    led, etl, theirs = postgres.led(2), drawn(postgres), drawn(postgres, "theirs")
-    for stream in led.streams:
+    etl, theirs = drawn(postgres), drawn(postgres, "theirs")
+    streams = postgres.add_space(shards=2)
+    led, other = (postgres.lead(postgres.group(name), streams=streams) for name in (SHARE, OTHER))
+    for stream in streams:
         postgres.append(stream, 10)
-        given(led, etl, stream).release(1)
-    postgres.reset(led, ResetTarget.earliest())
-    led = postgres.lead(led.group, streams=led.streams)
-    other = postgres.lead(postgres.group(OTHER), streams=led.streams)  # which has grants with the same ids
-    for stream in led.streams:
-        given(other, etl, stream).force_release()
-    grants = [given(led, etl, stream) for stream in led.streams]
-    for held in grants:
-        held.advance(4)
+    grants = []
+    for each, reached in ((other, 9), (led, 4)):  # whose grants have the same ids
+        for stream in streams:
+            given(each, etl, stream).release(1)
+        postgres.reset(each, ResetTarget.earliest(), now_us=postgres.clock())
+        led = postgres.lead(each.group, streams=streams)
+        for stream in streams:
+            given(led, etl, stream).release(1)
+        grants = [given(led, etl, stream) for stream in streams]
+        for held in grants:
+            held.advance(reached)
+            if each is other:
+                held.release(reached)
     asked = [(held.stream, held.grant_id) for held in grants]
 
     def listed(
@@ -376,7 +385,7 @@ def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stran
     ) -> dict[tuple[int, int], object]:
         return dict(consumer_progress.read_ended_grants(stranger, group_id, session, grants))
 
-    assert listed() == dict.fromkeys(asked, (0, False)), "neither is over"
+    assert listed() == dict.fromkeys(asked, (1, False)), "neither is over"
     for held in grants:
         held.force_release()
     assert listed() == dict.fromkeys(asked, (4, False))

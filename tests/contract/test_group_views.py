@@ -8,6 +8,7 @@ import pytest
 
 from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_storage.groups.admin import access_snapshot
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
@@ -41,7 +42,7 @@ def ours(postgres: PostgresWorld) -> Led:
     reported them as unreadable, or is to give them back, where it is not so here."""
     streams = postgres.add_space(shards=8)
     led, theirs, deleted = (declared(postgres, name, streams) for name in (SHARE, OTHER, DELETED))
-    idle, _ = (declared(postgres, name, streams) for name in (IDLE, PAUSED))
+    idle, paused = (declared(postgres, name, streams) for name in (IDLE, PAUSED))
     postgres.store.apply_command(PAUSED, PauseGroup("why"))
     for stream in streams:
         postgres.append(stream, 10)
@@ -64,7 +65,8 @@ def ours(postgres: PostgresWorld) -> Led:
     led.grant(again)
     damaged = led.grant(broken)
     damaged.advance(4)
-    damaged.record("unreadable", "damaged")
+    for event, reason in (("unreadable", "before"), ("readable", "again"), ("unreadable", "damaged")):
+        damaged.record(event, reason)
     held = led.grant(moved)
     held.record("unreadable", "before")
     held.reclaim(0, borrower="b2")
@@ -93,11 +95,12 @@ def ours(postgres: PostgresWorld) -> Led:
         blocked(taken[stream], "theirs")
     past = "update lending set session = 'past', held_until = now() where group_id = %s"
     postgres.connection.execute(past, (idle.group_id,))
+    postgres.connection.execute("update lending set held_until = now() where group_id = %s", (paused.group_id,))
     finished = "update lending set status = 'finished' where group_id = %s and stream_id = %s"
     postgres.connection.execute(finished, (idle.group_id, broken))
     postgres.connection.execute("update lending_history set at = now() - interval '9 h'")
-    since = "update lending_history set at = now() - interval '1 h' where event = 'unreadable' and grant_id = %s"
-    postgres.connection.execute(since, (damaged.grant_id,))
+    since = "update lending_history set at = now() - interval '1 h' where reason = 'damaged'"
+    postgres.connection.execute(since)
     alive = "update leadership set expires_at = now() + interval '1 h' where leadership_id = %s"
     postgres.connection.execute(alive, (theirs.group_id,))
     return led
@@ -148,6 +151,7 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)
     assert leaderless[1].statuses == {"free": 7}, "without what is finished"
     assert describe_group(conn, IDLE).reserved_sessions == ()
+    assert {each.reserved_s for each in describe_group(conn, IDLE).streams} == {None}
     conn.execute("update lending set held_until = now() + interval '1 h' where session is null and status = 'free'")
     assert describe_group(conn, PAUSED).reserved_sessions == (), "taken from somebody, and for nobody"
     assert list_unconsumed_groups(conn) == [(str(IDLE), 70)]
@@ -261,3 +265,16 @@ def test_a_group_is_found_by_all_of_its_name(postgres: PostgresWorld) -> None:
     assert not any(describe_group(postgres.connection, name).has_leader for name in names), "nobody has ever led them"
     assert [postgres.store.find_group(group_id) is None for group_id in range(1, 9)] == [True] * 4 + [False] * 4
     assert [postgres.store.open_group(name, EARLIEST).group_id for name in names] == list(groups)
+
+
+def test_who_reads_a_stream_is_found(postgres: PostgresWorld) -> None:
+    first, second = (postgres.add_space(name, f"{name}/#")[0] for name in ("a", "b"))
+    names = {stream: Subscription.parse(f"$share/of-{name}/{name}/#") for stream, name in ((first, "a"), (second, "b"))}
+    groups = {stream: postgres.declare(name).group_id for stream, name in names.items()}
+    for stream, name in names.items():
+        found = access_snapshot.read_groups_of_streams(postgres.connection, [stream])
+        assert found == [(groups[stream], name.group, name.filter)]
+        asked = [first, second], [groups[stream]]
+        assert access_snapshot.find_streams_of_groups(postgres.connection, *asked) == [stream]
+    postgres.connection.execute("update consumer_group set deleted_at = now() where group_id = %s", (groups[first],))
+    assert access_snapshot.read_groups_of_streams(postgres.connection, [first]) == []

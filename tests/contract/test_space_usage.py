@@ -32,10 +32,14 @@ def usage(postgres: PostgresWorld) -> SpaceDropImpact:
             led.grant(stream).advance(4)
     postgres.store.delete_group(DELETED)
     postgres.lead(postgres.declare(AHEAD))
-    (newest,) = postgres.rollover(1, 1)
-    postgres.append(newest, 5)
-    postgres.declare(LATER, starting_position=StartingPosition.LATEST)
+    for space, count in ((1, 5), (2, 3)):
+        (newest,) = postgres.rollover(space, 1)
+        postgres.append(newest, count)
+    later = postgres.declare(LATER, starting_position=StartingPosition.LATEST)
     execute = postgres.connection.execute
+    for stream, status in ((gone, "free"), (first, "finished")):
+        insert = "insert into lending (group_id, stream_id, status, position) values (%s, %s, %s, 0)"
+        execute(insert, (later.group_id, stream, status))
     for name, stream, age in (("recent", first, 0), ("idle", second, 2), ("elsewhere", other, 0)):
         execute(
             "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, updated_at)"
