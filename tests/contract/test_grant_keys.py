@@ -394,6 +394,8 @@ def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stran
     assert listed(theirs) == {}
     assert listed(group_id=other.group_id + 1) == {}
     assert listed(grants=asked[:1]) == {asked[0]: (4, False)}
+    given(led, theirs, led.streams[0]).release(4)
+    assert listed() == dict.fromkeys(asked, (4, False)), "also once others have it"
     postgres.reset(other, ResetTarget.latest(), led.streams[0])
     postgres.reset(led, ResetTarget.earliest(), led.streams[1])
     assert listed() == {asked[0]: (4, False)}
@@ -446,6 +448,14 @@ def test_only_what_lies_ahead_counts_as_unread(postgres: PostgresWorld) -> None:
     postgres.append(before, 3)
     postgres.drop_space(2)
     led, etl = postgres.lead(postgres.group()), drawn(postgres)
+
+    def ahead(filters_of_open: str, filters_of_closed: str) -> list[tuple[int, int, int]]:
+        asked = "select of_stream, reached, ends from ahead_of(%s, 'etl', %s, %s, %s) order by 1"
+        parameters = (led.group_id, etl.epoch, filters_of_open, filters_of_closed)
+        return postgres.connection.execute(asked, parameters).fetchall()
+
+    everywhere = "{#,before/#}"
+    assert ahead(everywhere, everywhere) == []
     (lost,) = postgres.rollover(1, 1)
     postgres.append(lost, 3)
     read, done = postgres.rollover(1, 2)
@@ -464,12 +474,7 @@ def test_only_what_lies_ahead_counts_as_unread(postgres: PostgresWorld) -> None:
     postgres.connection.execute("update lending set position = 3 where stream_id = %s", (read,))
     postgres.connection.execute("update lending set status = 'finished' where stream_id = %s", (done,))
 
-    def ahead(filters_of_open: str, filters_of_closed: str) -> list[tuple[int, int, int]]:
-        asked = "select of_stream, reached, ends from ahead_of(%s, 'etl', %s, %s, %s) order by 1"
-        parameters = (led.group_id, etl.epoch, filters_of_open, filters_of_closed)
-        return postgres.connection.execute(asked, parameters).fetchall()
-
-    assert ahead("{#}", "{#}") == [(closed, 0, 3), (opened, 0, 3)]
+    assert ahead(everywhere, everywhere) == [(closed, 0, 3), (opened, 0, 3)]
     assert ahead("{#}", "{}") == [(opened, 0, 3)]
     assert ahead("{}", "{#}") == [(closed, 0, 3)]
     postgres.store.delete_group(SHARE)
