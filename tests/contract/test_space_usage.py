@@ -71,9 +71,9 @@ def test_what_a_drop_costs_is_of_its_space(usage: SpaceDropImpact) -> None:
 def test_dropped_spaces_are_listed_while_they_retain(postgres: PostgresWorld) -> None:
     """With what they have, and not spaces that are there still."""
     (gone,) = postgres.add_space()
-    (kept,) = postgres.add_space("dropped", "a/#")
+    (retained,) = postgres.add_space("dropped", "a/#")
     postgres.add_space("empty", "b/#")
-    for stream in (gone, kept):
+    for stream in (gone, retained):
         postgres.append(stream, 10)
     (more,) = postgres.rollover(2, 1)
     postgres.append(more, 3)
@@ -81,5 +81,5 @@ def test_dropped_spaces_are_listed_while_they_retain(postgres: PostgresWorld) ->
         postgres.drop_space(space)
     found = list_dropped_spaces(postgres.connection)
     assert [(each.space.name, each.messages) for each in found] == [("dropped", 13)]
-    postgres.retire(postgres.streams.streams[kept].generation.generation_id)
+    postgres.retire(postgres.streams.streams[retained].generation.generation_id)
     assert [each.messages for each in list_dropped_spaces(postgres.connection)] == [3]

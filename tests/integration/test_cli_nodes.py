@@ -158,8 +158,8 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     nobody = NodeIncarnation("n2", N1.incarnation, "")
     assert not node_desired_state.set_draining(conn, nobody, True)
     assert node_desired_state.set_draining(conn, N1, True)
-    told = [(group_id, "node n1 is to lead nothing any more") for group_id in (1, 3)]
-    assert sorted(conn.execute(history).fetchall()[1:]) == told
+    noted = [(group_id, "node n1 is to lead nothing any more") for group_id in (1, 3)]
+    assert sorted(conn.execute(history).fetchall()[1:]) == noted
     assert not node_desired_state.read_desired_state(conn, nobody).is_draining
     assert not node_desired_state.read_desired_state(conn, N2).is_draining
     assert node_desired_state.set_draining(conn, N1, False)
