@@ -30,7 +30,7 @@ from sublet_storage.spaces import payload_restore, tiering
 from sublet_storage.spaces.retention import apply_retention, drop_gone
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.small_block_compaction import compact_stream
-from sublet_storage.spaces.space_changes import alter_space, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import generation_of, read, stream_of
 from tests.integration.session_kit import free_port
@@ -48,6 +48,7 @@ from tests.payload_kit import (
     swept,
     when_back,
 )
+from tests.support.streams import open_streams
 
 Connection = psycopg.Connection[Any]
 
@@ -428,6 +429,32 @@ def test_a_space_whose_place_changes_is_read_from_both(
     assert swept(conn) == BLOCKS + 3
     assert [read(conn, stream), read(conn, later)] == before
     assert (world.names(), other.names()) == (set(), set())
+
+
+def test_each_space_moves_its_own_streams(conn: Connection, world: PlaceWorld) -> None:
+    """Though others have blocks with the same ends, in the same generation, and lie at the same place."""
+    spaces = [a_space(conn, world, shards=2), create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)]
+    streams = [[each.stream_id for each in open_streams(conn) if each.space_id == space.space_id] for space in spaces]
+    for stream in itertools.chain(*streams):
+        fill(conn, stream, 4, size=70_000)
+    for space in spaces:
+        rollover(conn, space.name)
+    before = [read(conn, stream) for stream in itertools.chain(*streams)]
+
+    def moved() -> list[tuple[int, int]]:
+        counted = "select stream_id, count(*) from block where uri is not null group by 1 order by 1"
+        return conn.execute(counted).fetchall()
+
+    assert move(conn, spaces[0]) == 8
+    assert moved() == [(stream, 4) for stream in streams[0]]
+    assert move(conn, spaces[1]) == 4
+    assert moved() == [(stream, 4) for stream in itertools.chain(*streams)]
+    assert [read(conn, stream) for stream in itertools.chain(*streams)] == before
+    alter_space(conn, "eu", payload_location=None)
+    assert payload_restore.restore_payloads(conn, spaces[0].space_id) == 8
+    assert moved() == [(stream, 4) for stream in streams[1]]
+    assert swept(conn) == 8
+    assert [read(conn, stream) for stream in itertools.chain(*streams)] == before
 
 
 def test_what_cannot_come_back_holds_up_nothing_else(
