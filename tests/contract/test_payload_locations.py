@@ -18,6 +18,8 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
+from sublet_storage.log.append import BlockAppend, append
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.fetch import fetch, limit_ranges_by_size
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
@@ -32,7 +34,7 @@ from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.log_kit import generation_of, read, stream_of
+from tests.integration.log_kit import batch, generation_of, read, stream_of
 from tests.integration.session_kit import free_port
 from tests.payload_kit import (
     LocalWorld,
@@ -144,9 +146,11 @@ def test_a_page_has_as_many_bytes_outside_as_inside(conn: Connection, space: Spa
     assert page.position < 2 * BLOCKS
 
 
-def test_old_blocks_of_an_open_generation_move(conn: Connection, space: Space) -> None:
-    """Compaction leaves them alone."""
+def test_old_blocks_of_an_open_generation_move(conn: Connection, world: PlaceWorld, space: Space) -> None:
+    """Compaction leaves them alone. Those of another space are moved as that is."""
     stream = stream_of(conn, "eu")
+    create_space(conn, "us", "us/#", shards=1, payload_location=world.uri, tier_after_s=86_400)
+    fill(conn, stream_of(conn, "us"), 4)
     fill(conn, stream, 4)
     assert move(conn, space) == 0
     space = alter_space(conn, "eu", tier_after_s=60)
@@ -432,17 +436,20 @@ def test_a_space_whose_place_changes_is_read_from_both(
 
 
 def test_each_space_moves_its_own_streams(conn: Connection, world: PlaceWorld) -> None:
-    """Though others have blocks with the same ends, in the same generation, and lie at the same place."""
+    """Though others have blocks with the same ends and bytes, in the same generation, and lie at the same place."""
     spaces = [a_space(conn, world, shards=2), create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)]
     streams = [[each.stream_id for each in open_streams(conn) if each.space_id == space.space_id] for space in spaces]
     for stream in itertools.chain(*streams):
-        fill(conn, stream, 4, size=70_000)
+        fill(conn, stream, 2, size=70_000)
+        for _ in range(2):
+            append(conn, [BlockAppend(stream, pack(batch([b"same" * 40_000], "eu/0", b"k")))])
+        fill(conn, stream, 1, size=10)  # which stays
     for space in spaces:
         rollover(conn, space.name)
     before = [read(conn, stream) for stream in itertools.chain(*streams)]
 
     def moved() -> list[tuple[int, int]]:
-        counted = "select stream_id, count(*) from block where uri is not null group by 1 order by 1"
+        counted = "select stream_id, count(distinct uri) from block where uri is not null group by 1 order by 1"
         return conn.execute(counted).fetchall()
 
     assert move(conn, spaces[0]) == 8
