@@ -57,16 +57,17 @@ def ours(postgres: PostgresWorld) -> Led:
     taken[streams[0]].record("unreadable", "theirs")
 
     broken, again, moved, revoked, well, bad, left, read = streams
-    for stream in (broken, again):
+    for stream in (broken, again, revoked):
         before = led.grant(stream)
         for event in ("unreadable", "revoke"):
             before.record(event, "before")
         before.release(0)
-    led.grant(again)
+    led.grant(again).record("unreadable", "damaged")
     damaged = led.grant(broken)
     damaged.advance(4)
-    for event, reason in (("unreadable", "before"), ("readable", "again"), ("unreadable", "damaged")):
-        damaged.record(event, reason)
+    for event in ("unreadable", "readable", "command"):
+        damaged.record(event, "before")
+    damaged.record("unreadable", "damaged")
     held = led.grant(moved)
     held.record("unreadable", "before")
     held.reclaim(0, borrower="b2")
@@ -110,7 +111,7 @@ def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours:
     overview = describe_group(postgres.connection, SHARE)
     assert [tuple(getattr(each, fact) for fact in FACTS) for each in overview.streams] == [
         ("held", 4, 6, "b1", "session", None, "damaged"),
-        ("held", 0, 10, "b1", "session", None, None),
+        ("held", 0, 10, "b1", "session", None, "damaged"),
         ("held", 0, 10, "b2", "session", None, None),
         ("held", 0, 10, "b1", "session", None, None),
         ("held", 0, 10, "b1", "session", None, None),
@@ -120,15 +121,15 @@ def test_each_stream_is_shown_as_its_group_has_it(postgres: PostgresWorld, ours:
     ]
     assert [each.age_s is not None for each in overview.streams] == [True] * 5 + [False, True, False]
     assert [(each.session, len(each.streams)) for each in overview.reserved_sessions] == [("left", 1)]
-    assert overview.counts.unreadable_count == 1
+    assert overview.counts.unreadable_count == 2
     since = [each.unreadable_s for each in overview.streams if each.unreadable_s is not None]
-    assert [round(each / 3600) for each in since] == [1]
+    assert [round(each / 3600) for each in since] == [1, 1]
     _, diagnoses = diagnose_group(postgres.connection, SHARE)
     assert {each.diagnosis.reason.value for each in diagnoses} == {"no_node", "blocked"}, "its lease has run out"
     postgres.connection.execute("update leadership set expires_at = now() + interval '1 h'")
     _, diagnoses = diagnose_group(postgres.connection, SHARE)
     assert [each.diagnosis.reason.value for each in diagnoses] == [
-        *("unreadable", "stalled", "stalled", "revoked", "stalled", "blocked", "reserved_for_session", "caught_up"),
+        *("unreadable", "unreadable", "stalled", "revoked", "stalled", "blocked", "reserved_for_session", "caught_up"),
     ]
     _, diagnoses = diagnose_group(postgres.connection, IDLE)
     reasons = [each.diagnosis.reason.value for each in diagnoses]
@@ -145,7 +146,7 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
         "paused": ({"free": 8}, 80, 10),
     }
     unreadable = {each.group.name: each.counts.unreadable_count for each in list_groups(conn)}
-    assert unreadable == {"billing": 1, "idle": 0, "other": 6, "paused": 0}
+    assert unreadable == {"billing": 2, "idle": 0, "other": 6, "paused": 0}
     assert [each.group.name for each in list_groups(conn) if each.has_leader] == ["other"]
     leaderless, total = list_leaderless_groups(conn, 2)
     assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)

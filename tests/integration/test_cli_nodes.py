@@ -150,7 +150,8 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     assert node_desired_state.leaders_of(conn, [1, 2, 4]) == {1: "n1", 2: "n2"}
     assert node_desired_state.leaders_of(conn, [2]) == {2: "n2"}
     for _ in range(2):
-        node_desired_state.request_step_down(conn, [*ours, node_desired_state.LedGroupRef(0, 5, "")])
+        others = (node_desired_state.LedGroupRef(0, 5, ""), node_desired_state.LedGroupRef(2, 4, "its former term"))
+        node_desired_state.request_step_down(conn, [*ours, *others])
     assert [node_desired_state.read_desired_state(conn, node).step_down for node in (N1, N2)] == [{0: 5, 1: 5}, {}]
     history = "select group_id, split_part(reason, ',', 1) from lending_history order by history_id"
     asked = (1, "node n1 is to step down")
