@@ -209,7 +209,11 @@ class FeedReader(Iterator[pa.Table]):
 
     def _accept(self, page: FeedPage) -> pa.Table | None:
         """Return its messages, if it is the next page and has any."""
-        table = None if page.messages is None else decode_messages(page.messages)
+        try:
+            table = None if page.messages is None else decode_messages(page.messages)
+        except MalformedMessage:
+            self._hang_up()  # the next read begins there again
+            raise
         match self._cursor.accept(page):
             case FeedPageAcceptance.ADVANCED if page.is_gone:
                 self._handle_gone(page)

@@ -190,6 +190,10 @@ class PayloadObjectUnreadable(PayloadUnavailable):
     """Messages outside of Postgres, in an object that cannot be read, while others at its location can."""
 
 
+class PageUnreadable(Unavailable):
+    """Messages of a stream that no node sends in a way that this program can read; other streams may be read."""
+
+
 class PoisonBlock(SubletError):
     """A block that cannot be decoded, wherever its payload lies: none of its messages are delivered.
 
