@@ -14,6 +14,11 @@ class SubletError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what pickles it: its text and attributes, as many classes are made from other arguments. Without it a
+        pool of processes breaks, or waits for ever, when one is raised in it."""
+        return _make_copy, (type(self), self.args), self.__dict__
+
 
 class NodeInvariantViolated(SubletError):
     """An error for a leader node that broke a rule of its own, and has ended."""
@@ -298,6 +303,10 @@ class UserFunctionFailed(SubletError):
 
 class UnknownOutcome(Unavailable):
     """A connection lost during a commit, whose changes may or may not have been written."""
+
+
+def _make_copy(kind: type[SubletError], texts: tuple[object, ...]) -> SubletError:
+    return kind.__new__(kind, *texts)
 
 
 def format_error(error: BaseException) -> str:
