@@ -109,11 +109,9 @@ def test_commands_are_distinct_where_they_differ() -> None:
         assert GroupDesiredState.from_json(each.to_json()) == each
 
 
-@pytest.mark.parametrize(
-    "command", [PauseGroup("é" * MAX_TEXT), *(OverrideSessionWeight("s", w) for w in (0.001, 1e4))]
-)
-def test_commands_at_their_limits_are_applied(command: GroupCommand) -> None:
-    assert NO_DESIRED_STATE.apply(command) != NO_DESIRED_STATE
+def test_commands_at_their_limits_are_applied() -> None:
+    for command in (PauseGroup("é" * MAX_TEXT), *(OverrideSessionWeight("s", weight) for weight in (0.001, 1e4))):
+        assert NO_DESIRED_STATE.apply(command) != NO_DESIRED_STATE
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 0.0009, 10_001, float("nan"), float("inf")])
