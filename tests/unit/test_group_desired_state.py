@@ -110,7 +110,9 @@ def test_commands_are_distinct_where_they_differ() -> None:
 
 
 def test_commands_at_their_limits_are_applied() -> None:
-    for command in (PauseGroup("é" * MAX_TEXT), *(OverrideSessionWeight("s", weight) for weight in (0.001, 1e4))):
+    weights = [OverrideSessionWeight("s", weight) for weight in (0.001, 1e4)]
+    commands: list[GroupCommand] = [PauseGroup("é" * MAX_TEXT), *weights]
+    for command in commands:
         assert NO_DESIRED_STATE.apply(command) != NO_DESIRED_STATE
 
 
