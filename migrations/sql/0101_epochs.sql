@@ -236,7 +236,7 @@ begin
   end if;
   if is_fenced(p_producer, p_incarnation)
      or exists (select from capability c where c.space_id = p_space and c.producer_id = p_producer
-                   and c.expired_at is null and c.incarnation > p_incarnation) then
+                   and c.incarnation > p_incarnation) then
     outcome := 'fenced';
     return;
   end if;
@@ -295,7 +295,7 @@ begin
        and not is_fenced(p_producer, p_incarnation)
     returning c.space_id)
   select coalesce(array_agg(space_id), '{}') into spaces from renewed;
-  is_over := spaces = '{}' and is_fenced(p_producer, p_incarnation);
+  is_over := is_fenced(p_producer, p_incarnation);
 end $$;
 
 -- End the producer's capability in the space: its unfinished epochs are completed as far as it is concerned. False,
@@ -306,10 +306,7 @@ declare
   holder bigint;
 begin
   perform lock_producer(p_producer);
-  perform from space where space_id = p_space and dropped_at is null for no key update;
-  if not found then
-    return true;
-  end if;
+  perform from space where space_id = p_space for no key update;
   select c.incarnation into holder from capability c
    where c.space_id = p_space and c.producer_id = p_producer and c.expired_at is null;
   if holder > p_incarnation or is_fenced(p_producer, p_incarnation) then

@@ -56,7 +56,7 @@ create table lending (
   unfinished boolean not null generated always as (status <> 'finished') stored,
   position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
-  grant_key bytea,                                     -- of the grant in force: sent to its holder only
+  grant_key bytea,                                     -- of the grant in force, else null: sent to its holder only
   -- For the history of those who may not read the key.
   grant_key_sha256 bytea generated always as (sha256(grant_key)) stored,
   borrower_id text,
@@ -263,7 +263,7 @@ begin
   perform limit_idle_time();
   select l.position into found_at from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
-     and l.status = 'held' for share;
+     for share;
   if found_at is null then
     select case h.event when 'reset' then substring(h.reason from '; was at ([0-9]+)$')::bigint else h.position end
       into found_at
@@ -283,7 +283,7 @@ begin
   perform limit_idle_time();
   select l.consumed into found from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
-     and l.status = 'held' for share;
+     for share;
   return found;
 end $$;
 

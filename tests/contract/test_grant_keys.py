@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,7 +10,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionRowLocked
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
+from sublet_protocol.domain.errors import GrantLost, NotFound, PermissionDenied, SessionRowLocked
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
 from sublet_protocol.domain.subscriptions import Subscription
@@ -21,7 +22,7 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_name_owners
 from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs
-from tests.contract.group_world import SHARE, Held, Led, PostgresWorld
+from tests.contract.group_world import SHARE, Held, Led, PostgresWorld, row_of
 
 pytestmark = pytest.mark.conforms("X5")
 
@@ -97,12 +98,50 @@ def test_a_past_grant_answers_to_its_key_alone(postgres: PostgresWorld, stranger
     assert key.reveal().hex() not in str(stored)
 
 
-def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld) -> None:
-    group_id, stream, grant_id, key = postgres.granted(atomic=True).uses
-    for read in (consumer_progress.read_position, consumer_progress.read_consumed_frontier):
-        assert read(postgres.connection, group_id, stream, grant_id, key) is not None
-        assert read(postgres.connection, group_id, stream, grant_id + 1, key) is None
-        assert read(postgres.connection, group_id, stream, grant_id, GrantSecret.draw()) is None
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld, is_over: bool) -> None:
+    """Not if another group, stream or grant is named with it, nor with another key."""
+    held, other = postgres.granted(5, atomic=True), postgres.group(OTHER)
+    group_id, stream, grant_id, key = held.uses
+    (second,) = postgres.add_space("second", "second/#")
+    postgres.append(second, 5)
+    held.advance(3, consumed=ConsumedFrontier(3))
+    named = [(other.group_id, stream, grant_id, key), (group_id, second, grant_id, key)]
+    named += [(group_id, stream, grant_id + 1, key), (group_id, stream, grant_id, GrantSecret.draw())]
+    if is_over:
+        held.force_release()
+    before = lending(postgres)
+    for uses in named:
+        assert consumer_progress.read_position(postgres.connection, *uses) is None, uses
+        assert consumer_progress.read_consumed_frontier(postgres.connection, *uses) is None, uses
+        with pytest.raises(GrantLost):
+            consumer_progress.advance(postgres.connection, *uses, 4, consumed=ConsumedFrontier(4))
+    assert lending(postgres) == before
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 4)
+    assert lending(postgres) == before, "an atomic group moves by entire epochs"
+    assert consumer_progress.read_position(postgres.connection, *held.uses) == 3
+    frontier = consumer_progress.read_consumed_frontier(postgres.connection, *held.uses)
+    assert frontier == (None if is_over else ConsumedFrontier(3))
+    if not is_over:
+        consumer_progress.advance(postgres.connection, *held.uses, 3, consumed=ConsumedFrontier(4))
+        assert held.now().consumed == ConsumedFrontier(4), "the position may stay"
+
+
+def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> None:
+    """A row that an operator has taken back by SQL still has the key of its grant. Who is on another timeline is asked
+    of its own group."""
+    held, other = postgres.granted(5), postgres.lead(postgres.group(OTHER))
+    leads = "update leadership set timeline = %s where leadership_id = %s"
+    postgres.connection.execute(leads, ("former", other.group_id))
+    postgres.connection.execute("update lending set status = 'blocked'")
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 5)
+    postgres.connection.execute("update lending set status = 'held'")
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 5, consumed=ConsumedFrontier(5))
+    consumer_progress.advance(postgres.connection, *held.uses, 5)
+    assert held.now().position == 5
 
 
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
@@ -258,22 +297,45 @@ def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psyc
 def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     led = postgres.led(2)
     first, second = led.streams
+    other = postgres.lead(postgres.group(OTHER))
     older, etl, theirs = drawn(postgres), drawn(postgres), drawn(postgres, "theirs")
     postgres.append(first, 10)
-    for stream, session in ((first, etl), (second, theirs)):
-        held = given(led, session, stream)
+    for group, stream, session in ((led, first, etl), (led, second, theirs), (other, second, etl)):
+        held = given(group, session, stream)
         held.advance(0, in_doubt=held.doubt(0, 4 * (stream == first)))
 
-    def listed(session: SessionIdentity, group_id: int = led.group_id) -> set[int]:
-        return set(consumer_progress.read_last_planned_ranges(stranger, group_id, session, [first, second]))
+    def listed(
+        session: SessionIdentity, group_id: int = led.group_id, streams: Sequence[int] = led.streams
+    ) -> set[int]:
+        return set(consumer_progress.read_last_planned_ranges(stranger, group_id, session, streams))
 
     assert listed(etl) == {first}
     assert listed(older) == set(), "the row is a later process's"
     guesses = [("etl", 0), ("etl", etl.epoch + 1), ("etl", 2**63 - 1), ("nobody", etl.epoch), ("theirs", etl.epoch * 2)]
     for guess in guesses:
         assert listed(SessionIdentity(*guess)) == set(), guess
-    assert listed(etl, led.group_id + 1) == set()
+    assert listed(etl, other.group_id + 1) == set()
+    assert listed(etl, streams=[second]) == set(), "not of what was not asked for"
     assert listed(theirs) == {second}
+    postgres.connection.execute("update lending set in_doubt = null")
+    assert listed(etl) == set(), "an operator has taken it back"
+
+
+def test_a_plan_is_its_sessions_while_it_is_reserved(postgres: PostgresWorld) -> None:
+    """But under no grant any more."""
+    led, etl = postgres.led(), drawn(postgres)
+    postgres.append(led.stream, 10)
+    held = given(led, etl)
+    doubt = held.doubt(0, 4)
+    held.advance(0, in_doubt=doubt)
+
+    def last() -> consumer_progress.LastPlannedRange:
+        plans = consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, etl, [led.stream])
+        return plans[led.stream]
+
+    assert last() == consumer_progress.LastPlannedRange(doubt, True, True, held.grant_id)
+    assert row_of(held.force_release()).status == "reserved"
+    assert last() == consumer_progress.LastPlannedRange(doubt, True, True, None)
 
 
 def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
@@ -298,25 +360,48 @@ def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -
 
 def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     """With how far it came under them, unless their streams were reset since."""
-    led, etl = postgres.led(2), drawn(postgres)
-    grants = [given(led, etl, stream) for stream in led.streams]
-    for held in grants:
-        postgres.append(held.stream, 10)
-        held.advance(4)
+    etl, theirs = drawn(postgres), drawn(postgres, "theirs")
+    streams = postgres.add_space(shards=2)
+    led, other = (postgres.lead(postgres.group(name), streams=streams) for name in (SHARE, OTHER))
+    for stream in streams:
+        postgres.append(stream, 10)
+    grants = []
+    for each, reached in ((other, 9), (led, 4)):  # whose grants have the same ids
+        for stream in streams:
+            given(each, etl, stream).release(1)
+        postgres.reset(each, ResetTarget.earliest(), now_us=postgres.clock())
+        led = postgres.lead(each.group, streams=streams)
+        for stream in streams:
+            given(led, etl, stream).release(1)
+        grants = [given(led, etl, stream) for stream in streams]
+        for held in grants:
+            held.advance(reached)
+            if each is other:
+                held.release(reached)
     asked = [(held.stream, held.grant_id) for held in grants]
 
-    def listed(session: SessionIdentity = etl, group_id: int = led.group_id) -> dict[tuple[int, int], object]:
-        return dict(consumer_progress.read_ended_grants(stranger, group_id, session, asked))
+    def listed(
+        session: SessionIdentity = etl, group_id: int = led.group_id, grants: Sequence[tuple[int, int]] = asked
+    ) -> dict[tuple[int, int], object]:
+        return dict(consumer_progress.read_ended_grants(stranger, group_id, session, grants))
 
-    assert listed() == dict.fromkeys(asked, (0, False)), "neither is over"
+    assert listed() == dict.fromkeys(asked, (1, False)), "neither is over"
     for held in grants:
         held.force_release()
     assert listed() == dict.fromkeys(asked, (4, False))
     for session in (SessionIdentity("etl", 0), SessionIdentity("etl", etl.epoch + 1), SessionIdentity("nobody", 1)):
         assert listed(session) == {}
-    assert listed(group_id=led.group_id + 1) == {}
+    assert listed(theirs) == {}
+    assert listed(group_id=other.group_id + 1) == {}
+    assert listed(grants=asked[:1]) == {asked[0]: (4, False)}
+    given(led, theirs, led.streams[0]).release(4)
+    assert listed() == dict.fromkeys(asked, (4, False)), "also once others have it"
+    postgres.reset(other, ResetTarget.latest(), led.streams[0])
     postgres.reset(led, ResetTarget.earliest(), led.streams[1])
     assert listed() == {asked[0]: (4, False)}
+    held = given(postgres.lead(led.group, streams=led.streams), etl)
+    postgres.reset(led, ResetTarget.latest(), held.stream, force=True)
+    assert listed(grants=[(held.stream, held.grant_id)]) == {}
 
 
 def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
@@ -352,3 +437,45 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
         (etl, other.group_id),
     ):
         assert unread(session, group_id) == {}, (session, group_id)
+
+
+def test_only_what_lies_ahead_counts_as_unread(postgres: PostgresWorld) -> None:
+    """Not what is finished, read to its head, empty, gone, of other topics, or closed before the group began; and
+    nothing for a group that was deleted."""
+    postgres.group(OTHER)
+    postgres.add_space()
+    (before,) = postgres.add_space("before", "before/#")
+    postgres.append(before, 3)
+    postgres.drop_space(2)
+    led, etl = postgres.lead(postgres.group()), drawn(postgres)
+
+    def ahead(filters_of_open: str, filters_of_closed: str) -> list[tuple[int, int, int]]:
+        asked = "select of_stream, reached, ends from ahead_of(%s, 'etl', %s, %s, %s) order by 1"
+        parameters = (led.group_id, etl.epoch, filters_of_open, filters_of_closed)
+        return postgres.connection.execute(asked, parameters).fetchall()
+
+    everywhere = "{#,before/#}"
+    assert ahead(everywhere, everywhere) == []
+    (lost,) = postgres.rollover(1, 1)
+    postgres.append(lost, 3)
+    read, done = postgres.rollover(1, 2)
+    led.sync()
+    (vanished,) = postgres.rollover(1, 1)
+    postgres.append(vanished, 3)
+    (closed,) = postgres.rollover(1, 1)
+    postgres.append(closed, 3)
+    opened, _ = postgres.rollover(1, 2)
+    (elsewhere,) = postgres.add_space("elsewhere", "elsewhere/#")
+    for stream in (opened, elsewhere):
+        postgres.append(stream, 3)
+    for stream in (lost, vanished):
+        postgres.retire(postgres.streams.streams[stream].generation.generation_id)
+    postgres.connection.execute("update stream set head = 3 where stream_id = any(%s)", ([read, done],))
+    postgres.connection.execute("update lending set position = 3 where stream_id = %s", (read,))
+    postgres.connection.execute("update lending set status = 'finished' where stream_id = %s", (done,))
+
+    assert ahead(everywhere, everywhere) == [(closed, 0, 3), (opened, 0, 3)]
+    assert ahead("{#}", "{}") == [(opened, 0, 3)]
+    assert ahead("{}", "{#}") == [(closed, 0, 3)]
+    postgres.store.delete_group(SHARE)
+    assert ahead("{#}", "{#}") == []

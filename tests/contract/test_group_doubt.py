@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     FreeReservedStream,
@@ -130,7 +132,9 @@ def test_an_operator_may_end_it_before_its_time(world: World) -> None:
     assert outcome(free(held, "operator", is_forced=True)) == "applied, free at 2"
 
 
-@pytest.mark.parametrize(("session", "epoch", "hold_s"), [(None, None, HOLD_S), ("etl", None, HOLD_S), ("etl", 7, 0.0)])
+@pytest.mark.parametrize(
+    ("session", "epoch", "hold_s"), [(None, None, HOLD_S), (None, 7, HOLD_S), ("etl", None, HOLD_S), ("etl", 7, 0.0)]
+)
 def test_nobody_is_waited_for_who_cannot_come_back(
     world: World, session: str | None, epoch: int | None, hold_s: float
 ) -> None:
@@ -138,6 +142,12 @@ def test_nobody_is_waited_for_who_cannot_come_back(
     freed = row_of(held.force_release())
     assert (freed.status, freed.in_doubt, freed.position) == ("free", None, 2)
     assert last_event(held.led)[:3] == ("force_release", 2, 10)
+
+
+def test_a_session_that_may_not_return_is_not_awaited(world: World) -> None:
+    held, _ = planned(world)
+    freed = row_of(held.force_release("denied", 0.0, True))
+    assert (freed.status, freed.in_doubt, freed.position) == ("free", None, 2)
 
 
 def test_a_reservation_is_bounded(world: World) -> None:
@@ -149,6 +159,7 @@ def test_a_plan_that_is_done_is_remembered(world: World) -> None:
     held, doubt = planned(world)
     freed = row_of(held.release(5))
     assert (freed.status, freed.in_doubt, freed.pending_in_doubt) == ("free", doubt, None)
+    assert last_event(held.led)[0] == "release", "nothing is reserved"
     other = to_etl(held.led, session="other")
     assert other.row.in_doubt == doubt
     later = other.doubt(5, 6, HOLD_S)
@@ -216,6 +227,15 @@ def test_what_is_skipped_does_not_count_as_done(world: World, position: int) -> 
     world.retire(1)
     row = led.sync()[led.stream]
     assert (row.status, row.in_doubt) == ("finished", doubt if position == 5 else None)
+
+
+@pytest.mark.parametrize(
+    ("grant_id", "found"),
+    [(0, False), (1, True), (TIMELINE_US - 1, True), (TIMELINE_US, False), (TIMELINE_US + 9, False)],
+)
+def test_a_grant_is_of_the_timeline_of_its_id(grant_id: int, found: bool) -> None:
+    """Unless nothing was granted yet."""
+    assert is_of_former_timeline(grant_id, TIMELINE_US + 5) is found
 
 
 @pytest.mark.conforms("E11", "P10")

@@ -401,6 +401,15 @@ def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
     assert statuses[-1] == "blocked"
 
 
+@pytest.mark.conforms("S8", "E20")
+def test_deaths_where_no_epoch_was_used_count(world: World) -> None:
+    """There is none to wait for."""
+    led = world.led(atomic=True)
+    world.append(led.stream, 4)
+    statuses: list[Any] = [row_of(led.grant().force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == "blocked"
+
+
 def test_reported_epochs_of_another_kind_break_nothing(world: World) -> None:
     """At most the group itself is held back."""
     (stream,) = world.add_space()

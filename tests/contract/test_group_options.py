@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.desired_state import OverrideSessionWeight, PauseGroup, ResumeGroup
+from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, OnDataLoss, OnPoison
 from tests.contract.group_world import SHARE, Led, PostgresWorld, World, outcome, row_of
 
@@ -66,6 +67,11 @@ def test_a_subscribers_group_has_the_defaults(world: World) -> None:
     assert group.options == GroupOptions(EARLIEST)
     assert world.store.find_group(group.group_id) == group
     assert world.store.declare_group(SHARE, group.options) == group
+
+
+def test_options_at_their_limits_are_accepted() -> None:
+    most = GroupOptions(strategy="s" * 255, session_expiry_s=MAX_SESSION_EXPIRY_S)
+    assert GroupOptions.from_row("latest", most.to_row()) == most
 
 
 @pytest.mark.parametrize(
@@ -190,7 +196,7 @@ def test_at_poison_a_row_is_blocked_or_goes_on_behind(world: World, skips: bool,
     held = world.granted(8, starting_position=EARLIEST)
     other = held.of(held.grant_id + 1).release(4, "it is garbage.", poison=6, may_skip=skips)
     assert outcome(other) == "refused, held at 0"
-    result = held.release(4, "it is garbage.", poison=6, may_skip=skips)
+    result = held.release(4, "it is garbage.", 0.0, 4, poison=6, may_skip=skips)
     assert outcome(result) == found
     assert row_of(result).grant_id > held.grant_id
     line = held.led.history()[-1]

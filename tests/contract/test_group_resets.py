@@ -16,7 +16,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.admin.reset_transaction import plan_reset
+from sublet_storage.groups.admin.reset_transaction import count_held, plan_reset
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
@@ -49,10 +49,14 @@ Halfway = tuple[PostgresWorld, Group, Led, int, int]
 
 @pytest.fixture
 def halfway(postgres: PostgresWorld) -> Halfway:
-    """Two streams of ten messages, consumed up to 4, and to 10."""
+    """Two streams of ten messages, consumed up to 4, and to 10. An older group holds both at 2."""
+    other = postgres.group(Subscription.parse("$share/other/#"))
     led = postgres.led(2)
+    older = postgres.lead(other, streams=led.streams)
+    older.sync()
     for stream, position in zip(led.streams, (4, 10), strict=True):
         postgres.append(stream, 10)
+        older.grant(stream).advance(2)
         consumed(led, stream, position)
     return postgres, led.group, led, led.streams[0], led.streams[1]
 
@@ -85,6 +89,7 @@ def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
 @pytest.mark.parametrize("target", [ResetTarget.offset(7), ResetTarget.current()], ids=str)
 def test_a_group_goes_on_from_where_it_is_reset_to(halfway: Halfway, target: ResetTarget) -> None:
     world, group, led, _, _ = halfway
+    assert count_held(world.connection, group) == 0
     planned = plan_reset(world.connection, group, target)
     assert world.reset(group, target) == {move.stream_id: (move.before, move.after) for move in planned}
     assert places(world, group) == {move.stream_id: f"free at {move.after}" for move in planned}

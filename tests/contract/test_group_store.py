@@ -443,6 +443,22 @@ def test_a_holders_report_beyond_the_head_blocks(world: World) -> None:
     assert (last.event, last.reason, last.position) == ("block", reason, 8)
 
 
+@pytest.mark.conforms("P10")
+@pytest.mark.parametrize(
+    ("word", "position"), [(Held.advance, 10), (Held.reclaim, 10), (Held.release, 10), (Held.release, 2)]
+)
+def test_a_report_from_before_a_lowered_head_blocks(world: World, word: Any, position: int) -> None:
+    """Where it is no further than the row, or its holder has found out."""
+    held = world.granted()
+    for count in (6, 4):
+        world.append(held.stream, count)
+    held.advance(position)
+    world.lower_head(held.stream, 6)
+    found = {"is_beyond_head": True} if position == 2 else {}
+    assert outcome(word(held, 10, **found)) == f"refused, blocked at {position}"
+    assert held.led.history()[-1].reason == "offset 10 is beyond the head 6"
+
+
 @pytest.mark.conforms("E32")
 def test_a_locked_row_is_busy_and_harms_no_other(world: World) -> None:
     led = world.led(2)

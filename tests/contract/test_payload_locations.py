@@ -18,6 +18,8 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import Severity
+from sublet_storage.log.append import BlockAppend, append
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.fetch import fetch, limit_ranges_by_size
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.objects.location import parse_location
@@ -30,9 +32,9 @@ from sublet_storage.spaces import payload_restore, tiering
 from sublet_storage.spaces.retention import apply_retention, drop_gone
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.small_block_compaction import compact_stream
-from sublet_storage.spaces.space_changes import alter_space, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import find_space
-from tests.integration.log_kit import generation_of, read, stream_of
+from tests.integration.log_kit import batch, generation_of, read, stream_of
 from tests.integration.session_kit import free_port
 from tests.payload_kit import (
     LocalWorld,
@@ -48,6 +50,7 @@ from tests.payload_kit import (
     swept,
     when_back,
 )
+from tests.support.streams import open_streams
 
 Connection = psycopg.Connection[Any]
 
@@ -143,9 +146,11 @@ def test_a_page_has_as_many_bytes_outside_as_inside(conn: Connection, space: Spa
     assert page.position < 2 * BLOCKS
 
 
-def test_old_blocks_of_an_open_generation_move(conn: Connection, space: Space) -> None:
-    """Compaction leaves them alone."""
+def test_old_blocks_of_an_open_generation_move(conn: Connection, world: PlaceWorld, space: Space) -> None:
+    """Compaction leaves them alone. Those of another space are moved as that is."""
     stream = stream_of(conn, "eu")
+    create_space(conn, "us", "us/#", shards=1, payload_location=world.uri, tier_after_s=86_400)
+    fill(conn, stream_of(conn, "us"), 4)
     fill(conn, stream, 4)
     assert move(conn, space) == 0
     space = alter_space(conn, "eu", tier_after_s=60)
@@ -428,6 +433,35 @@ def test_a_space_whose_place_changes_is_read_from_both(
     assert swept(conn) == BLOCKS + 3
     assert [read(conn, stream), read(conn, later)] == before
     assert (world.names(), other.names()) == (set(), set())
+
+
+def test_each_space_moves_its_own_streams(conn: Connection, world: PlaceWorld) -> None:
+    """Though others have blocks with the same ends and bytes, in the same generation, and lie at the same place."""
+    spaces = [a_space(conn, world, shards=2), create_space(conn, "us", "us/#", shards=1, payload_location=world.uri)]
+    streams = [[each.stream_id for each in open_streams(conn) if each.space_id == space.space_id] for space in spaces]
+    for stream in itertools.chain(*streams):
+        fill(conn, stream, 2, size=70_000)
+        for _ in range(2):
+            append(conn, [BlockAppend(stream, pack(batch([b"same" * 40_000], "eu/0", b"k")))])
+        fill(conn, stream, 1, size=10)  # which stays
+    for space in spaces:
+        rollover(conn, space.name)
+    before = [read(conn, stream) for stream in itertools.chain(*streams)]
+
+    def moved() -> list[tuple[int, int]]:
+        counted = "select stream_id, count(distinct uri) from block where uri is not null group by 1 order by 1"
+        return conn.execute(counted).fetchall()
+
+    assert move(conn, spaces[0]) == 8
+    assert moved() == [(stream, 4) for stream in streams[0]]
+    assert move(conn, spaces[1]) == 4
+    assert moved() == [(stream, 4) for stream in itertools.chain(*streams)]
+    assert [read(conn, stream) for stream in itertools.chain(*streams)] == before
+    alter_space(conn, "eu", payload_location=None)
+    assert payload_restore.restore_payloads(conn, spaces[0].space_id) == 8
+    assert moved() == [(stream, 4) for stream in streams[1]]
+    assert swept(conn) == 8
+    assert [read(conn, stream) for stream in itertools.chain(*streams)] == before
 
 
 def test_what_cannot_come_back_holds_up_nothing_else(

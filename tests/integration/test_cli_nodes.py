@@ -130,3 +130,38 @@ def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     assert node_desired_state.read_desired_state(conn, again).step_down == {}
     conn.execute("update leadership set term = 6")
     assert node_desired_state.read_desired_state(conn, N2).step_down == {}
+
+
+def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
+    """Not another node's groups, what is over or was deleted, nor maintenance, which is no group."""
+    for node in (N1, N2):
+        register(conn, node, 60, PROTOCOL_VERSION)
+    for name in "abcd":
+        conn.execute("insert into consumer_group (kind, name, filter) values ('share', %s, '#')", (name,))
+    conn.execute("update consumer_group set deleted_at = now() where name = 'c'")
+    for leadership, node, hours in ((0, N1, 1), (1, N1, 1), (2, N2, 1), (3, N1, 1), (4, N1, -1)):
+        conn.execute(
+            "insert into leadership (leadership_id, node, incarnation, term, expires_at)"
+            " values (%s, %s, %s, 5, clock_timestamp() + make_interval(hours => %s))",
+            (leadership, node.name, node.incarnation, hours),
+        )
+    ours = [node_desired_state.LedGroupRef(1, 5, "$share/a/#")]
+    assert node_desired_state.groups_led_by(conn, N1) == ours
+    assert node_desired_state.leaders_of(conn, [1, 2, 4]) == {1: "n1", 2: "n2"}
+    assert node_desired_state.leaders_of(conn, [2]) == {2: "n2"}
+    for _ in range(2):
+        others = (node_desired_state.LedGroupRef(0, 5, ""), node_desired_state.LedGroupRef(2, 4, "its former term"))
+        node_desired_state.request_step_down(conn, [*ours, *others])
+    assert [node_desired_state.read_desired_state(conn, node).step_down for node in (N1, N2)] == [{0: 5, 1: 5}, {}]
+    history = "select group_id, split_part(reason, ',', 1) from lending_history order by history_id"
+    asked = (1, "node n1 is to step down")
+    assert conn.execute(history).fetchall() == [asked], "it is recorded once"
+    nobody = NodeIncarnation("n2", N1.incarnation, "")
+    assert not node_desired_state.set_draining(conn, nobody, True)
+    assert node_desired_state.set_draining(conn, N1, True)
+    noted = [(group_id, "node n1 is to lead nothing any more") for group_id in (1, 3)]
+    assert sorted(conn.execute(history).fetchall()[1:]) == noted
+    assert not node_desired_state.read_desired_state(conn, nobody).is_draining
+    assert not node_desired_state.read_desired_state(conn, N2).is_draining
+    assert node_desired_state.set_draining(conn, N1, False)
+    assert len(conn.execute(history).fetchall()) == 3

@@ -121,6 +121,38 @@ def test_times_and_stamps_are_found_afterwards(conn: Connection, stream: int) ->
     assert append(conn, [stamped(stream, ProducerStamp("p", 1, 3), b"x")])[0].end_offset == 3
 
 
+@pytest.mark.conforms("W5")
+@pytest.mark.shards(2)
+def test_other_streams_keep_their_blocks(conn: Connection) -> None:
+    """Which have the same offsets, in one generation. Those of each are found when it has new ones, and once."""
+    first, second = (each.stream_id for each in open_streams(conn))
+    trickle(conn, first, 20)
+    trickle(conn, second, 15)
+    read_before = [read(conn, each) for each in (first, second)]
+    assert list_fragmented_streams(conn, at_least=15, older_than_s=0) == [first, second]
+    assert list_newly_fragmented(conn, at_least=16, older_than_s=0) == [first]
+    assert compact_stream(conn, first, older_than_s=0) == 19
+    counted = "select stream_id, count(*), max(end_offset) from block group by 1 order by 1"
+    assert conn.execute(counted).fetchall() == [(first, 1, 20), (second, 15, 15)]
+    assert [read(conn, each) for each in (first, second)] == read_before
+    assert list_newly_fragmented(conn, at_least=2, older_than_s=0) == [], "the second was looked at before"
+    put(conn, second, b"one more")
+    assert list_newly_fragmented(conn, at_least=2, older_than_s=3600) == []
+    assert list_newly_fragmented(conn, at_least=2, older_than_s=0) == [second]
+
+
+@pytest.mark.parametrize("is_far_apart", [False, True])
+def test_blocks_are_merged_up_to_their_age_and_place(conn: Connection, stream: int, is_far_apart: bool) -> None:
+    """What is stored elsewhere stays apart."""
+    trickle(conn, stream, 6)
+    if is_far_apart:
+        conn.execute("update block set payload = null, uri = 'file:///x', uri_bytes = 1 where end_offset = 3")
+    else:
+        conn.execute("update block set appended_at = appended_at - interval '1 h' where end_offset < 4")
+    assert compact_stream(conn, stream, older_than_s=0 if is_far_apart else 60) == (3 if is_far_apart else 2)
+    assert blocks(conn) == ([(2, 2), (3, 1), (6, 3)] if is_far_apart else [(3, 3), (4, 1), (5, 1), (6, 1)])
+
+
 def test_the_spaces_compression_is_used(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 200)
     alter_space(conn, "default", compression="zstd")

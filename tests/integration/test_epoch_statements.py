@@ -40,6 +40,12 @@ def test_what_is_left_when_all_is_completed(conn: Connection, pair: tuple[list[E
     assert [tuple(epoch) for epoch in found] == list(lower.after_completing(begun).least)
 
 
+def test_nothing_comes_after_the_largest_number(conn: Connection) -> None:
+    """Which is in no epoch of a publisher's."""
+    ((found,),) = conn.execute("select complete_epochs('[[5, 5]]', '[[9223372036854775807, 7]]')").fetchall()
+    assert found == [[5, 8]]
+
+
 @pytest.mark.parametrize("dimensions", [1, 2, 8])
 def test_one_epoch_is_before_another_by_each_number(conn: Connection, dimensions: int) -> None:
     asked = "select epoch_at_or_before(%s, %s), numbers_at_or_before(%s, %s)"
@@ -56,12 +62,13 @@ MANY = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
 @pytest.mark.parametrize(
     ("lower", "begun"),
     [
+        ([(0, -MAX_ANTICHAIN)], MANY[:-2]),
         ([(0, -MAX_ANTICHAIN)], MANY[:-1]),
         (MANY[:-1], [(x, y + 1) for x, y in MANY[1:-1]]),
         (MANY[:-1], [(x + 1, y + 1) for x, y in MANY[:-1:2]]),
         ([(0, 0, 0)], [(x, y, 20 - x - y) for x in range(20) for y in range(20 - x)]),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_so_many_are_left_when_all_is_completed(conn: Connection, lower: list[Epoch], begun: list[Epoch]) -> None:
     asked = (json.dumps(lower), json.dumps(begun))
@@ -79,6 +86,43 @@ def test_so_many_greatest_epochs_are_stored(conn: Connection, count: int) -> Non
     ((found,),) = conn.execute("select merge_upper_frontier(%s, %s)", asked).fetchall()
     assert UpperFrontier(tuple(map(tuple, found))) == UpperFrontier.from_epochs(MANY[:count])
     assert len(found) == (count if count <= MAX_ANTICHAIN else 1)
+
+
+@pytest.mark.parametrize(("count", "found"), [(4000, [[0, 9000], [9000, 0]]), (4001, [[9000, 9000]])])
+def test_among_so_many_the_greatest_are_found(conn: Connection, count: int, found: list[list[int]]) -> None:
+    """Among more their bound is taken, also where few are greatest."""
+    every = json.dumps([[0, 9000], [9000, 0], *([number, -1] for number in range(count - 2))])
+    assert conn.execute("select merge_upper_frontier('[]', %s)", (every,)).fetchone() == (found,)
+
+
+DOUBT = {"grant_id": 1, "start": 0, "end": 1, "hold_s": 0.5, "consumed": None}
+
+
+@pytest.mark.conforms("X7")
+@pytest.mark.parametrize(
+    ("function", "value", "is_valid"),
+    [
+        *(("is_consumed_frontier", {"upto": 4, "least": least}, True) for least in (None, [], [[5]], [[1, 2], [2, 1]])),
+        ("is_consumed_frontier", {"upto": 4, "least": [[5]], "more": 1}, False),
+        ("is_consumed_frontier", {"upto": 4.5, "least": None}, False),
+        ("is_consumed_frontier", {"upto": 4, "least": [[1.5]]}, False),
+        ("is_consumed_frontier", {"upto": 2**63, "least": None}, False),
+        ("is_consumed_frontier", {"upto": 4, "least": [[5], [5, 5]]}, False),
+        ("is_consumed_frontier", {"upto": 4}, False),
+        ("is_consumed_frontier", [], False),
+        ("is_range_in_doubt", DOUBT, True),
+        ("is_range_in_doubt", {**DOUBT, "start": 1}, True),
+        ("is_range_in_doubt", {**DOUBT, "start": 2}, False),
+        ("is_range_in_doubt", {**DOUBT, "end": 1.5}, False),
+        ("is_range_in_doubt", {**DOUBT, "more": 1}, False),
+        ("is_range_in_doubt", {**DOUBT, "hold_s": 86_401}, False),
+        ("is_range_in_doubt", {name: DOUBT[name] for name in ("grant_id", "start", "end", "hold_s")}, False),
+        ("is_range_in_doubt", [], False),
+    ],
+    ids=range(19),
+)
+def test_what_a_row_stores_is_of_this_form(conn: Connection, function: str, value: Any, is_valid: bool) -> None:
+    assert conn.execute(f"select {function}(%s)".encode(), (json.dumps(value),)).fetchone() == (is_valid,)
 
 
 @given(PAIRS)

@@ -22,6 +22,7 @@ from sublet_protocol.domain.errors import (
     ProducerFenced,
     PublisherClosed,
     SubletError,
+    UnknownSpace,
     UsageError,
 )
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH, MAX_HELD_EPOCHS, MIN_EPOCH
@@ -234,10 +235,12 @@ def test_all_epochs_of_a_dropped_space_are_complete(world: World) -> None:
     create_space(world.conn, "other", "other/#", shards=1)
     other = find_space(world.conn, "other").space_id
     hold(world.conn, other, A, [(3,)], lease_s=0.0)
+    hold(world.conn, other, C, [(20,)], LONG_S)
     late = BlockAppend(stream_of(world.conn, "other"), in_epochs((7,)), ProducerStamp("a", 1, 1))
     assert append(world.conn, [late])[0].outcome is AppendOutcome.APPENDED
     world.hold(B, (3,), lease_s=0.0)
     drop_space(world.conn, "other")
+    release(world.conn, other, A)
     assert read_lower_frontier(world.conn, other) == LowerFrontier(((8,),))
     assert world.expire() == ["b"]
 
@@ -277,6 +280,71 @@ def test_a_later_life_takes_over_what_was_held(world: World) -> None:
     with pytest.raises(ProducerFenced):
         world.release(A)
     assert world.frontier() == [(4,)], "the earlier life gives nothing back"
+
+
+@pytest.mark.conforms("S9", "S12")
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_each_space_and_producer_has_its_own(world: World, dimensions: int) -> None:
+    """What another holds, or the same one elsewhere, and what of it has expired, is neither counted nor changed."""
+
+    def at(number: int) -> Epoch:
+        return (number,) * dimensions
+
+    def others() -> list[Any]:
+        asked = "select space_id, lower_frontier, frontier_move_count from space where space_id <> %s order by 1"
+        held = "select space_id, producer_id, incarnation, least from capability where space_id <> %s order by 1, 2, 3"
+        return [world.conn.execute(each, (world.space,)).fetchall() for each in (asked, held)]
+
+    names = ("later", "other", "odd", "unused")
+    for name in names:
+        create_space(world.conn, name, f"{name}/#", shards=1)
+    later, other, odd, unused = (find_space(world.conn, name).space_id for name in names)
+    hold(world.conn, later, B, [at(50)], LONG_S)
+    for who in (A2, B, C):
+        hold(world.conn, other, who, [at(0)], LONG_S)
+    hold(world.conn, odd, A, [(0, 0, 0)], lease_s=0.0)
+    assert (odd, "a") in epoch_leases.expire(world.conn)
+    before = others()
+    assert world.hold(B, at(3)) == [at(3)]
+    assert world.hold(A, at(9), lease_s=0.0) == [at(3)]
+    assert world.hold(B, at(4)) == [at(4)]
+    assert renew(world.conn, A2) == {other}
+    assert world.expire() == ["a"], "which a later life has not renewed"
+    assert world.hold(A2, at(5), lease_s=0.0) == [at(4)], "what an earlier life held is over"
+    assert renew(world.conn, A) == frozenset()
+    assert world.hold(A2, at(6)) == [at(4)]
+    assert world.hold(C, at(4)) == [at(4)]
+    world.release(A2, A)
+    asked = "select producer_id, incarnation from capability where space_id = %s order by 1, 2"
+    assert world.conn.execute(asked, (world.space,)).fetchall() == [("a", 1), ("b", 1), ("c", 1)]
+    moves = epoch_leases.frontier_change(world.conn, world.space)
+    world.release(C)
+    assert epoch_leases.frontier_change(world.conn, world.space) == moves, "it has not moved"
+    assert others() == before
+    assert world.hold(ProducerIdentity("d", 1), at(4), lease_s=0.0) == [at(4)]
+    assert world.hold(B, at(8)) == [at(4)]
+    assert world.expire() == ["d"]
+    assert world.frontier() == [at(8)]
+    drop_space(world.conn, "unused")
+    with pytest.raises(UnknownSpace):
+        hold(world.conn, unused, A, [at(9)], LONG_S)
+
+
+def test_anothers_later_life_fences_nobody(world: World) -> None:
+    later = ProducerIdentity("a", 9)
+    world.hold(later, (3,))
+    world.hold(B, (5,))
+    world.release(B)
+    assert world.conn.execute("select producer_id from capability").fetchall() == [("a",)]
+    world.hold(C, (5,))
+    world.release(later)
+    assert world.frontier() == [(5,)]
+
+
+def test_a_capability_by_sql_takes_nothing_back(world: World) -> None:
+    world.hold(A, (3,))
+    world.insert(1, "'[[0]]'::jsonb")
+    assert world.hold(A, (4,)) == [(3,)]
 
 
 def test_at_random_the_frontier_never_goes_back(world: World) -> None:
@@ -477,6 +545,13 @@ def test_producers_of_the_same_epochs_are_bounded(world: World) -> None:
         world.hold(A, *same[:1])
     world.hold(ProducerIdentity("p0", 1), *same[1:])
     world.hold(A, *same[:1])
+    with pytest.raises(InvalidEpoch, match="over 1000 epochs"):
+        world.hold(B, (MAX_ANTICHAIN, MAX_ANTICHAIN))
+    world.conn.execute("update capability set expired_at = now() where producer_id < 'p2'")
+    create_space(world.conn, "other", "other/#", shards=1)
+    other = find_space(world.conn, "other").space_id
+    world.conn.execute("update capability set space_id = %s where expired_at is null", (other,))
+    world.hold(B, (MAX_ANTICHAIN, MAX_ANTICHAIN))
 
 
 def test_the_least_epoch_is_the_least_number(world: World) -> None:

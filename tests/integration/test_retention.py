@@ -121,6 +121,23 @@ def test_an_unfinished_queue_holds_its_messages_back(
 
 
 @pytest.mark.conforms("W4", "E2")
+def test_a_queue_holds_back_what_it_has_not_had_alone(conn: Connection, old: int) -> None:
+    """Not what it has consumed, whatever it or others have not of other streams, nor what was there before it."""
+    reader, later = group(conn, "queue", "eu/#"), stream_of(conn, "eu")
+    put(conn, later, b"x", topic="eu/1")
+    rollover(conn, "eu")
+    age(conn)
+    lend(conn, reader, old, "finished", 1)
+    lend(conn, reader, later, "free", 0)
+    conn.execute(
+        "insert into consumer_group (kind, name, filter, after_generation) values ('queue', 'h', 'eu/#', 1000)"
+    )
+    lend(conn, group(conn, "share", "eu/#"), old, "free", 0)
+    apply_retention(conn)
+    assert (is_gone(conn, old), is_gone(conn, later)) == (True, False)
+
+
+@pytest.mark.conforms("W4", "E2")
 def test_a_queue_holds_what_it_has_not_noticed_yet(conn: Connection) -> None:
     holder = group(conn, "queue", "+/1")
     rollover(conn, "eu")
@@ -254,13 +271,18 @@ def test_idle_producers_are_forgotten(database: str, conn: Connection) -> None:
         publisher.publish("eu/1", b"x").result(30)
     assert IdleProducerCleaner(idle_s=60)(conn) == 0
     conn.execute("update producer set updated_at = updated_at - interval '1 h'")
+    with Publisher(database, producer="living") as publisher:
+        publisher.publish("eu/1", b"x").result(30)
+    living = "select count(*) from producer where producer_id = 'living'"
     assert IdleProducerCleaner(idle_s=60)(conn) == 1
-    assert conn.execute("select stream_id from producer").fetchall() == [(0,)]
-    before = conn.execute("select incarnation from producer").fetchall()
+    assert conn.execute("select stream_id from producer where producer_id = 'meter'").fetchall() == [(0,)]
+    before = conn.execute("select incarnation from producer where producer_id = 'meter'").fetchall()
     assert IdleProducerCleaner(idle_s=60)(conn) == 1
+    assert conn.execute(living).fetchone() == (2,)
     with Publisher(database, producer="meter") as publisher:
         publisher.publish("eu/1", b"x").result(30)
-        assert conn.execute("select min(incarnation) from producer").fetchall() > before
+        registered = "select incarnation from producer where producer_id = 'meter' and stream_id = 0"
+        assert conn.execute(registered).fetchall() > before
 
 
 @pytest.mark.conforms("E39")

@@ -113,6 +113,28 @@ def test_a_rollover_closes_streams_and_opens_children(conn: Connection) -> None:
     assert [parents(conn, [child]) for child in new] == [{parent} for parent in old]
 
 
+@pytest.mark.conforms("W3", "W4")
+def test_what_ended_before_a_rollover_stays_as_it_is(conn: Connection) -> None:
+    """Its retention goes on, and what is gone stays so; other spaces go on."""
+    create_space(conn, "n" * 63, "n/#", shards=1)
+    rollover(conn, "default")
+    conn.execute("update generation set state = 'gone' where generation_id = 1")
+    rollover(conn, "default")
+    ended = [
+        "select generation_id, state, closed_at from generation where state <> 'open' order by 1",
+        "select stream_id, closed_at from stream where state <> 'open' order by 1",
+    ]
+    before = [conn.execute(each).fetchall() for each in ended]
+    others = streams(conn, "n" * 63)
+    rollover(conn, "default")
+    after = [{row[0]: row for row in conn.execute(each)} for each in ended]
+    for found, rows in zip(after, before, strict=True):
+        assert [found[row[0]] for row in rows] == rows
+    assert streams(conn, "n" * 63) == others
+    counted = "select count(*) from generation g join space using (space_id) where name = %s and state = 'open'"
+    assert [conn.execute(counted, (name,)).fetchone() for name in ("default", "n" * 63)] == [(1,), (1,)]
+
+
 @pytest.mark.conforms("W3")
 def test_a_reshard_makes_parents_of_the_overlapping(conn: Connection) -> None:
     one, two = streams(conn, "default")

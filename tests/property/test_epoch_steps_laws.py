@@ -13,7 +13,13 @@ from msgspec.structs import replace
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
+from sublet_storage.readers.epoch_steps import (
+    BlockEpochSummaries,
+    BlockEpochSummary,
+    BlockRun,
+    EpochStep,
+    EpochStepPlanner,
+)
 
 MOST = 5
 
@@ -206,3 +212,14 @@ def test_blocks_stored_elsewhere_are_read_as_well() -> None:
     step = plan.next_step(limit_bytes=1)
     assert step is not None
     assert ([(run.start, run.end) for run in step.runs], step.position) == ([(0, 9)], 9)
+
+
+def test_a_step_reads_the_offsets_of_its_runs() -> None:
+    """And gives nothing of a page without any."""
+    runs = tuple(BlockRun(start, start + 10, 1, False) for start in (10, 30))
+    step = EpochStep(runs, ConsumedFrontier(0), 40, ConsumedFrontier(40))
+    asked = ((0, 10), (0, 11), (19, 21), (20, 30), (39, 50), (40, 50))
+    assert [step.reads(*offsets) for offsets in asked] == [False, True, True, False, True, False]
+    log = Log(1, LowerFrontier.from_epochs([(0,)]))
+    log.append([(1,), None])
+    assert step.filter_batch(runs[0], log.rows(0, 2).slice(0, 0)).num_rows == 0

@@ -11,6 +11,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_WEIGHTS
 from sublet_protocol.messages.borrower_leader import Revoke
 from sublet_storage.groups.model.desired_state import (
+    MAX_TEXT,
     NO_DESIRED_STATE,
     GroupCommand,
     GroupDesiredState,
@@ -106,6 +107,13 @@ def test_commands_are_distinct_where_they_differ() -> None:
     weighted = orders.apply(OverrideSessionWeight("s", 2.5)).apply(OverrideSessionWeight("a", 1))
     for each in (NO_DESIRED_STATE, orders, weighted):
         assert GroupDesiredState.from_json(each.to_json()) == each
+
+
+def test_commands_at_their_limits_are_applied() -> None:
+    weights = [OverrideSessionWeight("s", weight) for weight in (0.001, 1e4)]
+    commands: list[GroupCommand] = [PauseGroup("é" * MAX_TEXT), *weights]
+    for command in commands:
+        assert NO_DESIRED_STATE.apply(command) != NO_DESIRED_STATE
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, 0.0009, 10_001, float("nan"), float("inf")])

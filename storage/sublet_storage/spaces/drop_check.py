@@ -34,8 +34,7 @@ select c.group_id, c.kind, c.name, c.filter, count(l.stream_id) filter (where l.
 _UNREAD = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position
-    from lending l join stream s using (stream_id) join consumer_group c using (group_id)
-   where s.space_id = %(space)s and c.deleted_at is null
+    from lending l join stream s using (stream_id) where s.space_id = %(space)s
   union all
   select u.group_id, s.stream_id, 'new', 0{UNNOTICED_STREAMS} and n.space_id = %(space)s)
 select line.group_id, count(*), sum(s.head - line.position)

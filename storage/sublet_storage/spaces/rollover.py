@@ -120,7 +120,7 @@ def _close(conn: psycopg.Connection[Any], spaces: list[Space]) -> list[_Parent]:
     ).fetchall()
     conn.execute(
         "update generation g set state = 'closed', closed_at = clock_timestamp() where state = 'open'"
-        " and exists (select from stream s where s.generation_id = g.generation_id and s.state = 'closed')"
+        " and exists (select from stream s where s.generation_id = g.generation_id)"  # the one just opened has none
         " and space_id = any(%s)",
         (ids,),
     )

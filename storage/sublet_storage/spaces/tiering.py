@@ -60,7 +60,7 @@ select coalesce((
 ) <= clock_timestamp() - make_interval(secs => %(after)s::float8), false)"""
 
 _BLOCKS = """
-select end_offset, count, codec, case when is_moved then payload end, is_due
+select end_offset, count, case when is_moved then payload end, is_due
   from (select *, sum(case when is_moved then octet_length(payload) else 0 end) over (order by end_offset) as upto
           from (select *, is_due and octet_length(payload) >= %(least)s as is_moved
                   from (select *, %(closed)s or appended_at <= clock_timestamp()
@@ -95,10 +95,10 @@ select from block where generation_id = %s and stream_id = %s and end_offset = a
 
 _NAME = """
 update block b set payload = null, uri = n.uri, uri_bytes = n.bytes
-  from unnest(%(ends)s::bigint[], %(counts)s::integer[], %(codecs)s::smallint[], %(uris)s::text[], %(bytes)s::bigint[],
-              %(digests)s::bytea[]) as n (end_offset, count, codec, uri, bytes, digest)
+  from unnest(%(ends)s::bigint[], %(uris)s::text[], %(bytes)s::bigint[], %(digests)s::bytea[])
+       as n (end_offset, uri, bytes, digest)
  where b.generation_id = %(generation)s and b.stream_id = %(stream)s and b.end_offset = n.end_offset
-   and b.count = n.count and b.codec = n.codec and b.uri is null and sha256(b.payload) = n.digest
+   and sha256(b.payload) = n.digest
 returning b.uri"""
 
 _ADVANCE = "update stream set tiered_offset = %s where stream_id = %s"
@@ -130,8 +130,6 @@ class _Block(Struct, frozen=True):
     """A block to be moved, and the name of its object."""
 
     end_offset: int
-    count: int
-    codec: int
     payload: bytes
     name: str
     uri: str
@@ -195,7 +193,7 @@ class _Mover:
         if stream.done is None:
             self._begin_stream(stream)
         rows = self._read_blocks(stream)
-        blocks = [self._plan_block(stream, row) for row in rows if row[3] is not None]
+        blocks = [self._plan_block(stream, row) for row in rows if row[2] is not None]
         written = self._write(stream, blocks) if blocks else []
         moved = self._attach_objects(stream, rows, blocks, written) if rows else []
         self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
@@ -253,13 +251,13 @@ class _Mover:
             },
             binary=True,
         ).fetchall()
-        young = next((index for index, row in enumerate(rows) if not row[4]), len(rows))
+        young = next((index for index, row in enumerate(rows) if not row[3]), len(rows))
         return rows[: min(young, count_contiguous([(row[0] - row[1], row[0]) for row in rows]))]
 
     def _plan_block(self, stream: _Stream, row: Sequence[Any]) -> _Block:
-        end_offset, count, codec, payload = row[:4]
+        end_offset, _, payload = row[:3]
         name = new_object_name(stream.generation_id, stream.stream_id, end_offset, payload).text
-        return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
+        return _Block(end_offset, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
         """Return the blocks whose objects are there. If the location hangs, registered objects are orphaned after a
@@ -319,8 +317,6 @@ class _Mover:
             "generation": stream.generation_id,
             "stream": stream.stream_id,
             "ends": ends,
-            "counts": [block.count for block in blocks],
-            "codecs": [block.codec for block in blocks],
             "uris": [block.uri for block in blocks],
             "bytes": [len(block.payload) for block in blocks],
             "digests": [hashlib.sha256(block.payload).digest() for block in blocks],

@@ -45,7 +45,6 @@ select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 
    and n.generation_id > %(oldest)s and n.generation_id <= u.until
   join stream s on s.generation_id = n.generation_id
   left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
- where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
    for key share of n
     on conflict do nothing
 returning l.group_id, l.stream_id, l.status"""

@@ -140,7 +140,7 @@ def _grant(
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
-    return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
+    return row.status is LendingStatus.RESERVED and row.session == change.session
 
 
 def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransitionResult:
@@ -236,8 +236,7 @@ def _make_end_transition(
     """Return the transition for the end of a grant. A reserved range is not redelivered: its own session resolves
     it."""
     ended_row = replace(row, position=released_row.position)
-    if released_row.status is LendingStatus.RESERVED and released_row.in_doubt is not None:
-        doubt = released_row.in_doubt
+    if (doubt := released_row.pending_in_doubt) is not None:
         session = f"session {released_row.session!r}"
         detail = f"[{doubt.start}, {doubt.end}) is in doubt: reserved for {doubt.hold_s:g} s for {session}"
         return LendingTransitionResult(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from math import isfinite
 from typing import Any
 
 from msgspec import Struct
@@ -63,7 +62,7 @@ class GroupOptions(Struct, frozen=True):
                 "an atomic group cannot skip messages that cannot be decoded: it would give their epochs out in part. "
                 "Leave one of the two out."
             )
-        if not (isfinite(self.session_expiry_s) and 0 <= self.session_expiry_s <= MAX_SESSION_EXPIRY_S):
+        if not 0 <= self.session_expiry_s <= MAX_SESSION_EXPIRY_S:
             raise UsageError(
                 f"session expiry {self.session_expiry_s}: it is a number of seconds from 0 (sessions are not waited "
                 f"for) to {MAX_SESSION_EXPIRY_S:.0f}. Choose one of these."

@@ -30,14 +30,13 @@ _MORE = """
 with revoked as (
   select distinct on (h.stream_id) h.stream_id, h.reason
     from lending_history h join lending l on l.group_id = h.group_id and l.stream_id = h.stream_id
-   where h.group_id = %(group)s and h.event = 'revoke' and l.status = 'held' and l.grant_id = h.grant_id
+   where h.group_id = %(group)s and h.event = 'revoke' and l.grant_id = h.grant_id
    order by h.stream_id, h.history_id desc)
 select s.stream_id, s.space_id, r.reason as revoke_reason,
        extract(epoch from clock_timestamp() - l.updated_at)::float8 as idle_s,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
-       case when l.status = 'free' and l.session is null
-            then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
+       case when l.session is null then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
        coalesce(l.consumed -> 'least' = p.lower_frontier, false) as is_waiting,
        case when p.dropped_at is not null then p.name end as dropped
   from stream s join space p using (space_id)

@@ -30,14 +30,14 @@ select group_id, status, count(*)::bigint as streams, {SUM_OF_LAGS} as lag, max(
        count(*) filter (where lag is null)::bigint as unknown
   from seen group by group_id, status order by group_id, status"""
 
+# A group that was deleted has no rows.
 _ALL = f"""
 with line as (
-  select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id)
-   where g.deleted_at is null and l.unfinished),
+  select group_id, stream_id, status, position from lending where unfinished),
 {SEEN}
 select g.group_id, case when count(lag) = count(stream_id) then {SUM_OF_LAGS} end
   from consumer_group g left join seen using (group_id)
- where g.deleted_at is null and exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
+ where exists (select from lending l where l.group_id = g.group_id) group by g.group_id"""
 
 
 class StreamLag(Struct, frozen=True):
