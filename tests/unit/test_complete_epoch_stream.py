@@ -225,7 +225,7 @@ def test_a_step_in_the_users_hands_is_not_made_smaller() -> None:
     assert granted.is_aborted
 
 
-def test_a_stream_that_ends_before_a_step_is_not_read_on() -> None:
+def test_a_stream_that_ends_before_a_step_is_left() -> None:
     """As smaller steps would help nothing."""
     play = Play(1, 2, completed=3)
     granted = play.granted

@@ -329,7 +329,7 @@ def step(*runs: tuple[int, int], upto: int = 20) -> EpochStep:
     return EpochStep(blocks, ConsumedFrontier(10), upto, ConsumedFrontier(upto))
 
 
-def test_a_step_is_planned_once_and_one_of_nothing_is_done() -> None:
+def test_a_step_is_planned_once_an_empty_one_is_done() -> None:
     desk, _ = stepping()
     for end in (12, 14):
         desk.planning.plan_steps({1: step(upto=end)})
@@ -342,7 +342,7 @@ def test_a_step_is_planned_once_and_one_of_nothing_is_done() -> None:
     assert desk.begun() == [PlannedRange(1, 50, 14, 20, ConsumedFrontier(20))]
 
 
-def test_a_step_that_progress_has_passed_is_planned_anew() -> None:
+def test_a_step_that_progress_passed_is_planned_anew() -> None:
     desk, _ = stepping()
     desk.planning.plan_steps({1: step((10, 20))})
     desk.planning.apply_update(SavedProgress(1, 50, 10, desk.last().in_doubt, ConsumedFrontier(15)))
