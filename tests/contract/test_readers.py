@@ -21,7 +21,14 @@ from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_leader.feed import member_fetch
-from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, TimelineChanged, ValueTooLarge
+from sublet_leader.feed.history_and_follow import encode
+from sublet_protocol.domain.errors import (
+    PageUnreadable,
+    PositionBeyondHead,
+    PositionGone,
+    TimelineChanged,
+    ValueTooLarge,
+)
 from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -31,7 +38,7 @@ from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import MATCH_ALL, LogPage
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.space_changes import rollover
+from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import (
     generation_of,
@@ -408,6 +415,31 @@ def test_a_nodes_page_is_bounded(nodes: NodeWorld, conn: Connection, monkeypatch
     with pytest.raises(ValueTooLarge, match=f"stream {stream}, offset 20 has 110.* bytes, and a node sends 10000000"):
         reader.fetch(granted, always)
     assert granted.next_read_offset == 20
+    reader.close()
+
+
+@pytest.mark.conforms("P6")
+@pytest.mark.parametrize("has_lost_node", [False, True])
+def test_what_no_node_can_send_keeps_no_other_waiting(
+    nodes: NodeWorld, conn: Connection, monkeypatch: pytest.MonkeyPatch, has_lost_node: bool
+) -> None:
+    """The session's other streams are read meanwhile, without a pause."""
+    create_space(conn, "eu", "eu/#", shards=1)
+    put(conn, stream_of(conn, "eu"), b"other", topic="eu/1")
+    bad, good = granted_of(conn, stream_with(conn, b"bad")), granted_of(conn, stream_of(conn, "eu"))
+    addresses = [nodes.address, "127.0.0.1:1"] if has_lost_node else [nodes.address]
+    reader = NodeMessageReader(addresses, 1, TIMEOUT_S)
+
+    def encode_or_not(page: pa.Table) -> bytes:
+        return b"?" if page["value"][0].as_py() == b"bad" else encode(page)
+
+    monkeypatch.setattr("sublet_leader.feed.member_fetch.encode", encode_or_not)
+    for _ in range(3):
+        with pytest.raises(PageUnreadable, match=f"stream {bad.stream_id}: node .* sends, from offset 0 on, a page"):
+            reader.fetch(bad, always)
+    assert values(pages(reader, good)) == [b"other"]
+    monkeypatch.undo()
+    assert values(pages(reader, bad)) == [b"bad"]
     reader.close()
 
 

@@ -88,7 +88,9 @@ def use(found: pa.RecordBatch | pa.Table) -> None:
 def compact(found: pa.RecordBatch) -> None:
     """Filter it, and pack it again: what was decoded is a block as good as any."""
     filter_by_topic(found, TopicFilter("orders/+/created"))
-    add_position_columns(found, 1, 0).slice(found.num_rows // 2).to_pylist()[:SHOWN]
+    rest = add_position_columns(found, 1, 0).slice(found.num_rows // 2)
+    rest.to_pylist()[:SHOWN]
+    assert decode_messages(encode_page(pa.Table.from_batches([rest]))).to_batches() == [rest], "a page"
     try:
         again = pack(found, "zstd")
     except ValueTooLarge:

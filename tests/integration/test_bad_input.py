@@ -6,6 +6,7 @@ The command line's half is `test_cli_errors.py`; `docs/guarantees.md` says which
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -178,6 +179,7 @@ ADDRESS = "a leader node's address is HOST:PORT, such as 127.0.0.1:7411 or [::1]
         ({"auto_ack": "no"}, "auto_ack is 'no': it is True or False."),
         ({"whole_epochs": 1}, "True or False"),
         ({"on_epochs_consumed": "later"}, "Give a function"),
+        ({"settings": {}}, "settings is {}: it is a BorrowerSettings. Leave it out for those of the environment."),
         ({"transport": 1}, "transport is 1: it is 'database' or 'nodes'."),
         ({"transport": "nodes"}, "transport 'nodes' without nodes: where they are is not looked up in a database."),
         ({"transport": "nodes", "nodes": ["127.0.0.1:1"]}, "transport 'nodes' and url: one of them is enough."),
@@ -201,6 +203,53 @@ def test_urls_and_subscriptions_are_text(opens: Callable[..., object]) -> None:
     for url in (5, b"postgresql://me:s3cret-pw@db/x"):
         with refused(InvalidSetting, f"url of type {type(url).__name__}: it is a text such as postgresql://USER@HOST/"):
             sublet.Session(GROUP, url)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [5, b"x", "a\0b", [1]], ids=ascii)
+def test_a_data_directory_is_a_path(given: Any) -> None:
+    with refused(InvalidSetting, f"data_dir {given!r}: it is the path of a directory, or left out."):
+        sublet.connect(data_dir=given)
+    with refused(InvalidSetting, "url of type int: it is a text such as postgresql://USER@HOST/DATABASE, or left out."):
+        sublet.connect(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, 5, {"127.0.0.1:7411"}], ids=ascii)
+def test_a_feeds_nodes_and_filter_are_text(given: Any) -> None:
+    with refused(InvalidSetting, f"nodes {given!r}: give a list of addresses, such as ['127.0.0.1:7411']."):
+        sublet.Feed(given)
+    with (
+        sublet.Feed("127.0.0.1:1") as feed,
+        refused(InvalidFilter, f"filter {given!r}: it is a text, such as orders/#."),
+    ):
+        feed.history(given)
+
+
+NO_TIMEOUT = "timeout_s nan: it is a number of seconds. Leave it out to wait as long as it takes."
+
+
+def test_a_timeout_that_is_none_changes_nothing(database: str) -> None:
+    """`poll` and `wait` waited for ever."""
+    with sublet.Session(GROUP, database) as session, sublet.Publisher(database) as publisher:
+        calls = session.poll, session.wait, publisher.close, publisher.flush, publisher.publish("a", b"1").result
+        for call in calls:
+            with refused(InvalidSetting, NO_TIMEOUT):
+                call(math.nan)
+        publisher.publish("a", b"2").result(math.inf)
+        publisher.flush(math.inf)
+        publisher.close(math.inf)
+        with refused(UsageError, "'b' is no batch: name the session's batches, one after another."):
+            session.transaction("b").__enter__()  # type: ignore[arg-type]
+    assert stored(database) == ["1", "2"]
+
+
+def test_an_event_loop_checks_timeouts_too(database: str) -> None:
+    async def poll_and_wait() -> None:
+        async with sublet.AsyncSession(GROUP, database) as session:
+            for call in (session.poll, session.wait):
+                with refused(InvalidSetting, NO_TIMEOUT):
+                    await call(math.nan)
+
+    asyncio.run(poll_and_wait())
 
 
 # --- the database ---------------------------------------------------------------------------------------------------

@@ -166,6 +166,22 @@ def test_max_acknowledges_exactly_what_was_printed(shell: Shell) -> None:
     assert described(shell)["lag"] == 1
 
 
+def test_only_what_was_written_is_acknowledged(shell: Shell, tmp_path: Path) -> None:
+    """Where a write is cut short, by a file that may not grow, with Python's buffering of stdout turned off, too."""
+    shell.leader("n1")
+    shell.run("publish", "a", stdin="".join(f"{n}\n" for n in range(1000)))
+    unbuffered = {**shell.environment, "PYTHONUNBUFFERED": "1"}
+    command = shell.argv("consume", GROUP, "--from", "earliest", "--max-messages", "1000")
+    with (written := tmp_path / "written").open("wb") as output:
+        ended = subprocess.run(
+            ["sh", "-c", 'ulimit -f 4; "$@"', "sh", *command],
+            cwd=shell.directory, env=unbuffered, stdout=output, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (1, b"sublet: [Errno 27] File too large.\n")
+    assert written.stat().st_size == 2048
+    assert described(shell)["lag"] == 1000
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.long
 def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: signal.Signals, code: int) -> None:

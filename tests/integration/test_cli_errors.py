@@ -18,7 +18,7 @@ from sublet_storage.groups.admin.admin import create_group
 from sublet_storage.groups.model.records import GroupOptions, StartingPosition
 from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import REPOSITORY, Shell, a_shell, done, refused
-from tests.kit import eventually
+from tests.kit import eventually, private_file
 from tools.source_path import source_path
 
 USAGE, NOT_FOUND, CONFLICT, UNAVAILABLE = 2, 3, 4, 5
@@ -350,6 +350,25 @@ def test_a_closed_stdout_is_noticed_first(shell: Shell) -> None:
     )
     assert (reported.returncode, b"stdout is closed" in reported.stderr) == (USAGE, True), reported.stderr
     assert shell.run("groups", "list", "--json").object == {"groups": []}
+
+
+@pytest.mark.conforms("A9")
+def test_a_closed_stdin_is_named(shell: Shell, tmp_path: Path) -> None:
+    """A file is published without it."""
+    messages = private_file(tmp_path / "messages", "1\n2\n")
+    command = shlex.join(shell.argv("publish", "a"))
+    shown = [
+        subprocess.run(
+            ["sh", "-c", f"{command} {options} <&-"],
+            cwd=REPOSITORY,
+            env=shell.environment,
+            capture_output=True,
+            check=False,
+        )
+        for options in ("", f"--json --file {messages}")
+    ]
+    assert (shown[0].returncode, b"stdin is closed" in shown[0].stderr) == (USAGE, True), shown[0].stderr
+    assert json.loads(shown[1].stdout)["durable"] == 2
 
 
 def test_missing_libraries_are_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from sublet_protocol.domain.errors import PoisonBlock, StaleTerm
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
+from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.fetch import fetch
+from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
+from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams, list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, rollover
 from tests.integration.log_kit import Connection, block, in_epochs, put, read, stamped
 from tests.support.streams import open_streams
@@ -174,6 +177,38 @@ def test_epochs_that_a_row_does_not_have_stay_alone(conn: Connection, stream: in
     with pytest.raises(PoisonBlock):
         compact_stream(conn, stream, older_than_s=0)
     assert blocks(conn) == [(5, 5), (6, 1), (7, 1), (12, 5)]
+
+
+@pytest.mark.conforms("W5", "X7")
+def test_a_pass_that_ends_early_is_gone_on_with(conn: Connection, stream: int) -> None:
+    """What cannot be decoded is tried once, and the stream not listed again for it."""
+    append(conn, [BlockAppend(stream, replace(block(b"x"), codec=3))] * 10)
+    trickle(conn, stream, 30)
+    before, unfinished = read(conn, stream, 10), dict[int, int]()
+    compact = partial(compact_stream, conn, stream, older_than_s=0, block_messages=10, unfinished=unfinished)
+    with pytest.raises(PoisonBlock):
+        compact(most_s=0)
+    for upto in (20, 30, 40):
+        assert compact(most_s=0) == 9
+        assert unfinished == {stream: upto}
+    assert compact() == 0
+    assert not unfinished
+    assert read(conn, stream, 10) == before
+    assert list_newly_fragmented(conn, at_least=1, older_than_s=0) == []
+
+
+def test_what_changed_meanwhile_is_not_merged(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are decoded before they are locked: what few bytes stand for may take longer than locks are held."""
+    trickle(conn, stream, 5)
+    payload = block(b"repaired").payload.to_pybytes()
+
+    def pack_meanwhile(*args: Any, **more: Any) -> Any:
+        conn.execute("update block set payload = %s where end_offset = 3", (payload,))
+        return pack(*args, **more)
+
+    monkeypatch.setattr(small_block_compaction, "pack", pack_meanwhile)
+    assert compact_stream(conn, stream, older_than_s=0) == 0
+    assert [row["value"] for row in read(conn, stream)] == [b"0", b"1", b"repaired", b"3", b"4"]
 
 
 def test_a_deposed_maintainer_merges_nothing(conn: Connection, stream: int) -> None:

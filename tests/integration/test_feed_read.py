@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 import sublet_leader.feed.head_poller as watching
 from sublet_borrower.node_client import feed_reader
 from sublet_borrower.node_client.feed_client import Feed
+from sublet_leader.feed import history_and_follow
 from sublet_leader.feed.database_threads import DatabaseThreads
+from sublet_leader.feed.history_and_follow import encode
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import InvalidFilter, PositionBeyondHead, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.limits import MAX_BOOKMARK_STREAMS
@@ -203,6 +206,28 @@ def test_what_cannot_be_read_is_refused(feed: Feed, stream: int) -> None:
 
 
 @pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("kind", ["history", "follow"])
+def test_no_page_that_cannot_be_read_is_passed_over(
+    feed: Feed, conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    for value in (b"1", b"bad"):
+        put(conn, stream, value * 100_000)  # a page each
+
+    def encode_or_not(page: pa.Table) -> bytes:
+        return b"?" if page["value"][0].as_py().startswith(b"bad") else encode(page)
+
+    monkeypatch.setattr(history_and_follow, "READ_BYTES", 1)
+    monkeypatch.setattr("sublet_leader.feed.history_and_follow.encode", encode_or_not)
+    with getattr(feed, kind)("#", "earliest") as reader:
+        assert len(read_values(reader, 1)) == 1
+        for _ in range(3):
+            with pytest.raises(UsageError, match="a page whose Arrow cannot be read"):
+                reader.read(WAIT_S)
+        assert reader.bookmark.offsets[stream] == 1
+        monkeypatch.undo()
+        assert [value[:1] for value in read_values(reader, 1)] == [b"b"]
+
+
 def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: Connection) -> None:
     """To a reader that comes back when the rows of what was lost are deleted."""
     put(conn, stream_of(conn, "default"), b"0")

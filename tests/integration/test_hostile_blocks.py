@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import PoisonBlock, UsageError
+from sublet_storage.log import arrow_batch_decoder
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.arrow_batch_decoder import (
@@ -19,6 +20,7 @@ from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
     decode_block,
+    is_decodable,
     validate_block,
 )
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, PackedBlock, pack
@@ -176,6 +178,25 @@ def test_many_bad_blocks_stop_no_compaction(conn: Connection, stream: int) -> No
     with pytest.raises(PoisonBlock):
         compact_stream(conn, stream, older_than_s=0)
     assert conn.execute("select count(*) from block").fetchone() == (count + 2,)
+
+
+def test_few_bad_blocks_are_decompressed_at_once(
+    conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of some that are large when they are decompressed took a minute, and each of its readers a connection."""
+    good = zeros(20 * MB)
+    bad, tried = replace(good, codec=good.codec | 3), list[int]()
+    append(conn, [BlockAppend(stream, bad) for _ in range(10)])
+
+    def count_tried(*args: Any) -> bool:
+        tried.append(1)
+        return is_decodable(*args)
+
+    monkeypatch.setattr(arrow_batch_decoder, "is_decodable", count_tried)
+    with pytest.raises(PoisonBlock) as raised:
+        fetch(conn, stream, 0)
+    assert len(tried) == 3
+    assert raised.value.run_end == 4 * 80
 
 
 def test_compaction_makes_no_block_too_large(conn: Connection, stream: int) -> None:

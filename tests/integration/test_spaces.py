@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces import rollover as rollovers
+from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.retention import mark_expired_gone
 from sublet_storage.spaces.routing import RING
 from sublet_storage.spaces.space_changes import (
@@ -31,7 +33,7 @@ from sublet_storage.spaces.space_changes import (
 )
 from sublet_storage.spaces.space_queries import find_space, list_spaces
 from tests.integration.log_kit import Connection, put, read
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.support.streams import open_streams
 
 
@@ -229,6 +231,31 @@ def test_a_failing_step_of_maintenance_stops_no_other(
         eventually(lambda: conn.execute(left).rowcount == 0, message="what the steps behind it delete")
         eventually(lambda: "step_count=1: retention: new row" in caplog.text)
     finally:
+        keeper.stop()
+
+
+def test_compaction_holds_up_no_other_step(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever publishes decides how long it takes: it is the last of each pass."""
+    stuck, over = threading.Event(), threading.Event()
+
+    def wait(*_: object, **__: object) -> int:
+        stuck.set()
+        assert over.wait(WAIT_S)
+        return 0
+
+    for _ in range(100):
+        put(conn, streams(conn, "default")[0], b"x")
+    conn.execute("update block set appended_at = appended_at - interval '1 h'")
+    conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
+    monkeypatch.setattr(small_block_compaction, "compact_stream", wait)
+    term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
+    keeper = MaintenanceThreads(database, lambda: term, 86_400.0, every_s=0.05)
+    keeper.start()
+    try:
+        assert stuck.wait(WAIT_S)
+        assert conn.execute("select from sink_batch").rowcount == 0
+    finally:
+        over.set()
         keeper.stop()
 
 

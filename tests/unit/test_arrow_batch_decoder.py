@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.node_client.feed_reader import decode_messages
+from sublet_leader.feed.history_and_follow import encode as encode_page
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log import arrow_batch_decoder
@@ -119,21 +120,39 @@ def test_compression_of_an_old_kind_is_refused(compression: str) -> None:
         decode(0, message(plain, None, custom_metadata={"ARROW:experimental_compression": compression}), 3)
 
 
-@pytest.mark.parametrize("first", [1, 2, 1 << 30])
+@pytest.mark.parametrize(("pairs", "first"), [(0, 1), (0, 2), (0, 1 << 30), (1, 1)])
 @pytest.mark.parametrize("name", ["key", "value"])
-def test_no_headers_begin_at_the_start(name: str, first: int) -> None:
-    """Also where there are data: Arrow writes none of them again, so that of such a column a batch would be written, as
-    by a node or by compaction, that nobody can decode."""
+def test_no_headers_begin_at_the_start(name: str, pairs: int, first: int) -> None:
+    """Else Arrow writes such a column again with a size below 0, so that nobody can decode what a node or compaction
+    makes of it. Also where there are headers that no message has, of which Arrow writes none."""
     payload = bytearray(batch(headers=[[{"key": "x", "value": b"y"}], [], []]).serialize())
     stored = pa.py_buffer(payload)
     headers = pa.ipc.read_record_batch(pa.ipc.read_message(stored), BLOCK_SCHEMA).column("headers")
     lengths = struct.pack("<6q", 1, 0, 1, 0, 1, 0)  # and no nulls: of the pairs, their keys and their values
-    struct.pack_into("<6q", payload, payload.index(lengths), *[0] * 6)
+    struct.pack_into("<6q", payload, payload.index(lengths), *[pairs, 0] * 3)
     struct.pack_into("<4i", payload, headers.buffers()[1].address - stored.address, *[0] * 4)
-    assert decode(0, bytes(payload), 3).column("headers").to_pylist() == [[]] * 3
     struct.pack_into("<i", payload, headers.values.field(name).buffers()[1].address - stored.address, first)
-    with pytest.raises(PoisonBlock, match="its column headers is empty, and does not begin at 0"):
-        decode(0, bytes(payload), 3)
+    found = decode(0, bytes(payload), 3)
+    assert found.column("headers").to_pylist() == [[]] * 3
+    codec, again = encode(found)
+    assert decode_block(codec, again, 1, 3, 3).equals(found)
+    page = add_position_columns(found, 1, 0)
+    assert decode_messages(encode_page(pa.Table.from_batches([page]))).to_batches() == [page]
+
+
+@pytest.mark.parametrize("count", [2, MIN_ARROW_VALUES])
+def test_a_wildcard_is_one_of_a_topic(count: int) -> None:
+    """And not of what lies in the column before them."""
+    topics = ["bb", *"c" * (count - 1)]
+    for wrong in ("+", "#"):
+        for place in (0, count - 1):
+            with pytest.raises(PoisonBlock, match="a wildcard"):
+                decode(0, message(batch(count, topic=[*topics[:place], wrong, *topics[place + 1 :]])), count)
+    payload = message(batch(count, topic=topics))
+    for before, after in ((struct.pack("<3i", 0, 2, 3), struct.pack("<3i", 1, 2, 3)), (b"bbc", b"+bc")):
+        assert payload.count(before) == 1
+        payload = payload.replace(before, after)
+    assert decode(0, payload, count).column("topic").to_pylist() == ["b", *topics[1:]]
 
 
 @pytest.mark.parametrize(("start", "size"), [(-8, 1234), (0, -8), (1 << 40, 1234)])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from decimal import Decimal
+from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -18,7 +20,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, UsageError
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
 
@@ -368,3 +370,18 @@ def test_a_transaction_while_another_acknowledges() -> None:
     batch.begin_transaction()
     batch.join_transaction([batch])
     assert batch.has_uncommitted_transaction
+
+
+@pytest.mark.parametrize("given", [float("nan"), FROM + 1.0, np.float64(FROM + 1), True, "1", Decimal(1)], ids=ascii)
+def test_only_an_integer_is_an_offset(given: Any) -> None:
+    """All else acknowledges nothing: a NaN, which pandas has as the greatest offset of no rows, was everything."""
+    play = Play()
+    first = play.give(3)
+    table, calls = pa.table({"offset": []}), (play.handler.mark_acknowledged, play.handler.mark_progress)
+    batch = Batch(table, first, first + 3, play.granted, *calls)
+    with pytest.raises(UsageError, match="is no offset, so that nothing is acknowledged"):
+        batch.ack(up_to_offset=given)
+    assert play.granted.outstanding == {first: first}
+    batch.ack(up_to_offset=np.int64(first + 1))  # type: ignore[arg-type]
+    ((ticket, position),) = play.granted.outstanding.items()
+    assert (ticket, position, type(position)) == (first, first + 1, int)

@@ -105,6 +105,16 @@ def test_a_value_is_bytes_or_text(given: Any) -> None:
         as_bytes("value", given)
 
 
+def test_headers_below_a_null_are_nobodys() -> None:
+    """A column that is masked has such."""
+    pairs = pa.array([{"key": "a", "value": b"x"}] * 2, HEADERS.value_type)
+    masked = pa.ListArray.from_arrays(
+        pa.array([0, 1, 2], pa.int32()), pairs, type=HEADERS, mask=pa.array([True, False])
+    )
+    (batch,) = to_record_batches({"topic": "a", "value": [b"x", b"y"], "headers": masked})
+    assert batch.column("headers").to_pylist() == [None, [{"key": "a", "value": b"x"}]]
+
+
 @pytest.mark.parametrize("headers", [[{"a": b"x"}, [("a", "x")]], {"a": b"x"}])
 def test_columns_become_batches_of_one_schema(headers: Any) -> None:
     (batch,) = to_record_batches({"topic": "a", "key": "k", "value": [b"x", "y"], "headers": headers, "timestamp": 5})

@@ -19,6 +19,7 @@ from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
+    PageUnreadable,
     PayloadDamaged,
     PayloadObjectUnreadable,
     PayloadUnavailable,
@@ -185,11 +186,12 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
 
 
 @pytest.mark.usefixtures("_a_page_takes_a_second")
+@pytest.mark.parametrize("kind", [PayloadObjectUnreadable, PageUnreadable])
 def test_an_unreadable_payload_is_tried_again(
-    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
+    skim: Skim, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
     """All other streams go on."""
-    reader.gone = {STREAM: PayloadObjectUnreadable("its payload is damaged.")}
+    reader.gone = {STREAM: kind("its payload is damaged.")}
     skim(50, {35: reader.gone.clear})
     assert [number for number, read in enumerate(reader.read[:40], 1) if read == STREAM][:4] == [1, 12, 23, 34]
     assert reader.read[44:].count(STREAM) >= 2, "it goes on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Real
 
+from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_WEIGHT, MIN_WEIGHT
@@ -29,6 +30,7 @@ def check_arguments(
     transport: str = "database",
     whole_epochs: bool = False,
     on_epochs_consumed: object = None,
+    settings: object = None,
 ) -> None:
     """Raise `InvalidSetting`, or `InvalidSubscription` for a subscription that is no text, for the first invalid
     argument.
@@ -52,6 +54,10 @@ def check_arguments(
         raise InvalidSetting(
             f"on_epochs_consumed is {_quote(on_epochs_consumed)}: it is called with how far the group has come."
             " Give a function."
+        )
+    if not (settings is None or isinstance(settings, BorrowerSettings)):
+        raise InvalidSetting(
+            f"settings is {_quote(settings)}: it is a BorrowerSettings. Leave it out for those of the environment."
         )
     _check_transport(transport, nodes, url, data_dir)
 

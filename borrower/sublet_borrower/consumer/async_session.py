@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +31,7 @@ from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.timeouts import check_timeout
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class AsyncSession:
         The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`,
         and what `ack` of a batch was refused with.
         """
+        timeout_s = check_timeout(timeout_s)
         self._loops.on_poll_elsewhere(sys._getframe(1))
         session = await self._open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -139,7 +142,8 @@ class AsyncSession:
 
         Raise `SubscriptionEnded`.
         """
-        session, deadline = await self._open(), time.monotonic() + timeout_s
+        checked_s = check_timeout(timeout_s)
+        session, deadline = await self._open(), math.inf if checked_s is None else time.monotonic() + checked_s
         while self._ending is None and not session.is_closed:
             await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
             checking = self._worker.submit(partial(self._check_session, session))

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 import time
 import weakref
@@ -49,6 +50,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.pubsub.counters import AgentSideCounters
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,7 @@ class Session:
             transport=transport,
             whole_epochs=whole_epochs,
             on_epochs_consumed=on_epochs_consumed,
+            settings=settings,
         )
         settings = settings or BorrowerSettings.from_env()
         timeout_s = settings.read_timeout_s
@@ -181,6 +184,7 @@ class Session:
         read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._member.check_owner()
+        timeout_s = check_timeout(timeout_s)
         self.loops.on_poll_elsewhere(sys._getframe(1))
         return self.fetch_batch(timeout_s)
 
@@ -279,10 +283,11 @@ class Session:
         """
         self._member.check_owner()
         self._poll_monitor.check_thread()
-        deadline = time.monotonic() + timeout_s
+        checked_s = check_timeout(timeout_s)
+        deadline = math.inf if checked_s is None else time.monotonic() + checked_s
         with self._poll_monitor.user_call():
             while not self.is_closed:
-                self._member.receive(max(deadline - time.monotonic(), 0.0))
+                self._member.receive(min(max(deadline - time.monotonic(), 0.0), MAX_WAIT_S))
                 if time.monotonic() >= deadline:
                     return
 

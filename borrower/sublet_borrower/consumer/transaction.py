@@ -110,8 +110,7 @@ class ProgressTransactions:
                 "to the database, with transport='database'; for sinks of your own `batch.grant_id` is the fencing "
                 "token."
             )
-        if not batches:
-            raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+        _check_batches(batches)
         for batch in batches:
             batch.begin_transaction()
         not_begun = {_get_key(batch) for batch in batches if not self._is_of_doubt(batch)}
@@ -320,6 +319,14 @@ class ProgressTransactions:
             return None if consumed is None else consumed.max_of(frontier) == consumed
         position = consumer_progress.read_position(connection, group_id, *grant)
         return None if position is None else position >= batch.next_offset
+
+
+def _check_batches(batches: Sequence[object]) -> None:
+    if not batches:
+        raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise UsageError(f"{ascii(batch)[:60]} is no batch: name the session's batches, one after another.")
 
 
 def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:

@@ -16,6 +16,7 @@ from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import (
+    PageUnreadable,
     PositionGone,
     ProtocolMismatch,
     SubletError,
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 FIRST_NODE_TIMEOUT_S: Final = 10.0
 """How long a session waits for its first node, if that is less than its `read_timeout_s`."""
 
-REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError)
+REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError, PageUnreadable)
 """Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
 
 _T = TypeVar("_T")
@@ -79,7 +80,8 @@ class NodeMessageReader:
 
         None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
         `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PositionBeyondHead`,
-        `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, `PageUnreadable` where no node sends a page that can be
+        read, and `ValueTooLarge` for a message that no node can send.
         """
         request = FetchRequest(
             granted.stream_id,
@@ -89,7 +91,7 @@ class NodeMessageReader:
             self._batch_bytes,
             granted.grant_id,
         )
-        page = self._try_query("Read", encode_fetch_request(request), lambda wire: _decode_page(request, wire))
+        page = self._try_query("Read", encode_fetch_request(request), lambda wire: self._decode_page(request, wire))
         accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if accepted else None
 
@@ -180,10 +182,23 @@ class NodeMessageReader:
                 self._node_client.use_next_node()
             if time.monotonic() >= deadline:
                 break
-        if failure is None and refusal is not None:
+        if refusal is not None and (failure is None or isinstance(refusal, PageUnreadable)):
             raise refusal
         assert failure is not None, "there is a node at least, and it has not answered"
         raise failure
+
+    def _decode_page(self, request: FetchRequest, wire: Any) -> LogPage:
+        """Return the page in the answer. Raise `PositionGone`, `PageUnreadable`."""
+        try:
+            reply = decode_fetch_reply(wire)
+            if isinstance(reply, FetchPositionGone):
+                raise PositionGone(request.stream_id, request.position, reply.oldest_offset)
+            batches = () if reply.messages is None else tuple(decode_messages(reply.messages).to_batches())
+        except MalformedMessage as error:
+            node = self._node_client.address
+            text = f"stream {request.stream_id}: node {node} sends, from offset {request.position} on, {error}"
+            raise PageUnreadable(text) from error
+        return LogPage(batches, reply.start, reply.position, reply.head, reply.is_closed)
 
     def _ask(self, method: str, request: Any, decode: Callable[[Any], _T], timeout_s: float) -> _T:
         wire = self._node_client.call(method, request, timeout_s)
@@ -191,12 +206,3 @@ class NodeMessageReader:
             return decode(wire)
         except MalformedMessage as error:
             raise RetryableCallError(self._node_client.address, f"an answer that cannot be ({error})") from error
-
-
-def _decode_page(request: FetchRequest, wire: Any) -> LogPage:
-    """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
-    reply = decode_fetch_reply(wire)
-    if isinstance(reply, FetchPositionGone):
-        raise PositionGone(request.stream_id, request.position, reply.oldest_offset)
-    batches = () if reply.messages is None else tuple(decode_messages(reply.messages).to_batches())
-    return LogPage(batches, reply.start, reply.position, reply.head, reply.is_closed)

@@ -11,6 +11,7 @@ from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import (
+    PageUnreadable,
     PayloadObjectUnreadable,
     PayloadUnavailable,
     PoisonBlock,
@@ -25,7 +26,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 log = logging.getLogger(__name__)
 
 UNREADABLE_RETRY_S = 10.0
-"""After which a stream whose next payload was unreadable is read again: it may have been repaired."""
+"""After which a stream whose next payload or page was unreadable is read again: it may have been repaired."""
 
 UNAVAILABLE_RETRY_S = 1.0
 """After which a stream whose next payload's location did not answer is read again."""
@@ -109,8 +110,8 @@ class SessionStreamFetcher:
         """
         try:
             result = read()
-        except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
-            unreadable = isinstance(error, PayloadObjectUnreadable)
+        except (PayloadUnavailable, PageUnreadable, TimelineChanged) as error:  # the last until it is granted anew
+            unreadable = isinstance(error, PayloadObjectUnreadable | PageUnreadable)
             self._defer(granted, error, UNREADABLE_RETRY_S if unreadable else UNAVAILABLE_RETRY_S)
             return None
         except (PoisonBlock, PositionBeyondHead) as error:

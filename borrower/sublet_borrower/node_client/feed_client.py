@@ -12,6 +12,7 @@ from sublet_borrower.node_client.node_calls import validate_nodes
 from sublet_borrower.node_client.node_publish_sender import NodePublishSender, SingleRouteTable
 from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import MAX_MESSAGE_BYTES
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -160,6 +161,7 @@ class Feed:
         """
         if self._owner.is_forked:
             return
+        timeout_s = check_timeout(timeout_s)
         self._buffer.close(PublisherClosed("this feed is closed."))
         self._sender.join(timeout_s)
         if self._sender.is_alive():

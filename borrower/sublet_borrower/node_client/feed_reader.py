@@ -17,8 +17,16 @@ from sublet_borrower.node_client.node_calls import (
     FeedPagePrefetcher,
     RetryableCallError,
 )
-from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SchemaMismatch, SubletError, UsageError
+from sublet_protocol.domain.errors import (
+    InvalidFilter,
+    PayloadUnavailable,
+    PositionGone,
+    SchemaMismatch,
+    SubletError,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import (
     HEARTBEAT_INTERVAL_S,
@@ -57,8 +65,10 @@ class FeedReader(Iterator[pa.Table]):
         on_data_loss: Callable[[PositionGone], None] | None,
         node_timeout_s: float,
     ) -> None:
+        if not isinstance(filter, str | TopicFilter):
+            raise InvalidFilter(f"filter {ascii(filter)[:60]}: it is a text, such as orders/#.")
         self._calls, self._kind, self._node_timeout_s = FailoverNodeClient(nodes), kind, node_timeout_s
-        self._filter = TopicFilter.parse(filter) if isinstance(filter, str) else filter
+        self._filter = filter if isinstance(filter, TopicFilter) else TopicFilter.parse(filter)
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))
         self._pages: FeedPagePrefetcher | None = None
@@ -79,6 +89,7 @@ class FeedReader(Iterator[pa.Table]):
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
         """Return the next table; None if the history is over (`is_finished`), or nothing has come in time. What an
         exception of a signal handler keeps from being returned, the next call returns."""
+        timeout_s = check_timeout(timeout_s)
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._cursor.confirm()
         try:
@@ -209,7 +220,11 @@ class FeedReader(Iterator[pa.Table]):
 
     def _accept(self, page: FeedPage) -> pa.Table | None:
         """Return its messages, if it is the next page and has any."""
-        table = None if page.messages is None else decode_messages(page.messages)
+        try:
+            table = None if page.messages is None else decode_messages(page.messages)
+        except MalformedMessage:
+            self._hang_up()  # the next read begins there again
+            raise
         match self._cursor.accept(page):
             case FeedPageAcceptance.ADVANCED if page.is_gone:
                 self._handle_gone(page)

@@ -202,6 +202,8 @@ class FeedPagePrefetcher:
 
 def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """Return the addresses of nodes. Raise `InvalidSetting`."""
+    if not isinstance(nodes, str | Sequence):
+        raise InvalidSetting(f"nodes {ascii(nodes)[:60]}: give a list of addresses, such as ['127.0.0.1:7411'].")
     addresses = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not addresses:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")

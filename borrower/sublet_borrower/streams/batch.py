@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -160,6 +161,8 @@ class Batch:
         committed, and `UnknownOutcome` where that is not known yet. Of an `AsyncSession`, whose `ack` waits for
         nothing, `poll` raises these, or `ack` of the batch when it is called again, or `close`.
         """
+        if up_to_offset is not None:
+            up_to_offset = self._check_offset(up_to_offset)
         if self._delegate_ack is None:
             self.acknowledge(up_to_offset)
         else:
@@ -174,6 +177,18 @@ class Batch:
         if self._acknowledge is not None:
             self._acknowledge(self._granted, self.ticket)
             self._acknowledge = None
+
+    def _check_offset(self, up_to_offset: object) -> int:
+        """Return it as an int. Raise `UsageError`: a NaN would acknowledge everything, as it is less than nothing."""
+        try:
+            if not isinstance(up_to_offset, bool):
+                return operator.index(up_to_offset)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+        raise UsageError(
+            f"{self!r}: up_to_offset {ascii(up_to_offset)[:60]} is no offset, so that nothing is acknowledged. Give the"
+            " offset behind the last message that is done, as a whole number."
+        )
 
     def slice(self, start: int, count: int) -> Batch:
         """Return rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction

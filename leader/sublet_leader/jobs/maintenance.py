@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -38,6 +39,9 @@ log = logging.getLogger(__name__)
 
 PASS_INTERVAL_S = 5.0
 """Between two passes."""
+
+COMPACTION_S = 10.0
+"""After this time a pass compacts no further stream: whoever publishes decides how long that takes."""
 
 RECEIVE_TIMEOUT_S = 60.0
 """How long a silent server is waited for. Statements have no time limit, as the rows of a partition that is dropped are
@@ -79,6 +83,7 @@ class MaintenanceThreads:
             notify=shared_publisher(url).publish,
             collapse=empty_generation_cleanup.EmptyGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
+            unfinished={},
         )
         list_payload_steps = partial(_list_payload_steps, grace_s=grace_s)
         self._threads = [
@@ -159,25 +164,28 @@ def _list_steps(
     notify: Publish,
     collapse: empty_generation_cleanup.EmptyGenerationCleaner,
     producers: retention.IdleProducerCleaner,
+    unfinished: dict[int, int],
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the steps in Postgres."""
+    """Yield the steps in Postgres. `unfinished`: the streams whose compaction goes on, after that of others."""
     due: list[str] = []
     yield "search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
     for name in due:
         yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, notify)
     yield "retention", partial(_retain, connection, guard)
     yield "cleanup of past generations", partial(_collapse, connection, guard, collapse)
+    yield "expiry of epochs", partial(_expire_epochs, connection, guard)
+    yield "cleanup of idle producers", partial(_delete_idle_producers, connection, guard, producers)
+    yield "cleanup of staged blocks", partial(_delete_abandoned_blocks, connection)
+    yield "cleanup of history", partial(_delete_old_history, connection, history_s)
     fragmented: list[int] = []
     yield (
         "search for fragmented streams",
         lambda: fragmented.extend(small_block_compaction.list_newly_fragmented(connection, guard)),
     )
-    for stream_id in fragmented:
-        yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
-    yield "expiry of epochs", partial(_expire_epochs, connection, guard)
-    yield "cleanup of idle producers", partial(_delete_idle_producers, connection, guard, producers)
-    yield "cleanup of staged blocks", partial(_delete_abandoned_blocks, connection)
-    yield "cleanup of history", partial(_delete_old_history, connection, history_s)
+    deadline = time.monotonic() + COMPACTION_S
+    for stream_id in sorted(fragmented, key=unfinished.__contains__):
+        if time.monotonic() < deadline:
+            yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id, unfinished)
 
 
 def _list_payload_steps(
@@ -212,8 +220,10 @@ def _collapse(
         log.info("rows of past generations deleted: generation_ids=%s", deleted)
 
 
-def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
-    saved = small_block_compaction.compact_stream(connection, stream_id, guard=guard)
+def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int, unfinished: dict[int, int]) -> None:
+    saved = small_block_compaction.compact_stream(
+        connection, stream_id, guard=guard, most_s=small_block_compaction.MAX_S, unfinished=unfinished
+    )
     log.info("stream compacted: stream_id=%d saved_block_count=%d", stream_id, saved)
 
 

@@ -17,7 +17,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Annotated, Any, SupportsIndex, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -78,7 +78,11 @@ def check_count(epochs: Sequence[Epoch]) -> None:
 
 def _is_index(part: object) -> bool:
     """Return whether it can be used as an integer, as numpy's can."""
-    return isinstance(part, SupportsIndex) and not isinstance(part, bool)
+    try:
+        operator.index(part)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return not isinstance(part, bool)
 
 
 def is_at_or_before(left: Epoch, right: Epoch) -> bool:

@@ -14,6 +14,11 @@ class SubletError(Exception):
 
     exit_code = 1
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Return what pickles it: its text and attributes, as many classes are made from other arguments. Without it a
+        pool of processes breaks, or waits for ever, when one is raised in it."""
+        return _make_copy, (type(self), self.args), self.__dict__
+
 
 class NodeInvariantViolated(SubletError):
     """An error for a leader node that broke a rule of its own, and has ended."""
@@ -190,6 +195,10 @@ class PayloadObjectUnreadable(PayloadUnavailable):
     """Messages outside of Postgres, in an object that cannot be read, while others at its location can."""
 
 
+class PageUnreadable(Unavailable):
+    """Messages of a stream that no node sends in a way that this program can read; other streams may be read."""
+
+
 class PoisonBlock(SubletError):
     """A block that cannot be decoded, wherever its payload lies: none of its messages are delivered.
 
@@ -294,6 +303,10 @@ class UserFunctionFailed(SubletError):
 
 class UnknownOutcome(Unavailable):
     """A connection lost during a commit, whose changes may or may not have been written."""
+
+
+def _make_copy(kind: type[SubletError], texts: tuple[object, ...]) -> SubletError:
+    return kind.__new__(kind, *texts)
 
 
 def format_error(error: BaseException) -> str:

@@ -41,6 +41,7 @@ def open_database(
     The embedded server runs at least as long as the context. Raise `SchemaMismatch`, `DatabaseUnreachable`,
     `EmbeddedDirectoryUnusable`, and `InvalidSetting` if two databases are named at once.
     """
+    _check_types(url, data_dir)
     if url and data_dir:
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
     configured_url = url if data_dir else resolve_database_url(url)
@@ -54,6 +55,14 @@ def open_database(
         if migrate_embedded:
             _bring_up_to_date(server.url)
         yield OpenedDatabase(as_secret(server.url), server.data_dir)
+
+
+def _check_types(url: object, data_dir: object) -> None:
+    if not (url is None or isinstance(url, str)):
+        kind = type(url).__name__
+        raise InvalidSetting(f"url of type {kind}: it is a text such as postgresql://USER@HOST/DATABASE, or left out.")
+    if not (data_dir is None or isinstance(data_dir, str | Path)) or "\0" in str(data_dir):
+        raise InvalidSetting(f"data_dir {ascii(data_dir)[:60]}: it is the path of a directory, or left out.")
 
 
 @contextmanager

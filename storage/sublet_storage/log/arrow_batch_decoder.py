@@ -10,7 +10,8 @@ that get through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from typing import Final, NamedTuple, TypeAlias, TypeVar
@@ -111,6 +112,29 @@ def is_decodable(codec: int, payload: Stored, count: int, check: Check | None = 
     except InvalidRecordBatch:
         return False
     return True
+
+
+def count_undecodable(blocks: Iterable[tuple[int, Stored | None, int]], max_bytes: int) -> int:
+    """Return how many of the first blocks (codec, payload, number of messages) cannot be decoded; of more than
+    decompress to `max_bytes` together so many are counted."""
+    found = size = 0
+    for codec, payload, count in blocks:
+        if payload is None:
+            break
+        size += _compute_claimed_bytes(payload)
+        if size > max_bytes or is_decodable(codec, payload, count):
+            break
+        found += 1
+    return found
+
+
+def _compute_claimed_bytes(payload: Stored) -> int:
+    """Return the size to which a payload is decompressed; 0 if it is refused before that."""
+    try:
+        claimed = parse_envelope(pa.ipc.read_message(pa.py_buffer(payload))).decoded_bytes
+    except (pa.ArrowException, OSError, EOFError, ValueError):
+        return 0
+    return claimed if claimed <= MAX_BLOCK_BYTES else 0
 
 
 def restore(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -214,22 +238,19 @@ def _validate(
         raise ValueError(f"it decompresses to {header.decoded_bytes} bytes, and the limit is {max_bytes}")
     batch = pa.ipc.read_record_batch(message, layout.schema)
     batch.validate(full=True)
-    if (headers := layout.schema.get_field_index("headers")) >= 0:
-        _check_no_headers(batch.column(headers).values)
+    if (index := layout.schema.get_field_index("headers")) >= 0:
+        batch = batch.set_column(index, layout.schema.field(index), _begin_at_0(batch.column(index)))
     size = header.decoded_bytes + sum(_compute_expanded_bytes(batch.column(index)) for index in layout.runs)
     if size > max_bytes:
         raise ValueError(f"its columns expand to {size} bytes, and the limit is {max_bytes}")
     return ValidatedStoredBatch(batch, size)
 
 
-def _check_no_headers(pairs: pa.StructArray) -> None:
-    """Raise `ValueError` if columns of no header at all do not begin at 0. Arrow's own validation passes that, as
-    nothing is read there; it writes such a column again without its data, where that place is outside of it."""
-    if len(pairs):
-        return
-    for _, offsets, _ in (pairs.field(name).buffers() for name in ("key", "value")):
-        if offsets is not None and any(memoryview(offsets)[:4]):
-            raise ValueError("its column headers is empty, and does not begin at 0")
+def _begin_at_0(headers: pa.ListArray) -> pa.ListArray:
+    """Return the column, copied if the offsets of its names or values begin behind 0. Where there is no header at all
+    that place may lie outside of the data, and Arrow writes such a column again with a size below 0."""
+    starts = [memoryview(headers.values.field(name).buffers()[1] or b"")[:4] for name in ("key", "value")]
+    return headers.take(pa.array(range(len(headers)))) if any(map(any, starts)) else headers
 
 
 def _compute_expanded_bytes(column: pa.RunEndEncodedArray) -> int:
@@ -263,10 +284,12 @@ def _check_columns(layout: _Layout, batch: pa.RecordBatch) -> None:
 
 
 def _check_topics(topics: pa.Array) -> None:
-    """Raise `ValueError` for a topic with one of `REFUSED_IN_TOPICS`."""
-    data = topics.buffers()[2]
-    text = b"" if data is None else data.to_pybytes()
-    if any(each in text for each in REFUSED_IN_TOPICS) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):
+    """Raise `ValueError` for a topic with one of `REFUSED_IN_TOPICS`. There are no nulls, so that topics are all that
+    lies between their first offset and their last."""
+    _, offsets, data = topics.buffers()
+    start, end = (struct.unpack_from("<i", offsets, 4 * (topics.offset + index))[0] for index in (0, len(topics)))
+    text = memoryview(data or b"")[start:end].tobytes()
+    if any(each in text for each in REFUSED_IN_TOPICS):
         raise ValueError("its column topic has a wildcard or a NUL")
 
 

@@ -34,8 +34,8 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_PAYLOAD_BYTES,
     MIN_ARROW_VALUES,
+    count_undecodable,
     decode_block,
-    is_decodable,
     restore,
     validate_block,
 )
@@ -421,13 +421,10 @@ def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]], limit_byte
 
 
 def _find_run_end(blocks: Sequence[tuple[Any, ...]]) -> int:
-    """Return the end of the last of the first blocks none of which can be decoded: a group skips them at once."""
-    run_end = blocks[0][0]
-    for end_offset, count, codec, _, payload, *_ in blocks[1:]:
-        if payload is None or is_decodable(codec, payload, count):
-            break
-        run_end = end_offset
-    return int(run_end)
+    """Return the end of the last of the first blocks none of which can be decoded: a group skips them at once. Only as
+    many are looked at as a page may decompress."""
+    others = count_undecodable(((row[2], row[4], row[1]) for row in blocks[1:]), MAX_DECODED_BYTES)
+    return int(blocks[others][0])
 
 
 def _read_small_blocks(

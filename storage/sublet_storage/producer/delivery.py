@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from msgspec import Struct
 
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
 
@@ -101,7 +102,7 @@ class SharedPublishResult:
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
         """Wait until settled; return the spans, or raise the error of the first failure. Raise TimeoutError."""
-        if not self.is_settled_within(timeout_s):
+        if not self.is_settled_within(check_timeout(timeout_s)):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()
 

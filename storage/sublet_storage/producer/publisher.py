@@ -15,6 +15,7 @@ import psycopg
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
@@ -227,6 +228,7 @@ class Publisher:
     def _close(self, timeout_s: float | None, *, abandon: bool) -> None:
         if self._owner.is_forked:
             return
+        timeout_s = check_timeout(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._buffer.close(PublisherClosed("this publisher is closed."))
         self._sender.join(timeout_s)

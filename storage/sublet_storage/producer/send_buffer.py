@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.fast_small_block_packer import Header, Message
 from sublet_storage.producer.batches.input_conversion import size_of
@@ -155,6 +156,7 @@ class SendBuffer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that is queued now is settled. Raise TimeoutError."""
+        timeout_s = check_timeout(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             tickets = self._unsettled.flush()

@@ -10,6 +10,8 @@ is stored, so that a window by time has the same messages as before.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -32,6 +34,8 @@ _Time = TypeVar("_Time", datetime, int)
 BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
 SCANNED = 5000
+MAX_S = 2.0
+"""A pass over a stream ends soon after this time, and the next goes on: what few bytes stand for may take long."""
 
 # Each statement is about one generation, and names its partition. For the table itself the server would look up all
 # partitions that there are, for each new connection and each rollover.
@@ -86,11 +90,13 @@ select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
  where stream_id = %s and end_offset > %s and uri is null
    and appended_at < clock_timestamp() - make_interval(secs => %s)
  order by end_offset limit %s"""
-_LOCKED = """
+_READ = """
 select end_offset, count, codec, payload, appended_at, case when end_offset = %(first)s then lower_frontier::text end,
-       case when end_offset = %(first)s then epoch_bounds::text end, piece_starts, piece_times
+       case when end_offset = %(first)s then epoch_bounds::text end, piece_starts, piece_times, xmin::text
   from {block}
- where stream_id = %(stream)s and end_offset = any(%(ends)s) and uri is null order by end_offset for update"""
+ where stream_id = %(stream)s and end_offset = any(%(ends)s) and uri is null order by end_offset"""
+_LOCKED = """
+select xmin::text from {block} where stream_id = %s and end_offset = any(%s) order by end_offset for update"""
 _REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
 _MERGED = """
 insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
@@ -132,13 +138,16 @@ def compact_stream(
     block_messages: int = BLOCK_MESSAGES,
     block_bytes: int = BLOCK_BYTES,
     guard: Guard | None = None,
+    most_s: float = math.inf,
+    unfinished: dict[int, int] | None = None,
 ) -> int:
     """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; return the number of
     blocks saved.
 
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged, and the stream is not
-    listed again before it has more.
+    listed again before it has more. After `most_s` the pass ends, and `unfinished`, {stream: offset}, has where the
+    next one begins.
     """
     row = conn.execute(
         "select s.generation_id, p.compression from stream s join space p using (space_id)"
@@ -148,16 +157,24 @@ def compact_stream(
     if row is None:
         return 0
     generation_id, compression = row
-    saved, last_offset, poison = 0, -1, None
+    deadline, unfinished = time.monotonic() + most_s, {} if unfinished is None else unfinished
+    saved, poison, begin = 0, None, unfinished.pop(stream_id, -1)
+    last_offset = begin
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
             for run in find_runs(rows, block_messages, block_bytes):
                 merged, problem = _merge_decodable(run, merge)
                 saved, poison = saved + merged, poison or problem
+                if time.monotonic() >= deadline:
+                    unfinished[stream_id] = run[-1].end_offset
+                    break
             last_offset = rows[-1].end_offset
-    if poison is not None:
+            if stream_id in unfinished:
+                break
+    if stream_id not in unfinished and (poison is not None or begin >= 0):
         _set_seen(conn, guard, [(stream_id, last_offset)])
+    if poison is not None:
         raise poison
     return saved
 
@@ -292,18 +309,19 @@ def _merge(
     """Replace the run by one block with the same end, which has the times when its pieces were appended. Return the
     number of blocks saved: 0 if the run has changed meanwhile."""
     ends = [row.end_offset for row in run]
-    with conn.transaction():
+    parameters = {"stream": stream_id, "ends": ends, "first": ends[0]}
+    rows = conn.execute(_format_statement(_READ, generation_id), parameters, binary=True).fetchall()
+    if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
+        return 0
+    entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
+    block = pack(entire, compression, has_bounds=False)
+    starts, times = compute_append_times([(row[1], row[4], *row[7:9]) for row in rows])
+    with conn.transaction():  # from here on: what few bytes stand for may take longer than one may be idle
         if guard is not None:
             guard(conn)
-        parameters = {"stream": stream_id, "ends": ends, "first": ends[0]}
-        rows = conn.execute(_format_statement(_LOCKED, generation_id), parameters, binary=True).fetchall()
-        if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
+        locked = conn.execute(_format_statement(_LOCKED, generation_id), (stream_id, ends)).fetchall()
+        if [xmin for (xmin,) in locked] != [row[9] for row in rows]:
             return 0
-        entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
-        block, (starts, times) = (
-            pack(entire, compression, has_bounds=False),
-            compute_append_times([(row[1], row[4], *row[7:]) for row in rows]),
-        )
         conn.execute(_format_statement(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
             _format_statement(_MERGED, generation_id),
@@ -355,9 +373,9 @@ def compute_append_times(
     """
     starts, times, rows_before = list[int](), list[_Time](), 0
     for count, appended_at, own_starts, own_times in blocks:
-        for start, time in zip(own_starts or [0], own_times or [appended_at], strict=True):
-            if not times or time > times[-1]:
+        for start, moment in zip(own_starts or [0], own_times or [appended_at], strict=True):
+            if not times or moment > times[-1]:
                 starts.append(rows_before + start)
-                times.append(time)
+                times.append(moment)
         rows_before += count
     return starts, times

@@ -202,10 +202,12 @@ class _Mover:
         return bool(rows)
 
     def _begin_stream(self, stream: _Stream) -> None:
-        """Begin with a stream: merge small blocks of a closed one, without a time limit."""
+        """Begin with a stream: merge small blocks of a closed one, as many as there is time for."""
         if stream.is_closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
-                small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
+                small_block_compaction.compact_stream(
+                    self._conn, stream.stream_id, older_than_s=0, guard=self._guard, most_s=MAX_S
+                )
         stream.done = 0
 
     def _prepare(self) -> bool:

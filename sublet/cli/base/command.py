@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import logging
 import os
 import signal
@@ -216,15 +217,17 @@ def run_command(cli: CliCommandContext, command: Callable[[], int | None]) -> in
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _terminate)
     try:
-        _check_stdout()
+        _prepare_stdout()
         return command() or 0
     except BrokenPipeError:
-        _forget_stdout()
+        _drop_unwritten()
         return BROKEN_PIPE
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
     except Exception as error:  # any error ends as one sentence
         text, code = explain_error(error)
+        if isinstance(error, OSError):
+            _drop_unwritten()
         if cli.log is not None:
             cli.log.critical("%s", text, exc_info=cli.debug)
             return code
@@ -299,13 +302,22 @@ def _terminate(number: int, frame: FrameType | None) -> None:
     raise SignalReceived(number)
 
 
-def _check_stdout() -> None:
-    """Raise `UsageError` if stdout is closed, before anything is opened that could get its file descriptor."""
+def _prepare_stdout() -> None:
+    """Raise `UsageError` if stdout is closed, before anything is opened that could get its file descriptor.
+
+    Under PYTHONUNBUFFERED it gets a buffer, and is flushed by who writes: without one Python drops, in silence, what is
+    left of a write that a signal, or a disk that is full, has cut short.
+    """
     if sys.stdout is None:
         raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
+    if isinstance(raw := getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 
 
-def _forget_stdout() -> None:
-    """Redirect stdout to /dev/null after its reader has gone, so that Python does not flush its buffer there at
-    exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop_unwritten() -> None:
+    """Redirect stdout to /dev/null where what is in its buffer cannot be written, so that Python does not try it again
+    at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

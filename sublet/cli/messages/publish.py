@@ -18,7 +18,7 @@ import typer
 from msgspec import Struct, field
 
 from sublet.cli.base.command import CliCommandContext, Nodes, command, handle_signals
-from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.errors import SubletError, UsageError
 from sublet_protocol.domain.topics import check_topic
 
 if TYPE_CHECKING:
@@ -85,9 +85,11 @@ def publish(
 
     if topic is not None:
         check_topic(topic)  # of an empty input nothing would
+    if file is None and sys.stdin is None:
+        raise UsageError("stdin is closed, and messages are read from it. Send them through a pipe, or give --file.")
     interruption = InputSignalHandler()
     with _open_publisher(cli, nodes) as make, _open_input(file) as source, handle_signals(interruption):
-        if sys.stdin.isatty() and file is None:
+        if file is None and sys.stdin.isatty():
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
         columns = read_columns(interruption.wrap_read(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
@@ -215,8 +217,8 @@ def _pump(
         return problem
     except InputInterrupted:
         return None
-    except KeyboardInterrupt:
-        interruption.number = interruption.number or signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        interruption.number = interruption.number or getattr(interrupt, "number", signal.SIGINT)
         with suppress(Exception):
             publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
     return None
@@ -238,7 +240,7 @@ def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | 
 @contextmanager
 def _show_progress(cli: CliCommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
     """Provide a function that shows progress: a bar on a terminal that does not show the input itself, else nothing."""
-    if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
+    if not cli.stderr_console.is_terminal or (size is None and sys.stdin.isatty()):
         yield lambda tally, read_bytes: None
         return
     bar = _make_bar(cli)

@@ -29,7 +29,7 @@ def check_cluster(spark: Any, fn: object, tasks: int) -> None:
         )
     if not callable(fn):
         raise InvalidSetting(f"fn is {_format_type(fn)}: a function of one batch is needed, def work(batch).")
-    if not isinstance(tasks, int) or tasks < 1:
+    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
         raise InvalidSetting(f"tasks is {tasks!r}: it must be a whole number, and at least one task must consume.")
     _check_installed()
     master = read_setting(spark, "spark.master", "")

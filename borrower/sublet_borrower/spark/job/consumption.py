@@ -32,6 +32,7 @@ from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, TaskSummary, decode_summary, encode_summary, run
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.timeouts import check_timeout
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def consume(
         nodes=nodes,
         subscription=subscription,
         whole_epochs=whole_epochs,
+        settings=settings,
     )
     check_name(name, MAX_NAME)
     parsed = Subscription.parse(subscription)
@@ -170,7 +172,7 @@ class Consumption:
         """Wait for the job's end, and return whether it has ended. It ends when it is drained or stopped, or has
         failed.
         """
-        return self._over.wait(timeout_s)
+        return self._over.wait(check_timeout(timeout_s))
 
     def drain(self, timeout_s: float = DRAIN_S) -> list[TaskSummary]:
         """Let every task finish its running batch and hand its streams over; return what `result` returns.
