@@ -22,7 +22,7 @@ from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.leader_commits import commit_batch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.groups.model.records import AdvancePosition, GrantStream, GroupWrites, ReleaseStream
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, Led, PostgresWorld, grant, outcome
 from tests.kit import eventually
@@ -284,6 +284,96 @@ def test_refused_groups_hold_up_no_other(postgres: PostgresWorld, where: slice) 
     assert written() == others | hostile
 
 
+def lose_connections(world: PostgresWorld, group: Led, when: str) -> None:
+    """Have the server end each connection that writes for this group."""
+    world.connection.execute(
+        "create or replace function vanish() returns trigger language plpgsql as"
+        " $$ begin perform pg_terminate_backend(pg_backend_pid()), pg_sleep(60); return new; end $$"
+    )
+    world.connection.execute(f"{when} for each row when (new.group_id = {group.group_id}) execute function vanish()")
+
+
+IN_COMMIT = "create constraint trigger vanish after insert on lending_history deferrable initially deferred"
+
+
+@pytest.mark.conforms("E32")
+def test_a_group_that_costs_connections_is_found(postgres: PostgresWorld) -> None:
+    """What others write is written meanwhile, by one call or another."""
+    groups = postgres.several(8)
+    lose_connections(postgres, groups[5], "create trigger vanish before update on lending")
+
+    def written() -> set[int]:
+        try:
+            outcomes = commit_all(postgres.store, groups)
+        except DatabaseUnreachable:
+            return set()
+        return {nth for nth, found in enumerate(outcomes) if found != "busy"}
+
+    others = set(range(8)) - {5}
+    assert set.union(*(written() for _ in range(4))) == others
+    assert [written() for _ in range(3)] == [others] * 3
+    postgres.connection.execute("drop trigger vanish on lending")
+    assert written() == others | {5}
+
+
+@pytest.mark.conforms("E32")
+@pytest.mark.parametrize("apart_s", [60.0, 0.0])
+def test_a_rejected_group_stays_apart_for_a_while(
+    postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch, apart_s: float
+) -> None:
+    """Also once it was written: what it costs next, it costs alone."""
+    monkeypatch.setattr("sublet_storage.groups.coordinator.postgres_store.SEPARATION_S", apart_s)
+    groups = postgres.several(2)
+    hostile = GrantStream(groups[0].stream, NOT_TEXT, "a", None, "share")
+    for expected in ("busy", "applied"):
+        entry = hostile if expected == "busy" else grant(groups[0].stream)
+        assert commit_all(postgres.store, groups, entry, entry) == [expected] * 2
+    lose_connections(postgres, groups[1], "create trigger vanish before update on lending")
+    ends = [ForceRelease(led.stream, led.rows()[led.stream].grant_id, "test") for led in groups]
+    if apart_s:
+        assert commit_all(postgres.store, groups, *ends) == ["applied", "busy"]
+    else:
+        with pytest.raises(DatabaseUnreachable):
+            commit_all(postgres.store, groups, *ends)
+
+
+@pytest.mark.conforms("E32")
+def test_a_part_lost_in_its_commit_leaves_others_known(postgres: PostgresWorld) -> None:
+    groups = postgres.several(4)
+    lose_connections(postgres, groups[3], IN_COMMIT)
+    with pytest.raises(UnknownOutcome):
+        commit_all(postgres.store, groups)
+    for unknown in ([False, False, True, True], [False, False, False, True]):
+        batch = [led.writes(grant(led.stream)) for led in groups]
+        assert [result.is_outcome_unknown for result in postgres.store.commit(batch)] == unknown
+    assert [bool(led.events()) for led in groups] == [True, True, True, False]
+
+
+@pytest.mark.conforms("E32")
+def test_a_statement_of_one_group_leaves_no_doubt(postgres: PostgresWorld) -> None:
+    """It fails before the commit of all is sent."""
+    groups = postgres.several(2)
+    lose_connections(postgres, groups[1], "create trigger vanish after insert on lending_history")
+    with pytest.raises(DatabaseUnreachable, match="nothing was written") as raised:
+        commit_all(postgres.store, groups)
+    assert not isinstance(raised.value, UnknownOutcome)
+
+
+@pytest.mark.conforms("E32")
+def test_slow_refusals_end_a_commit_by_the_clock(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases are not renewed meanwhile; the next call goes on with the half in which it was."""
+    groups = postgres.several(4)
+    store = postgres.another_store(postgres.clock, lock_timeout_s=0.01)
+    postgres.connection.execute(REFUSE.format(""))
+    postgres.connection.execute(
+        "create trigger refuse before update on lending for each row"
+        f" when (new.group_id = {groups[3].group_id} and pg_sleep(0.13) is not null) execute function refuse()"
+    )
+    found = [commit_all(store, groups) for _ in range(4)]
+    assert found[0] == ["busy"] * 4
+    assert found[-1] == ["refused", "refused", "refused", "busy"]
+
+
 @pytest.mark.conforms("X4")
 @pytest.mark.parametrize(
     ("column", "value"),
@@ -393,6 +483,17 @@ def store_backends(world: PostgresWorld, wait_event: str | None = None) -> list[
     if wait_event:
         sql += f" and wait_event = '{wait_event}'"
     return [row[0] for row in world.connection.execute(sql).fetchall()]
+
+
+def test_a_long_statement_is_sent_to_its_end(postgres: PostgresWorld) -> None:
+    """Also one that is longer than what the socket takes while the server is at work on another."""
+
+    def work(connection: psycopg.Connection[Any]) -> list[Any]:
+        connection.execute("select pg_sleep(0.1)")
+        connection.execute("select %s::text", ("x" * 8_000_000,))
+        return connection.execute("select 2").fetchall()
+
+    assert GroupStoreConnection(lambda: connect(postgres.url, receive_timeout_s=10)).write(work) == [(2,)]
 
 
 def test_a_connection_lost_between_calls_is_replaced(postgres: PostgresWorld) -> None:

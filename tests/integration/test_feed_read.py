@@ -29,6 +29,7 @@ from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
@@ -43,6 +44,9 @@ from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.shards(1)
+
+NO_READ_AHEAD = [("grpc.http2.bdp_probe", 0)]
+"""A client that takes nothing gets 64 kB."""
 
 
 @pytest.fixture
@@ -413,6 +417,37 @@ def test_a_client_that_takes_no_pages_costs_few(server: Serving, database: str, 
         assert next(page.position for page in stuck if page.position >= 100) == 100
         stuck.cancel()
     eventually(lambda: server.feed.readers.inside == 0)
+
+
+@pytest.mark.conforms("X4")
+def test_who_takes_nothing_stays_a_reader(server: Serving, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC keeps a page of a call that has ended until its client takes it, or goes."""
+    monkeypatch.setattr(history_and_follow, "WRITE_TIMEOUT_S", 0.0)
+    put(conn, stream_of(conn, "default"), *[b"x" * 500_000] * 8)
+    channel = grpc.insecure_channel(server.address, NO_READ_AHEAD)
+    stuck = sublet_pb2_grpc.FeedStub(channel).History(follow_request(starting_position="earliest"))
+    assert next(stuck).HasField("bookmark")
+    eventually(lambda: server.feed.pages.bytes_held > 2_000_000)
+    eventually(lambda: 0 < server.feed.pages.bytes_held < 1_200_000, WAIT_S, "what was read beside a page is kept")
+    assert server.feed.readers.inside == 1
+    channel.close()
+    eventually(lambda: (server.feed.readers.inside, server.feed.pages.bytes_held) == (0, 0))
+
+
+@pytest.mark.conforms("X4")
+def test_pages_that_nobody_takes_are_bounded(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who take theirs have their turn."""
+    monkeypatch.setattr(history_and_follow, "CONTENDED_WRITE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(history_and_follow, "EXPANDED_BYTES", 8_000_000)
+    put(conn, stream_of(conn, "default"), *[b"x" * 500_000] * 8)
+    limits = FeedLimits(max_page_bytes=25_000_000)
+    with serving(database, limits) as server, Feed(server.address) as feed, ExitStack() as stack:
+        service = sublet_pb2_grpc.FeedStub(stack.enter_context(grpc.insecure_channel(server.address, NO_READ_AHEAD)))
+        stuck = [service.History(follow_request(starting_position="earliest")) for _ in range(12)]
+        assert all(next(call).HasField("bookmark") for call in stuck)
+        assert len(values(list(feed.history()))) == 8
+        eventually(lambda: server.feed.readers.inside == 12)
+        eventually(lambda: server.feed.pages.bytes_held <= limits.max_page_bytes)
 
 
 @pytest.mark.conforms("X4")

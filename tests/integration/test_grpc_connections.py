@@ -24,7 +24,7 @@ pytestmark = pytest.mark.conforms("X4")
 
 WAIT_S = 300.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS, GOAWAY = 4, 7
+HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY = 1, 3, 4, 6, 7
 MAX_CONCURRENT_STREAMS = 3
 NO_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
 
@@ -38,6 +38,11 @@ def node(database: str) -> Iterator[Serving]:
 def connect(node: Serving) -> socket.socket:
     host, _, port = node.address.rpartition(":")
     return socket.create_connection((host, int(port)), WAIT_S)
+
+
+def frame(kind: int, flags: int, content: bytes) -> bytes:
+    """One of the connection's first call."""
+    return len(content).to_bytes(3) + bytes((kind, flags, 0, 0, 0, 1)) + content
 
 
 def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
@@ -65,6 +70,17 @@ def test_a_connection_has_so_many_calls(node: Serving) -> None:
         kind, content = next(frames(connection))
         assert kind == SETTINGS
         assert dict(struct.iter_unpack("!HI", content))[MAX_CONCURRENT_STREAMS] == MAX_CALLS_OF_CONNECTION == 1024
+
+
+def test_who_resets_a_call_must_answer_a_ping(node: Serving) -> None:
+    """Before more of its calls are taken in: one that does so without end stops others for seconds."""
+    call = b"\x83\x86\x84" + b"".join(
+        b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
+        for name, value in ((b":authority", b"n"), (b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    )
+    with closing(connect(node)) as connection:
+        connection.sendall(PREFACE + NO_SETTINGS + frame(HEADERS, 4, call) + frame(RST_STREAM, 0, bytes(4)))
+        assert PING in (kind for kind, _ in frames(connection))
 
 
 @pytest.mark.long

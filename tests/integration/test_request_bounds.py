@@ -267,26 +267,37 @@ def test_a_strangers_message_is_not_waited_for(node: grpc.Channel) -> None:
         assert call("/grpc.health.v1.Health/Check") is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def head_of_call(path: bytes, stream: int) -> bytes:
-    """A frame of HTTP/2 that begins a call, and ends it."""
+def head_of_call(path: bytes, stream: int, more: bytes = b"") -> bytes:
+    """A frame of HTTP/2 that begins a call, and ends it; `more`: further fields, encoded."""
     fields = ((b":path", path), (b":authority", b"n"), (b"content-type", b"application/grpc"), (b"te", b"trailers"))
     texts = (bytes((len(text),)) + text for field in fields for text in field)
-    block = b"\x83\x86" + b"".join(b"\0" + name + value for name, value in zip(texts, texts, strict=True))
+    block = b"\x83\x86" + b"".join(b"\0" + name + value for name, value in zip(texts, texts, strict=True)) + more
     return len(block).to_bytes(3) + b"\x01\x05" + stream.to_bytes(4) + block
 
 
-def test_a_path_that_is_no_text_ends_no_server(address: str) -> None:
-    """With grpcio from 1.84 on it did: the node's port was closed, to all, and the node led on."""
+def assert_the_next_call_is_answered(address: str, call: bytes) -> None:
+    """After this one, over the same connection, and over others."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), WAIT_S) as connection, connection.makefile("rb") as read:
         settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-        calls = head_of_call(b"/\xff", 1) + head_of_call(b"/x/y", 3)
-        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + calls)
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + call + head_of_call(b"/x/y", 3))
         while len(head := read.read(9)) == 9 and head[3:4] + head[5:] != b"\x01\0\0\0\x03":
             read.read(int.from_bytes(head[:3]))
     assert head, "the node has closed the connection, and not answered the second call"
     with grpc.insecure_channel(address) as channel:
         assert is_answered(health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest(service="live"))
+
+
+def test_a_path_that_is_no_text_ends_no_server(address: str) -> None:
+    """With grpcio from 1.84 on it did: the node's port was closed, to all, and the node led on."""
+    assert_the_next_call_is_answered(address, head_of_call(b"/\xff", 1))
+
+
+def test_a_strangers_headers_are_not_logged(address: str, idle_fleet: Fleet) -> None:
+    """Each of three bytes was a line of a hundred on the node's standard error: a stranger could fill its disk."""
+    before = idle_fleet.nodes["n1"].output()
+    assert_the_next_call_is_answered(address, head_of_call(b"/x/y", 1, b"\x08\x01x" * 20))
+    assert idle_fleet.nodes["n1"].output() == before
 
 
 def test_watches_of_health_are_bounded(node: grpc.Channel) -> None:

@@ -72,7 +72,7 @@ _WHO = (ID, ID, st.none() | NATURAL, st.floats(limits.MIN_WEIGHT, limits.MAX_WEI
 _WANTED = (*_WHO, HELD_GRANTS, ID, st.none() | ID, NATURAL, st.integers(0, limits.MAX_NUMBER), st.booleans())
 TO_LEADER: st.SearchStrategy[messages.ToLeader] = st.one_of(
     st.builds(messages.LeaderWanted, *_WANTED),
-    st.builds(messages.Ping, st.lists(ID, max_size=5).map(tuple), TIME),
+    st.builds(messages.Ping, st.lists(ID, max_size=5, unique=True).map(tuple), TIME),
     numbered(messages.UpdateProgress, 1, PROGRESS),
     numbered(messages.RevokeFinished, 3),
     numbered(messages.Disconnect, 1, PROGRESS, TEXT, st.booleans()),
@@ -291,6 +291,7 @@ HOSTILE: list[tuple[Any, tuple[type[Exception], str]]] = [
     *((progress(least), _NO_FRONTIER) for least in NO_FRONTIERS),
     (pb.ToLeader(), _ANY),
     (pb.ToLeader(ping=pb.Ping(borrower_ids=["b"] * 10_001)), _ANY),
+    (pb.ToLeader(ping=pb.Ping(borrower_ids=["b", "c", "b"])), (MalformedMessage, "in it twice")),
     (pb.ToLeader(ping=pb.Ping(sent_at=float("nan"))), _ANY),
     (pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id="b", streams=[pb.StreamProgress()] * 100_001)), _ANY),
     (pb.ToLeader(disconnect=pb.Disconnect(borrower_id="b", term=-1)), _ANY),

@@ -11,6 +11,7 @@ import pytest
 
 from sublet_leader.feed import history_and_follow as module
 from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
+from sublet_leader.feed.page_memory import PageMemory, ReaderMemory
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
@@ -24,12 +25,13 @@ class Pool:
         return SimpleNamespace(stream_count=0), None
 
 
-def read(check_right: Callable[[], None]) -> None:
+def read(check_right: Callable[[], None], memory: PageMemory | None = None) -> None:
     async def never(page: object) -> None:
         await asyncio.Event().wait()
 
     read = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s")
-    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, lambda streams: None, hello_s=0.001)
+    own = ReaderMemory(memory or PageMemory(1), None)
+    call = FeedReadCall(Pool().run, cast(Any, None), read, never, check_right, lambda streams: None, own, hello_s=0.001)
     asyncio.run(asyncio.wait_for(call.history(), 60))
 
 
@@ -52,3 +54,16 @@ def test_who_takes_nothing_for_long_is_disconnected(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.0)
     with pytest.raises(ClientStalled):
         read(lambda: None)
+
+
+class ShortMemory(PageMemory):
+    """For which somebody always waits."""
+
+    is_short = True
+
+
+def test_who_takes_nothing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sooner than without others that wait for its memory."""
+    monkeypatch.setattr(module, "CONTENDED_WRITE_TIMEOUT_S", 0.0)
+    with pytest.raises(ClientStalled):
+        read(lambda: None, ShortMemory(1))

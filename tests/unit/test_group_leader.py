@@ -33,6 +33,7 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GrantStream,
     GroupOptions,
+    GroupWriteResult,
     GroupWrites,
     LendingStatus,
     OnDataLoss,
@@ -779,3 +780,35 @@ def test_members_receive_how_far_an_atomic_group_is() -> None:
     assert bench.received(PingResponse) == [], "it has not moved"
     bench.receive(Ping((BORROWER,), sent_at=18.0))
     assert [each.epochs for each in bench.received(PingResponse)] == [answer.epochs]
+
+
+def test_frontiers_are_announced_in_slices() -> None:
+    """Who has waited longest comes first, also where they move on meanwhile, and is sent the last ones alone."""
+    bench = Bench(options=ATOMIC)
+    borrower_ids = [f"a/{number}" for number in range(2 * SLICE_ITEMS + 1)]
+    bench.joined(*borrower_ids)
+    bench.receive(Ping(tuple(borrower_ids), sent_at=17.0))
+    bench.sent.clear()
+
+    def announce(epoch: int) -> list[str]:
+        frontier = GroupFrontier("default", 1, LowerFrontier(((epoch,),)), BEFORE_8)
+        result = GroupWriteResult(bench.group.group_id, False, epochs=(frontier,))
+        bench.give(WritesCommitted(result))
+        return answered(epoch)
+
+    def answered(epoch: int) -> list[str]:
+        answers = bench.received(PingResponse)
+        assert {answer.epochs[0].consumed.least for answer in answers} <= {((epoch,),)}
+        return [answer.borrower_id for answer in answers]
+
+    assert announce(5) == borrower_ids[:SLICE_ITEMS]
+    assert announce(6) == borrower_ids[SLICE_ITEMS:-1]
+    bench.receive(Ping((borrower_ids[-1],), sent_at=18.0))
+    assert answered(6) == borrower_ids[-1:]
+    gone = borrower_ids[1]
+    bench.leave(borrower_id=gone)
+    bench.sent.clear()
+    bench.tick(bench.wake_at - bench.now)
+    assert answered(6) == [each for each in borrower_ids[:SLICE_ITEMS] if each != gone], "which have those from before"
+    bench.pass_time(0.1, *borrower_ids)
+    assert answered(6) == []

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_leader.group.events import ForcedRevokeRequested
+from sublet_leader.group.stream_table import StreamEntry
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node import group_registry
 from sublet_leader.node.database_request_executor import execute
@@ -31,11 +32,19 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     WatcherLeaderQueryReceived,
     WritesCommitFailed,
+    WritesCommitted,
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
 from sublet_leader.node.machine import Node
-from sublet_leader.node.pending_writes import MAX_CHANGES_PER_COMMIT, PendingWrites, take_batch
+from sublet_leader.node.pending_writes import (
+    MAX_CHANGES_PER_COMMIT,
+    MAX_SYNCS_PER_COMMIT,
+    PendingWrites,
+    take_batch,
+)
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import PARTIAL_TIMEOUT_S
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -589,6 +598,17 @@ def test_after_an_unknown_outcome_it_steps_down() -> None:
 
 
 @pytest.mark.conforms("E13")
+def test_an_unknown_outcome_ends_only_its_group() -> None:
+    """Of several that were written in parts."""
+    play, commit = writing()
+    answer = play.execute(commit)
+    assert isinstance(answer, WritesCommitted)
+    for is_unknown in (False, True):
+        play.do(WritesCommitted(commit, (replace(answer.results[0], is_outcome_unknown=is_unknown),)))
+        assert (1 in play.machine.leaders) is not is_unknown
+
+
+@pytest.mark.conforms("E13")
 def test_an_answer_to_a_former_leader_is_dropped() -> None:
     play, commit = writing()
     answer = play.execute(commit)
@@ -761,8 +781,32 @@ def advances(count: int) -> tuple[AdvancePosition, ...]:
     return tuple(AdvancePosition(stream_id, 1, 1) for stream_id in range(1, count + 1))
 
 
+def no_stream(stream_id: int) -> StreamEntry | None:
+    return None
+
+
+def test_a_change_counts_by_its_epochs() -> None:
+    """And by those of its row: a few leave in each commit, and those of other groups with them."""
+    many = ConsumedFrontier(1, LowerFrontier(tuple((number, -number) for number in range(500))))
+    row = writing()[0].machine.leaders[1].streams.get(1)
+    assert row is not None
+    doubt = InDoubtRange(1, 0, 1, 0.0, many)
+    row.lending = replace(row.lending, consumed=many, in_doubt=doubt)
+    plain, reports = advances(40), [AdvancePosition(number, 1, 1, many, doubt) for number in range(1, 41)]
+    for changes, entry, of_first in ((plain, None, 40), (plain, row, 9), (reports, None, 9), (reports, row, 4)):
+        streams = {} if entry is None else dict.fromkeys(range(1, 41), entry)
+        pending = {1: PendingWrites(7, streams.get), 2: PendingWrites(8, no_stream)}
+        pending[1].add(changes, needs_sync=False)
+        pending[2].add(advances(1), needs_sync=False)
+        assert [len(writes.changes) for writes in take_batch(pending)] == [of_first, 1], entry
+
+
 def test_a_large_group_comes_behind_the_others() -> None:
-    pending = {1: PendingWrites(7), 2: PendingWrites(8), 3: PendingWrites(9)}
+    pending = {
+        1: PendingWrites(7, no_stream),
+        2: PendingWrites(8, no_stream),
+        3: PendingWrites(9, no_stream),
+    }
     pending[1].add(advances(MAX_CHANGES_PER_COMMIT + 2), needs_sync=False)
     pending[2].add(advances(1), needs_sync=False)
     pending[3].add((), needs_sync=True)
@@ -772,8 +816,21 @@ def test_a_large_group_comes_behind_the_others() -> None:
     assert not pending
 
 
+def test_many_syncs_leave_in_several_commits() -> None:
+    """Behind the changes before them, which do not wait."""
+    pending = {group_id: PendingWrites(7, no_stream) for group_id in range(MAX_SYNCS_PER_COMMIT + 2)}
+    for writes in pending.values():
+        writes.add((), needs_sync=True)
+    pending[MAX_SYNCS_PER_COMMIT].add(advances(1), needs_sync=False)
+    first, second = take_batch(pending), take_batch(pending)
+    synced = [[writes.group_id for writes in batch if writes.needs_stream_sync] for batch in (first, second)]
+    assert synced == [[*range(MAX_SYNCS_PER_COMMIT)], [MAX_SYNCS_PER_COMMIT + 1, MAX_SYNCS_PER_COMMIT]]
+    assert first[-1] == GroupWrites(MAX_SYNCS_PER_COMMIT, 7, advances(1))
+    assert not pending
+
+
 def test_a_sync_waits_for_the_changes_before_it() -> None:
-    pending = {1: PendingWrites(7)}
+    pending = {1: PendingWrites(7, no_stream)}
     pending[1].add(advances(MAX_CHANGES_PER_COMMIT + 1), needs_sync=True)
     pending[1].add(advances(MAX_CHANGES_PER_COMMIT), needs_sync=True)
     parts = take_batch(pending) + take_batch(pending) + take_batch(pending)

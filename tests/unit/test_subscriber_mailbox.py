@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import force_setattr
 
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier
+from sublet_protocol.messages.borrower_leader import PingResponse
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -156,3 +158,12 @@ def test_a_head_takes_no_more_than_is_counted() -> None:
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
     assert len(encoded.SerializeToString()) <= wire.measure_body(delivery.body)
+
+
+def test_frontiers_take_no_more_than_is_counted() -> None:
+    """In an answer to a ping, where they are measured by themselves."""
+    frontier = LowerFrontier(tuple((number, -number) for number in range(300)))
+    epochs = tuple(GroupFrontier(space, 2**40, frontier, frontier) for space in ("s", "of a longer name"))
+    delivery = SequencedMessage(2**40, Channel.BORROWER, "", PingResponse("a/1", 2**62, 1.0, 9.0, epochs, ((1, 2),)))
+    size = len(wire.encode_delivery(delivery).SerializeToString())
+    assert size <= wire.measure_body(delivery.body) <= size + 100

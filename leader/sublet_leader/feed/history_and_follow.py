@@ -18,23 +18,30 @@ import pyarrow as pa
 
 from sublet_leader.feed.database_threads import Work
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
+from sublet_leader.feed.page_memory import ReaderMemory
 from sublet_protocol.domain.errors import PositionBeyondHead, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.messages.feed_messages import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, encode_page
-from sublet_storage.log.fetch import HeadState
+from sublet_storage.log.fetch import MAX_EXPANSION, HeadState
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
 READ_BYTES = 512 * 1024
 """Maximum bytes of one read of a stream, if that is a block or more."""
 
-PAGE_BYTES = 4 << 20
-"""A larger block is sent as several pages."""
+PAGE_BYTES = 1 << 20
+"""A larger block is sent as several pages. One that a client never takes stays in memory as long as its connection."""
+
+EXPANDED_BYTES = READ_BYTES * MAX_EXPANSION
+"""What a read may come to, but for a single block that is larger."""
 
 MAX_PAGE_BYTES = 48 << 20
 """A single message above that cannot be sent."""
 
 WRITE_TIMEOUT_S = 600.0
-"""A client that takes no page for this long is disconnected; it can reconnect at any time."""
+"""The call of a client that takes no page for this long ends; it can call again at any time."""
+
+CONTENDED_WRITE_TIMEOUT_S = 10.0
+"""The same, while other calls wait for memory."""
 
 _T = TypeVar("_T")
 
@@ -46,7 +53,8 @@ class ClientStalled(Exception):
 class FeedReadCall:
     """One call. `run` runs its database work, on another thread, as all that takes longer the more streams there are.
     `write` returns when the encoded page has been taken, or soon will be. `check_right` raises where the caller may
-    read no more, and `reserve` where there is no room for so many streams."""
+    read no more, and `reserve` where there is no room for so many streams. `memory` is for what was read and not taken
+    yet; what it holds at the end is with gRPC until the connection ends."""
 
     def __init__(
         self,
@@ -56,10 +64,12 @@ class FeedReadCall:
         write: Callable[[Any], Awaitable[None]],
         check_right: Callable[[], None],
         reserve: Callable[[int], None],
+        memory: ReaderMemory,
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:
         self._run, self._watch, self._read, self._hello_s = run, watch, read, hello_s
         self._write_page, self._check_right, self._reserve = write, check_right, reserve
+        self._memory = memory
         self._reading: MultiStreamReader | None = None
         self._lost_end: PositionBeyondHead | None = None
 
@@ -134,10 +144,17 @@ class FeedReadCall:
         return reading
 
     async def _send_pages(self, reading: MultiStreamReader, cursor: StreamCursor) -> None:
-        for page in await self._run_with_heartbeats(
-            lambda conn: self._encode_pages(reading.read(conn, cursor, READ_BYTES))
-        ):
-            await self._write(page)
+        await self._wait_for(self._memory.reserve(EXPANDED_BYTES), self._write_heartbeat)
+        pages = await self._run_with_heartbeats(lambda conn: self._encode_pages(reading.read(conn, cursor, READ_BYTES)))
+        while pages:
+            self._memory.resize(sum(page.ByteSize() for page in pages))
+            page = pages.pop(0)
+            try:
+                await self._write(page)
+            except BaseException:
+                self._memory.resize(page.ByteSize())
+                raise
+        self._memory.resize(0)
 
     def _encode_pages(self, page: TailPage) -> list[Any]:
         """Return the pages of one read, encoded."""
@@ -167,11 +184,12 @@ class FeedReadCall:
         if self._lost_end is not None:
             raise self._lost_end
         self._check_right()
-        deadline = time.monotonic() + WRITE_TIMEOUT_S
+        began_at = time.monotonic()
 
         async def check() -> None:
             self._check_right()
-            if time.monotonic() > deadline:
+            limit_s = CONTENDED_WRITE_TIMEOUT_S if self._memory.is_short else WRITE_TIMEOUT_S
+            if time.monotonic() > began_at + limit_s:
                 raise ClientStalled
 
         await self._wait_for(self._write_page(page), check)

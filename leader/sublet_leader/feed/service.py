@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
 from sublet_leader.feed.member_fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
+from sublet_leader.feed.page_memory import PageMemory, ReaderMemory
 from sublet_leader.feed.publish import FeedPublishWriter, to_publish_result
 from sublet_leader.run_with_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
@@ -84,6 +86,8 @@ class FeedLimits(Struct, frozen=True):
     """Calls to read: each may hold a page or two."""
     max_reader_bytes: int = 64 << 20
     """Most memory of the bookmarks that these calls begin at, and of the streams that they have yet to read."""
+    max_page_bytes: int = 128 << 20
+    """What these calls have read, or are about to, and their clients have not taken yet."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
     publishing_connections: int = 5
@@ -97,7 +101,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     """The service `Feed`. Made, used and closed on one event loop; `update_heads` may be called from any thread.
 
     `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
-    `batches`, `readers` and `reads` count the requests under way (`inside`).
+    `batches`, `readers` and `reads` count the requests under way (`inside`), `pages` what readers have not taken yet.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self.readers = AdmissionLimiter(
             "readers", limits.max_readers, limits.max_reader_bytes, limits.reader_retry_after_ms
         )
+        self.pages = PageMemory(limits.max_page_bytes)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
         self.head_poller = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
@@ -253,15 +258,20 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             await context.write(page)
             self.pages_written += 1
 
+        memory, held = ReaderMemory(self.pages, caller.principal), ExitStack()
+        held.callback(memory.resize, 0)
+        call_when_over(held.close)  # a client that takes nothing keeps its call, and a page, until its connection ends
         try:
             check_right()
-            with self.readers.admit(size, caller.principal) as resize:
+            resize = held.enter_context(self.readers.admit(size, caller.principal))
 
-                def reserve(streams: int) -> None:
-                    resize(size + CURSOR_BYTES * streams)
+            def reserve(streams: int) -> None:
+                resize(size + CURSOR_BYTES * streams)
 
-                await operation(FeedReadCall(run, self.head_poller, read, write, check_right, reserve))
+            await operation(FeedReadCall(run, self.head_poller, read, write, check_right, reserve, memory))
         except Exception as error:  # noqa: BLE001 - as above
+            if isinstance(error, SubletError | ClientStalled):
+                error.__traceback__ = None  # whose frames have what was read
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
 

@@ -1,6 +1,6 @@
 """The times at which a group's leader next has to act.
 
-It rebalances, syncs streams, ends the reclaim grace, and stops when it is idle.
+It rebalances, syncs streams, announces frontiers, ends the reclaim grace, and stops when it is idle.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from sublet_leader.settings import LeaderSettings
 
 _NEVER = float("inf")
+
+ANNOUNCEMENT_INTERVAL_S = 0.02
+"""Between two slices of the members to which frontiers are announced: others have their turn meanwhile."""
 
 
 class GroupTimers:
@@ -20,6 +23,7 @@ class GroupTimers:
         self._changing_since: float | None = None
         self._renew_at = now
         self._renewed_at = _NEVER
+        self._announce_at = _NEVER
         self._grace_end = max(now, previous_leader_until) + settings.reclaim_grace_s
         self._sweep_at = now + settings.resend_interval_s / 2
         self._reallocate_at = now + settings.rebalance_interval_s
@@ -62,6 +66,14 @@ class GroupTimers:
         self._renewed_at, self._renew_at = now, now + self._settings.stream_sync_interval_s
         return True
 
+    def note_announced(self, now: float, *, is_complete: bool) -> None:
+        """Schedule the next slice of an announcement, unless it is complete."""
+        self._announce_at = _NEVER if is_complete else now + ANNOUNCEMENT_INTERVAL_S
+
+    def is_announcement_due(self, now: float) -> bool:
+        """Return whether the next slice of an announcement is due."""
+        return now >= self._announce_at
+
     def take_grace_due(self, now: float) -> bool:
         """Return whether the grace period for borrowers of the previous leader has ended; True once."""
         if now < self._grace_end:
@@ -90,4 +102,5 @@ class GroupTimers:
 
     def wake_at(self) -> float:
         """Return the next due time."""
-        return min(self._allocate_at, self._renew_at, self._grace_end, self._sweep_at, self._reallocate_at)
+        sharing = min(self._allocate_at, self._reallocate_at)
+        return min(sharing, self._renew_at, self._grace_end, self._sweep_at, self._announce_at)

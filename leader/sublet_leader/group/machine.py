@@ -268,10 +268,11 @@ class GroupLeader:
             member = self.members.get(borrower_id)
             assert member is not None
             member.last_ping_sent_at = sent_at
-            self._send_ping_response(member, sent_at, self._assignments.extend_validity(member, now))
+            self._send_ping_response(member, self._assignments.extend_validity(member, now))
 
-    def _send_ping_response(self, member: Member, sent_at: float, without: tuple[tuple[int, int], ...]) -> None:
-        valid_for_s = self.settings.ping_valid_for_s
+    def _send_ping_response(self, member: Member, without: tuple[tuple[int, int], ...]) -> None:
+        self.members.unannounced.pop(member.borrower_id, None)
+        sent_at, valid_for_s = member.last_ping_sent_at or 0.0, self.settings.ping_valid_for_s
         answer = PingResponse(member.borrower_id, self.term, sent_at, valid_for_s, self.epochs, without)
         self._send(member.agent, answer)
 
@@ -331,7 +332,9 @@ class GroupLeader:
         for row in result.synced:
             self._take_row(row, now)
         if result.epochs not in ((), self.epochs):
-            self._announce(result.epochs, now)
+            self.epochs = result.epochs
+            self.members.mark_unannounced()
+            self._announce(now)
         if result.desired_state not in (None, self.desired_state):
             self._apply_desired_state(result.desired_state, now)
 
@@ -350,14 +353,11 @@ class GroupLeader:
         reason = format_pause(self.desired_state.pause_reason)
         self._assignments.revoke(stream_ids, reason, now, now + self.settings.revoke_deadline_s)
 
-    def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
-        """Send the frontiers to members at once, in a repeated answer to their last ping."""
-        self.epochs = epochs
-        for member in self.members:
-            if member.last_ping_sent_at is not None:
-                self._send_ping_response(
-                    member, member.last_ping_sent_at, self._assignments.list_not_extended(member, now)
-                )
+    def _announce(self, now: float) -> None:
+        """Send the frontiers to some members that have not received them, in a repeated answer to their last ping."""
+        for member in self.members.list_unannounced(SLICE_ITEMS):
+            self._send_ping_response(member, self._assignments.list_not_extended(member, now))
+        self.timers.note_announced(now, is_complete=not self.members.unannounced)
 
     def _take_answer(self, entry: StreamEntry, answer: LendingChangeResult, now: float) -> None:
         applied = answer.outcome is LendingOutcome.APPLIED
@@ -375,11 +375,8 @@ class GroupLeader:
                 pass  # the row has the present state
             case _:
                 assert_never(answer.change)
-        if (
-            self.group.options.atomic
-            and applied
-            and isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
-        ):
+        is_progress = isinstance(answer.change, ReclaimStream | AdvancePosition | ReleaseStream)
+        if self.group.options.atomic and applied and is_progress:
             self.timers.sync_soon(now)  # with it an epoch may be consumed
         self._assignments.free_denied(entry)
         if self.streams.drop_finished(entry) or entry.is_quiet:
@@ -429,6 +426,8 @@ class GroupLeader:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, now: float) -> None:
+        if self.timers.is_announcement_due(now):
+            self._announce(now)
         if self.timers.take_grace_due(now):
             self._end_grace(now)
         if not self.timers.take_sweep_due(now):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from msgspec import Struct, field
 
@@ -57,6 +58,8 @@ class Members:
         self._weights: dict[str, float] = {}
         self.unconfirmed: dict[tuple[int, int], StreamAssignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
+        self.unannounced: dict[str, None] = {}
+        """Borrowers that have not received the group's present frontiers, those that have waited longest first."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(tuple(self._members.values()))
@@ -85,10 +88,21 @@ class Members:
     def remove(self, borrower_id: str) -> None:
         """Remove the borrower and its unconfirmed assignments."""
         member = self._members.pop(borrower_id, None)
+        self.unannounced.pop(borrower_id, None)
         if member is not None and member.session is not None and self._by_session.get(member.session) == borrower_id:
             del self._by_session[member.session]
         for key in [k for k, f in self.unconfirmed.items() if f.borrower_id == borrower_id]:
             del self.unconfirmed[key]
+
+    def mark_unannounced(self) -> None:
+        """Record that the frontiers have moved: all that have sent a ping are to receive them."""
+        for member in self._members.values():
+            if member.last_ping_sent_at is not None:
+                self.unannounced.setdefault(member.borrower_id)
+
+    def list_unannounced(self, limit: int) -> list[Member]:
+        """Return so many of those that have not received them, at most."""
+        return [self._members[borrower_id] for borrower_id in islice(self.unannounced, limit)]
 
     def mark_left(self, borrower_id: str, now: float) -> None:
         """Remove the borrower, and remember that it left cleanly."""

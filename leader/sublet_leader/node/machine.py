@@ -429,7 +429,7 @@ class Node:
         self._add_watch_events(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.needs_stream_sync:
-            pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
+            pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term, leader.streams.get))
             pending_writes.add(outcome.changes, outcome.needs_stream_sync)
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
@@ -443,19 +443,18 @@ class Node:
 
     def _on_commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False
-        if isinstance(answer, WritesCommitted):
-            for writes, result in zip(answer.request.batch, answer.results, strict=True):
-                self._add_watch_events(writes.group_id, result.history)
-                self._answer_leader(writes, group_events.WritesCommitted(result), now)
-            return
-        for writes in answer.request.batch:
-            if answer.is_outcome_unknown:
+        for nth, writes in enumerate(answer.request.batch):
+            result = answer.results[nth] if isinstance(answer, WritesCommitted) else None
+            if (answer if isinstance(answer, WritesCommitFailed) else answer.results[nth]).is_outcome_unknown:
                 # The rows are unknown now: the next leader, perhaps this node again, reads them.
                 if self._is_current_term(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
-            else:
+            elif result is None:
                 self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
+            else:
+                self._add_watch_events(writes.group_id, result.history)
+                self._answer_leader(writes, group_events.WritesCommitted(result), now)
 
     def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Pass the change to the leaders it concerns; completed epochs concern atomic groups only."""

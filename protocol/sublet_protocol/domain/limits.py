@@ -39,7 +39,7 @@ MAX_COMMANDS = 1_000
 MAX_ITEMS = 10_000
 """Most items in all commands of a batch together: borrowers, streams, and 1 for a command without either."""
 MAX_BORROWERS = 1_000
-"""Most borrowers in a ping."""
+"""Most borrowers in a ping; each is in it once."""
 MAX_STREAMS = 10_000
 """Most streams in a message; each is in it once."""
 MAX_HEADS_BYTES = 12 * MAX_STREAMS + ENVELOPE_BYTES
@@ -80,6 +80,8 @@ MAX_CALLS_OF_CONNECTION = 1_024
 """Most calls under way on one connection to a node; a client's next one waits."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """How long in seconds a new connection may take until HTTP/2 is spoken on it, TLS included; then it is closed."""
+MAX_CERTIFICATE_BYTES = 16 << 10
+"""Largest certificate of a client, in bytes of DER: its name is read in each call."""
 IDLE_CONNECTION_S = 30.0
 """How long in seconds a connection without a call stays open; and after so long without a byte, with one, its other
 side must answer a ping."""

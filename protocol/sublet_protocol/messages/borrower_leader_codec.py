@@ -224,6 +224,8 @@ def _decode_leader_wanted(wire: Any) -> LeaderWanted:
 
 def _decode_ping(wire: Any) -> Ping:
     check_entries("borrower_ids", wire.borrower_ids, MAX_BORROWERS)
+    if len(set(wire.borrower_ids)) < len(wire.borrower_ids):
+        raise MalformedMessage("borrower_ids: one is in it twice; name each borrower once")
     return Ping(
         tuple(check_id("borrower_id", borrower_id) for borrower_id in wire.borrower_ids),
         check_time("sent_at", wire.sent_at),
@@ -318,6 +320,12 @@ def _encode_group_frontier(frontier: GroupFrontier) -> Any:
         consumed=encode_frontier(frontier.consumed),
         lower=encode_frontier(frontier.lower),
     )
+
+
+@lru_cache(maxsize=64)
+def measure_group_frontier(frontier: GroupFrontier) -> int:
+    """Return its bytes in an answer to a ping, nearly: they are measured once for all members of a group."""
+    return 4 + int(_encode_group_frontier(frontier).ByteSize())
 
 
 def _encode_progress_saved(message: ProgressSaved) -> Any:

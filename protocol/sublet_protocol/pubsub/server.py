@@ -71,6 +71,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    # Against calls that are reset at once: others are read between two of a connection, and each reset takes a ping.
+    ("grpc.http2.max_requests_per_read", 1),
+    ("grpc.http2.ping_on_rst_stream_percent", 100),
 )
 """The options of a `grpc.aio.server` that serves sessions."""
 

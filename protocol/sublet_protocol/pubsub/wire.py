@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import (
     MAX_COMMAND_BYTES,
@@ -24,6 +26,7 @@ from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     LeaderWanted,
     Ping,
+    PingResponse,
     RevokeFinished,
     UpdateProgress,
 )
@@ -321,6 +324,8 @@ def measure_body(body: object) -> int:
             return _ENVELOPE_BYTES
         case GroupEventPayload(payload):
             return _ENVELOPE_BYTES + len(payload)
+        case PingResponse(epochs=epochs) if epochs:
+            return measure_body(replace(body, epochs=())) + sum(map(codec.measure_group_frontier, epochs))
         case _:
             return _ENVELOPE_BYTES + int(pb.Delivery(**_encode_body(body, CHANNELS)).ByteSize())
 

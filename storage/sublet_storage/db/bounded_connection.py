@@ -22,6 +22,7 @@ from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
+from psycopg.waiting import Ready, Wait
 
 from sublet_protocol.domain.errors import PositionBeyondHead, TimelineChanged
 
@@ -30,7 +31,8 @@ _T = TypeVar("_T")
 
 class BoundedConnection(psycopg.Connection[Any]):
     """A connection that is closed when no byte of an answer has come for `receive_timeout_s` seconds: it raises
-    `psycopg.OperationalError`, and whether the server has executed the request is unknown.
+    `psycopg.OperationalError`, and whether the server has executed the request is unknown. As long as the server takes
+    bytes of the request it counts as well.
 
     The same error is raised where a server is read-only, since psycopg's own would count as a programming error: a
     server that is full or was demoted accepts writes again later, or another server at the same address does.
@@ -92,9 +94,14 @@ class BoundedConnection(psycopg.Connection[Any]):
             state, received = next(gen), time.monotonic()
             self._silent_since = received
             while True:
-                ready, now = (yield state), time.monotonic()
+                # Of statements in a pipeline psycopg sends what the socket takes, and then only waits for results: the
+                # rest of a long one would never leave.
+                is_sending = state == Wait.R and self.pgconn.flush()
+                ready, now = (yield Wait.RW if is_sending else state), time.monotonic()
                 if ready:
                     self._silent_since = received = now
+                    if is_sending and ready == Ready.W:
+                        continue
                 elif now >= received + self.receive_timeout_s:
                     self._is_to_close = True
                     raise psycopg.OperationalError(

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from sublet_protocol.domain.access.rights import find_broken_rule
 from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.limits import MAX_CERTIFICATE_BYTES
 
 _SEQUENCE, _OBJECT_ID, _VERSION, _EXTENSIONS = 0x30, 0x06, 0xA0, 0xA3
 _URI, _DNS = 0x86, 0x82
@@ -38,6 +39,11 @@ def parse_principal(certificate: bytes) -> str:
     """Return the first URI among the subject alternative names, else the first DNS name, else the CN. `certificate` is
     DER. Raise `Unauthenticated` where that is no principal's name: another name is not looked for.
     """
+    if len(certificate) > MAX_CERTIFICATE_BYTES:
+        raise Unauthenticated(
+            f"the caller's certificate has {len(certificate)} bytes, and the limit is {MAX_CERTIFICATE_BYTES}. Have "
+            "one issued with fewer names."
+        )
     try:
         kind, name = _find_name(certificate)
     except (ValueError, IndexError):

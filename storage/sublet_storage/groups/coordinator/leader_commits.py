@@ -2,7 +2,8 @@
 
 Progress that does nothing but move a position is written by the first round trip, which locks the leadership rows. What
 else there is takes two: lock the lending rows that are not locked and read the facts, by which the rules decide; then
-write, record, commit. Stream syncs add round trips of their own, every few seconds per group.
+write, record, commit. Where it is of several groups the commit takes one of its own. Stream syncs add round trips of
+their own, every few seconds per group.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def commit_batch(
     }
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.needs_stream_sync], findings.on_data_loss, buffer)
+    if buffer.has_written and len(batch) > 1:  # a statement of one group must not leave the others' outcome unknown
+        connection.execute("select").fetchall()
     return tuple(
         _make_result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
@@ -194,13 +197,14 @@ def _make_result(
     )
 
 
-def make_busy_result(writes: GroupWrites) -> GroupWriteResult:
+def make_busy_result(writes: GroupWrites, *, is_outcome_unknown: bool = False) -> GroupWriteResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
-    tick."""
+    tick; unless its outcome is unknown."""
     return GroupWriteResult(
         writes.group_id,
         False,
         tuple(LendingChangeResult(change, LendingOutcome.BUSY, None) for change in writes.changes),
+        is_outcome_unknown=is_outcome_unknown,
     )
 
 

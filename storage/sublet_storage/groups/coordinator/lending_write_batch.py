@@ -19,6 +19,7 @@ class LendingWriteBatch(Struct):
     row_updates: list[tuple[LendingRow, int]] = field(default_factory=list)
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
+    has_written: bool = False
 
     def add(self, former_row: LendingRow, transition: LendingTransitionResult, term: int) -> None:
         """Add the row and the history record of a transition."""
@@ -29,6 +30,7 @@ class LendingWriteBatch(Struct):
 
     def flush(self, connection: Connection) -> None:
         """Queue the statements, and empty the batch."""
+        self.has_written = self.has_written or bool(self.row_updates or self.history)
         lending_statements.update_rows(connection, self.row_updates, self.now_us)
         lending_statements.write_history(connection, self.history, self.now_us)
         for record in self.history:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -48,7 +49,9 @@ TRANSACTION_STATEMENTS = 5
 no longer (Postgres 17 on)."""
 
 MAX_REFUSALS = 12
-"""In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
+"""In one commit, in the time in which a lock is waited for as often: enough to find one group among 2000."""
+SEPARATION_S = 60.0
+"""For how long a group that was rejected is written apart from others, which wait for it no more."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +88,9 @@ class PostgresGroupStore:
         self._connection = GroupStoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
         self._log_throttle = LogThrottle()
-        self._rejected: dict[int, None] = {}
+        self._rejected: dict[int, float] = {}
+        self._suspected: dict[int, float] = {}
+        self._refusals_s = MAX_REFUSALS * lock_timeout_s
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -236,44 +241,60 @@ class PostgresGroupStore:
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         """See `GroupStore`. If the server rejects the entire batch, or one group's part of it has what was not foreseen
-        here, its halves are tried, down to single groups: they are BUSY, and come behind the others until they are
-        written. Where that goes on, so is all that was not tried, for leases are not renewed meanwhile."""
+        here, its halves are tried, down to single groups: they are BUSY, and come behind the others, by themselves,
+        until they have been written for a while. Where that goes on, so is all that was not tried, for leases are not
+        renewed meanwhile. A part that cost the connection is tried in halves by later calls: the database may be gone.
+        """
         check_batch(batch)
         now_us = self._get_now_us()
         results: dict[int, GroupWriteResult] = {}
-        groups, rejected_groups = {writes.group_id: writes for writes in batch}, tuple(self._rejected)
-        rejected_writes = tuple(groups.pop(group_id) for group_id in rejected_groups if group_id in groups)
-        waiting, rejected_count = [part for part in (rejected_writes, tuple(groups.values())) if part], 0
+        waiting, rejected_count, began = self._divide(batch), 0, time.monotonic()
         while waiting:
             part = waiting.pop()
             try:
                 part_results = self._connection.write(partial(commit_batch, batch=part, now_us=now_us))
             except Exception as error:
-                if isinstance(error, Unavailable) and not isinstance(error, TransactionRolledBack):
-                    if results:
-                        raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
-                    raise
+                is_lost = isinstance(error, Unavailable) and not isinstance(error, TransactionRolledBack)
+                is_unknown = isinstance(error, UnknownOutcome)
                 rejected_count += 1
+                self._note_rejected(part)
+                if is_lost and (len(part) == len(batch) or not (results or is_unknown)):
+                    raise
                 self._log_rejection(part, error)
-                if len(part) == 1:
-                    self._rejected = {**self._list_rejected_outside(part), part[0].group_id: None}
+                is_over = is_lost or rejected_count >= MAX_REFUSALS or time.monotonic() > began + self._refusals_s
                 middle = len(part) // 2
-                if middle and rejected_count < MAX_REFUSALS:
+                if middle and not is_over:
                     waiting += [part[middle:], part[:middle]]
                     continue
-                part_results = tuple(make_busy_result(writes) for writes in part)
-            else:
-                self._rejected = self._list_rejected_outside(part)
+                part_results = tuple(make_busy_result(writes, is_outcome_unknown=is_unknown) for writes in part)
+                if is_over:
+                    results.update((writes.group_id, make_busy_result(writes)) for part in waiting for writes in part)
+                    waiting = []
             results.update((result.group_id, result) for result in part_results)
-            if rejected_count >= MAX_REFUSALS:
-                results.update((writes.group_id, make_busy_result(writes)) for part in waiting for writes in part)
-                break
         return tuple(results[writes.group_id] for writes in batch)
 
-    def _list_rejected_outside(self, part: Sequence[GroupWrites]) -> dict[int, None]:
-        """Return the rejected groups that are not in this part; the one that was tried last comes last."""
-        tried = {writes.group_id for writes in part}
-        return {group_id: None for group_id in self._rejected if group_id not in tried}
+    def _divide(self, batch: Sequence[GroupWrites]) -> list[Sequence[GroupWrites]]:
+        """Return the parts of the batch that are tried in transactions of their own, the first one last."""
+        now = time.monotonic()
+        self._rejected = {group_id: until for group_id, until in self._rejected.items() if until > now}
+        self._suspected = {group_id: until for group_id, until in self._suspected.items() if until > now}
+        groups = {writes.group_id: writes for writes in batch}
+        rejected = [groups.pop(group_id) for group_id in self._rejected if group_id in groups]
+        suspected = [groups.pop(group_id) for group_id in self._suspected if group_id in groups]
+        middle = len(suspected) // 2
+        singles = ([writes] for writes in rejected[:MAX_REFUSALS])
+        parts = ([*groups.values()], suspected[:middle], suspected[middle:], *singles, rejected[MAX_REFUSALS:])
+        return [part for part in reversed(parts) if part]
+
+    def _note_rejected(self, part: Sequence[GroupWrites]) -> None:
+        """Have a group come last, by itself, in later calls, and several, unless they do already, in halves."""
+        until = time.monotonic() + SEPARATION_S
+        if len(part) == 1:
+            self._suspected.pop(part[0].group_id, None)
+            self._rejected.pop(part[0].group_id, None)
+            self._rejected[part[0].group_id] = until
+        elif group_ids := [writes.group_id for writes in part if writes.group_id not in self._rejected]:
+            self._suspected = dict.fromkeys(group_ids, until)
 
     def _log_rejection(self, part: Sequence[GroupWrites], error: Exception) -> None:
         if len(part) > 1:
@@ -302,8 +323,8 @@ class PostgresGroupStore:
 
 
 def _log_rejected(group_id: int, error: Exception, suppressed_count: int) -> None:
-    """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
-    foreseen = isinstance(error, TransactionRolledBack | MalformedRow)
+    """Log the error: a lock timeout, or a lost connection, in one line, an unforeseen error with its traceback."""
+    foreseen = isinstance(error, Unavailable | MalformedRow)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     text, detail = "group write rejected: group_id=%d: %s%s", format_error(error)
     _log.log(level, text, group_id, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)

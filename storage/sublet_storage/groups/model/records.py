@@ -301,7 +301,7 @@ class GroupWrites(Struct, frozen=True):
 
 class GroupWriteResult(Struct, frozen=True):
     """The results in the order of the changes. `has_stale_term`: the term is over and nothing of this group was
-    written.
+    written. `is_outcome_unknown`: all of it was written, or nothing.
 
     `history`: the history records of this commit, in their order, those of the stream sync last. `desired_state`, of a
     stream sync: the present one.
@@ -314,6 +314,7 @@ class GroupWriteResult(Struct, frozen=True):
     history: tuple[HistoryRecord, ...] = ()
     epochs: tuple[GroupFrontier, ...] = ()
     desired_state: GroupDesiredState | None = None
+    is_outcome_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
