@@ -281,8 +281,10 @@ class LockPlay(Play):
     def see_lock(self, at: float) -> None:
         self.do(PeerLocksChecked(0.0, at, at + 0.01), at + 0.01)
 
-    def may(self, at: float) -> bool:
-        return self.machine.may_start_call(1, 5, 50, at)
+    def may(self, at: float, grant_id: int = 50) -> bool:
+        may = {ask(1, 5, grant_id, at) for ask in (self.machine.may_start_call, self.machine.may_continue)}
+        assert len(may) == 1
+        return may.pop()
 
 
 def holding() -> LockPlay:
@@ -301,6 +303,8 @@ def test_the_first_subscription_waits_for_the_lock() -> None:
     play = LockPlay()
     play.do(JoinGroup(1, SUBSCRIPTION))
     assert (play.wanted(), play.last.needs_discovery) == ([], True)
+    play.see_lock(1.0)
+    assert play.wanted() == []
     play.do(OwnLivenessLockAcquired(KEY))
     assert [message.lock_valid_s for _, message in play.wanted()] == [BORROWER.lock_valid_s]
 
@@ -329,6 +333,7 @@ def test_a_subscription_that_waits_can_be_closed() -> None:
 def test_calls_begin_only_soon_after_a_lock_check() -> None:
     play = holding()
     assert play.may(1.69)
+    assert not play.may(1.69, grant_id=49)
     assert not play.may(1.7), "its ping is valid for 8.5 s, its lock is not"
     play.see_lock(1.8)
     assert play.may(2.49)

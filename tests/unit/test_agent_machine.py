@@ -133,8 +133,11 @@ def test_a_suspect_node_is_asked_if_there_is_no_other() -> None:
 def test_a_node_that_was_not_known_is_asked_soon() -> None:
     """By one whose leader's node has died, and which could ask no other."""
     play = Play(("n1:1",))
+    assert play.machine.leader_node(1) is None
     play.do(JoinGroup(1, SUBSCRIPTION))
+    assert play.machine.leader_node(1) is None
     play.connect(1)
+    assert play.machine.leader_node(1) == "n1:1"
     play.do(NodeLost("n1:1"), at=0.1)
     assert play.asked() == ["n1:1"]
     play.do(NodesDiscovered(("n1:1", "n2:1")), at=0.2)
@@ -156,6 +159,9 @@ def test_a_leader_that_may_be_dead_is_not_waited_for() -> None:
     play.receive(LeaderConnectResponse(borrower_id, 0, GROUP, "n1:1"), node=other)
     assert play.machine.leader_node(1) == "n1:1"
     assert play.machine.borrowers[1].borrower_id == borrower_id
+    play.grant(1, 5)
+    play.do(CloseSubscription(1))
+    assert play.machine.leader_node(1) is None, "it grants no more"
 
 
 def test_without_nodes_it_asks_for_them_and_goes_on() -> None:

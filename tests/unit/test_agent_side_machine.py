@@ -129,11 +129,12 @@ def test_one_batch_in_flight_and_commands_in_order() -> None:
     commands: list[Event] = [Subscribe("logs", "a"), Unsubscribe("logs", "a"), Subscribe("logs", "a")]
     commands += [MessageToNode(number) for number in (1, 2, 3)]
     harness.do(*commands)
+    assert harness.wake_at is None, "nothing was put off"
     assert [batch.commands for batch in harness.all(SendCommands)] == [(commands[0],)]
     for _ in range(3):
         harness.batch_ok()
     batches = harness.all(SendCommands)
-    assert [batch.number for batch in batches] == [1, 2, 3]
+    assert [(batch.number, len(batch.commands)) for batch in batches] == [(1, 1), (2, 3), (3, 2)]
     assert [command for batch in batches for command in batch.commands] == commands
     assert harness.machine.unacknowledged_count == 0
 
@@ -163,7 +164,9 @@ def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
     harness = connected(("logs", "k"))
     old = harness.machine.subscriber_id
     assert CancelPollCall() in harness.do(Unsubscribe("logs", "k"))
+    assert harness.do(Tick()) == []
     harness.batch_ok()
+    assert harness.do(ConnectionRejected(harness.last(SendCommands).subscriber_incarnation, "late")) == []
     assert harness.machine.status is ConnectionStatus.IDLE
     harness.do(Subscribe("logs", "k"))
     assert harness.last(SendCommands).number == 1
@@ -253,7 +256,11 @@ def test_one_failed_poll_is_no_loss() -> None:
     for _ in range(5):
         harness.poll_ok()
         assert harness.poll_fails() == [], "not at once in a loop"
+        failed_at = harness.now
         harness.wait()
+    harness.poll_ok()
+    harness.now = failed_at + SETTINGS.max_retry_s
+    assert [type(one) for one in harness.poll_fails()] == [CallPoll]
     assert not harness.all(ReportConnectionLost)
 
 
@@ -267,9 +274,12 @@ def test_a_poll_that_was_cancelled_fails_no_more() -> None:
 
 
 def test_answers_of_a_former_life_do_nothing() -> None:
+    """Nor those to another batch."""
     harness = connected()
     harness.do(MessageToNode("x"))
     poll, batch = harness.last(CallPoll), harness.last(SendCommands)
+    harness.do(CommandsReplied(batch.subscriber_incarnation, batch.number - 1, "n1"))
+    assert harness.machine.unacknowledged_count == 1
     harness.poll_ok(unknown=True)
     for late in (
         PollReplied(poll.subscriber_incarnation, "n1", False, (message(1, 0),)),
@@ -286,7 +296,7 @@ def test_answers_of_a_former_life_do_nothing() -> None:
     ("deliveries", "lost"),
     [
         ((message(1, 0), SequencedMessage(2, "", "", MailboxOverflow(5, ("logs",))), message(3, 2)), []),
-        ((SequencedMessage(7, "price", "gold", "g", version=3),), []),
+        (tuple(SequencedMessage(number, "price", "gold", "g", version=number) for number in (7, 9)), []),
         ((message(3, 2),), [ConnectionLostReason.INCONSISTENT]),
     ],
     ids=["a gap", "a state, which needs no predecessor", "a missing message"],
@@ -315,14 +325,18 @@ def test_a_refused_subscription_is_not_declared_again() -> None:
 
 @pytest.mark.conforms("X4")
 def test_the_queue_is_bounded() -> None:
+    """Beside one command of each subscription, and the batch that is under way."""
     harness = connected()
-    harness.do(*(MessageToNode(number) for number in range(40)))
+    harness.do(*(MessageToNode(number) for number in range(SETTINGS.queued_commands + 2)))
+    assert harness.losses() == []
+    harness.do(MessageToNode("one more"))
     assert harness.losses() == [ConnectionLostReason.OVERFLOW]
 
 
-def test_a_batch_is_bounded_by_bytes() -> None:
-    settings = AgentConnectionSettings(batch_bytes=100)
-    machine = AgentSideMachine("agent", settings, size_of=lambda command: (40, 1))
+@pytest.mark.parametrize("size", [(50, 1), (1, 50)], ids=["bytes", "items"])
+def test_a_batch_is_bounded_by(size: tuple[int, int]) -> None:
+    settings = AgentConnectionSettings(batch_bytes=100, batch_items=100)
+    machine = AgentSideMachine("agent", settings, size_of=lambda command: size)
     machine.decide(MessageToNode(0), 0)
     for number in range(1, 6):
         machine.decide(MessageToNode(number), 0)
@@ -336,6 +350,7 @@ def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness.lose()
     assert harness.machine.status is ConnectionStatus.DISCONNECTED
     harness.do(Subscribe("logs", "late"), Subscribe("logs", None), Subscribe("logs", "k"), Unsubscribe("logs", None))
+    assert harness.machine.find_leaks() == ()
     for _ in range(3):
         harness.wait()
         harness.poll_fails()

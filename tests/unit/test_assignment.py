@@ -17,7 +17,7 @@ from sublet_borrower.machine.events import (
     StreamRemoved,
 )
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock, UsageError
@@ -80,6 +80,63 @@ def test_new_streams_are_read_before_the_others_again() -> None:
     play.grant(11)
     read = [play.handler.next_readable(lambda _: True) for _ in range(4)]
     assert [each.stream_id for each in read if each is not None] == [9, 10, 11, 7]
+    assert play.handler.next_readable(lambda _: False) is None
+
+
+def test_a_stream_that_goes_leaves_new_ones_in_order() -> None:
+    play = Play()
+    for stream_id in (8, 9):
+        play.grant(stream_id)
+    play.remove(GrantEndOutcome.SAVED)
+    play.grant(10)
+    read = [play.handler.next_readable(lambda _: True) for _ in range(3)]
+    assert [each.stream_id for each in read if each is not None] == [8, 9, 10]
+
+
+def test_only_what_follows_directly_is_taken() -> None:
+    """And nothing once the stream is gone; of nothing there is no batch."""
+    play = Play()
+    for start, end, head in ((FROM + 1, FROM + 2, 99), (FROM - 1, FROM + 2, 99), (FROM, FROM - 1, 99), (FROM, 99, 98)):
+        assert not play.granted.advance_read(start, end, head)
+    assert play.granted.advance_read(FROM, FROM, 99)
+    assert (play.granted.outstanding, play.granted.next_read_offset) == ({}, FROM)
+    play.remove(GrantEndOutcome.LOST)
+    assert not play.granted.advance_read(FROM, FROM + 1, 99)
+
+
+@pytest.mark.parametrize(
+    ("head", "hint", "is_awaited"),
+    [(None, 0, False), (MAX_AWAITED, 0, True), (MAX_AWAITED + 1, 0, False), (0, MAX_AWAITED + 1, False)],
+)
+def test_of_a_stream_with_little_left_more_is_awaited(head: int | None, hint: int, is_awaited: bool) -> None:
+    granted = Play().granted
+    granted.head, granted.head_hint = None if head is None else FROM + head, FROM + hint
+    assert granted.is_awaited == is_awaited
+
+
+def test_streams_are_tried_again_at_their_times() -> None:
+    play, problem = Play(), OSError("away")
+    play.grant(8)
+    other = play.handler.next_readable(lambda granted: granted.stream_id == 8)
+    assert other is not None
+    assert not play.handler.mark_readable(play.granted)
+    play.handler.defer(play.granted, problem, 0.0, 5.0)
+    play.handler.defer(other, problem, 0.0, 1.0)
+    tried = []
+    for now in (0.9, 1.0, 4.9, 5.0):
+        play.handler.retry_deferred(now)
+        tried.append((other.may_have_more, play.granted.may_have_more))
+    assert tried == [(False, False), (True, False), (True, False), (True, True)]
+    assert [play.handler.mark_readable(play.granted) for _ in range(2)] == [True, False], "said once"
+
+
+def test_what_was_not_given_is_read_again() -> None:
+    play = Play()
+    first, state = play.give(3), play.granted.read_state()
+    play.give(4)
+    play.handler.go_back(play.granted, state)
+    assert (list(play.granted.outstanding), play.granted.next_read_offset) == ([first], FROM + 3)
+    assert not play.handler.is_mid_step
 
 
 @pytest.mark.conforms("E8")
@@ -91,7 +148,7 @@ def test_final_progress_waits_for_what_is_outstanding() -> None:
     play.done(first)
     assert play.last() == (second, False)
     play.done(second)
-    assert play.last() == (FROM + 7, True)
+    assert (play.last(), play.reports[-1].delivered_end) == ((FROM + 7, True), 0)
     assert play.handler.next_readable(lambda _: True) is None
     idle = Play()
     idle.stop()
@@ -133,7 +190,12 @@ def test_what_another_reports_is_worth_one_look() -> None:
     play.handler.hint_heads([(7, 2**40)])
     play.handler.update_heads([(7, FROM + 3)])
     worth.append(play.granted.may_have_more)
-    assert worth == [False, True, False, False]
+    play.handler.update_heads([(7, FROM), (8, FROM)])  # it ends before what was read of it
+    worth.append(play.granted.may_have_more)
+    play.granted.is_reading = True
+    play.handler.update_heads([(7, FROM)])  # that was asked for before what is being read came
+    worth.append(play.granted.may_have_more)
+    assert worth == [False, True, False, False, True, False]
 
 
 @pytest.mark.conforms("E29")
@@ -141,6 +203,7 @@ def test_a_batch_does_not_stand_for_one_before_it() -> None:
     play = Play()
     first, second, third = play.give(3), play.give(4), play.give(5)
     play.done(second)
+    assert play.reports[-1].delivered_end == 0
     play.handler.mark_progress(play.granted, third, third + 1)
     assert play.last() == (FROM, False)
     play.done(third)
@@ -157,6 +220,8 @@ def test_what_is_skipped_counts_in_its_turn() -> None:
     assert play.reports == []
     play.done(first)
     assert play.last() == (FROM + 9, False)
+    play.handler.mark_skipped(play.granted, FROM + 3)
+    assert len(play.reports) == 1, "that is known"
 
 
 def test_progress_within_a_batch_is_not_final() -> None:
@@ -197,6 +262,9 @@ def test_while_it_reads_final_progress_waits() -> None:
     assert play.reports == []
     play.handler.release_read(granted)
     assert play.last() == (FROM, True)
+    play.remove(GrantEndOutcome.SAVED)
+    play.handler.release_read(granted)
+    assert len(play.reports) == 1, "it is gone"
 
 
 @pytest.mark.conforms("E8", "E29")
@@ -208,6 +276,7 @@ def test_what_was_taken_is_outstanding() -> None:
     assert granted.advance_read(FROM, FROM + 3, 1_000)
     play.handler.release_read(granted)
     play.handler.abandon_outstanding()
+    assert play.reports == [], "the stream is not to be handed over yet"
     play.stop()
     assert (play.last(), play.reports[-1].delivered_end) == ((FROM, True), FROM + 3)
 
@@ -218,7 +287,8 @@ def test_a_grant_that_the_database_ended_is_given_up() -> None:
     play = Play()
     first = play.give(5)
     play.handler.lose(7, 2)
-    assert play.reports == [], "that was another grant"
+    play.handler.lose(8, 1)
+    assert play.reports == [], "these are other grants"
     play.handler.mark_progress(play.granted, first, FROM + 2)
     play.handler.lose(7, 1)
     assert (play.last(), play.reports[-1].delivered_end) == ((FROM + 2, True), FROM + 5)

@@ -34,6 +34,7 @@ from sublet_borrower.machine.transitions import (
     BorrowerStatus,
 )
 from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -343,7 +344,8 @@ def test_a_dead_connection_to_its_leader_invalidates() -> None:
 
 def test_only_a_later_term_of_its_leader_counts() -> None:
     play = connected()
-    for known in (CONNECTED, LeaderConnectResponse(ME, 0, GROUP, "n2:1"), replace(CONNECTED, term=TERM - 1)):
+    elsewhere = [LeaderConnectResponse(ME, term, GROUP, "n2:1") for term in (0, TERM + 1)]
+    for known in (CONNECTED, *elsewhere, replace(CONNECTED, term=TERM - 1)):
         assert play.receive(known).ended is None
     play.receive(replace(CONNECTED, term=TERM + 1))
     assert play.end is BorrowerEndReason.RETRY
@@ -351,7 +353,9 @@ def test_only_a_later_term_of_its_leader_counts() -> None:
 
 @pytest.mark.parametrize("reason", list(BorrowerEndReason))
 def test_an_invalidate_ends_it_with_its_reason(reason: BorrowerEndReason) -> None:
-    for play in (connecting(), connected(GRANT), unsubscribing(GRANT)):
+    """Except that one that leaves with nothing to hand over needs no successor."""
+    empty = [] if reason is BorrowerEndReason.RETRY else [unsubscribing()]
+    for play in (connecting(), connected(GRANT), unsubscribing(GRANT), *empty):
         ended = play.receive(Invalidate(ME, TERM, reason, "why")).ended
         assert ended is not None
         assert (ended.reason, ended.detail) == (reason, "why")
@@ -422,7 +426,8 @@ def test_a_newer_grant_ends_the_one_held() -> None:
     play = connected(GRANT)
     newer = dataclasses.replace(GRANT, grant_id=60, position=20)
     assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantEndOutcome.LOST), StreamGranted(newer))
-    assert play.receive(GRANT).updates == ()
+    for grant_id in (50, 55):
+        assert play.receive(dataclasses.replace(GRANT, grant_id=grant_id)).updates == ()
     assert play.receive(Revoke(ME, TERM, 5, 70)).updates == (StreamRemoved(5, 60, GrantEndOutcome.LOST),)
     assert play.said(RevokeFinished) == [RevokeFinished(ME, TERM, 5, 70)]
 
@@ -492,8 +497,29 @@ def test_progress_is_reported_until_it_is_saved() -> None:
     saved = ProgressSaved(ME, TERM, 5, 50, 10)
     assert play.receive(saved, 1.1).updates == (SavedProgress(5, 50, 10),)
     assert play.receive(saved, 1.1).updates == (), "said once"
+    assert play.receive(replace(saved, stream_id=6), 1.1).updates == (), "it has none such"
     play.do(Tick(), 2.1)
     assert play.reported() == []
+
+
+@pytest.mark.conforms("E7")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"is_final": True},
+        {"position": 11},
+        {"in_doubt": InDoubtRange(50, 10, 20, 60.0)},
+        {"consumed": ConsumedFrontier(13)},
+        {"saved_consumed": None},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_is_not_saved_is_still_to_be_reported(change: dict[str, Any]) -> None:
+    stream = BorrowedStream(5, 50, 10, saved_position=10, consumed=ConsumedFrontier(12))
+    assert stream.mark_saved(10, ConsumedFrontier(12), None)
+    assert not stream.mark_saved(10, ConsumedFrontier(12), None), "it was known"
+    assert stream.is_settled
+    assert not replace(stream, **change).is_settled
 
 
 def test_unsaved_progress_is_not_in_each_report() -> None:
@@ -622,7 +648,8 @@ def test_no_call_starts_once_the_lease_is_stale() -> None:
     """Nor under another grant, nor once it is revoked."""
     play = connected(GRANT)
     calls = ((5, 50, GOOD_S - 0.01), (5, 50, GOOD_S), (5, 49, 1.0), (6, 50, 1.0))
-    assert [play.machine.may_start_call(*each) for each in calls] == [True, False, False, False]
+    for may in (play.machine.may_start_call, play.machine.may_continue):
+        assert [may(*each) for each in calls] == [True, False, False, False]
     play.receive(REVOKE)
     assert not play.machine.may_start_call(5, 50, 1.0)
     assert play.machine.may_continue(5, 50, 1.0), "what was given out already may be finished"

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepMessages, StepBoundaryProgress
@@ -15,7 +16,7 @@ from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.fetch import LogPage
+from sublet_storage.log.fetch import LogPage, beyond_head_error
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from tests.kit import GRANT_KEY
 
@@ -74,7 +75,7 @@ class Play:
         assert found is not None
         return found
 
-    def read_on(self) -> tuple[EpochStepMessages, StepBoundaryProgress | None] | None:
+    def read_on(self, *, atomic: bool = False) -> tuple[EpochStepMessages, StepBoundaryProgress | None] | None:
         """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
         assert granted.next_run is not None
@@ -84,7 +85,7 @@ class Play:
         batch = add_position_columns(pa.RecordBatch.from_pylist([row] * BLOCK, schema=BLOCK_SCHEMA), 7, first)
         page = LogPage((batch,), first, first + BLOCK, BLOCK * len(self.epochs), False)
         assert granted.advance_read(page.start, page.position, page.head)
-        assert granted.add_page(page, step, run)
+        assert granted.add_page(page, step, run, atomic=atomic) != (atomic and first > 0)
         return granted.next_rows()
 
     def stop(self) -> None:
@@ -99,6 +100,7 @@ def test_progress_moves_behind_the_entire_step() -> None:
     """The last of a step says so."""
     play = Play(1, 1, 2, completed=2)
     granted = play.granted
+    assert (granted.is_waiting, play.handler.is_mid_step) == (False, True)
     assert play.read_on() is None, "it is not known whether the step ends with it"
     first, place = play.read()
     assert (first.first, first.end, place) == (0, 10, None)
@@ -108,7 +110,51 @@ def test_progress_moves_behind_the_entire_step() -> None:
     assert play.last() == (0, consumed(0, 0), False)
     play.handler.mark_acknowledged(granted, first.ticket)
     assert play.last() == (20, consumed(20, 2), False)
-    assert granted.is_waiting
+    assert (granted.is_waiting, play.handler.is_mid_step) == (True, False)
+    assert play.handler.streams_waiting_for_epochs() == [granted]
+    play.look(2)
+    assert not granted.may_have_more
+    known = BlockEpochSummaries((), 30, False, before(2), 1)
+    play.handler.update_frontiers({8: known, 7: known})
+    play.handler.update_frontiers({})
+    assert not granted.may_have_more
+    play.handler.update_frontiers({7: replace(known, lower=before(3))})
+    assert granted.may_have_more
+
+
+def test_a_stream_without_messages_left_waits_for_none() -> None:
+    play = Play(1, completed=2)
+    granted = play.granted
+    piece, _ = play.read()
+    play.handler.mark_acknowledged(granted, piece.ticket)
+    assert not granted.is_waiting
+    assert play.handler.streams_waiting_for_epochs() == []
+
+
+def test_a_step_may_be_given_out_as_one() -> None:
+    play = Play(1, 1, completed=2)
+    assert play.read_on(atomic=True) is None
+    found = play.read_on(atomic=True)
+    assert found is not None
+    piece, place = found
+    assert (piece.first, piece.end, piece.table.num_rows, place) == (
+        0,
+        20,
+        20,
+        StepBoundaryProgress(20, consumed(20, 2)),
+    )
+
+
+def test_what_was_given_out_before_remains_outstanding() -> None:
+    """When what was read since is taken back."""
+    play = Play(1, 1, 1, completed=2)
+    granted = play.granted
+    play.read_on()
+    state = granted.read_state()
+    play.read_on()
+    assert len(granted.outstanding) == 2
+    play.handler.go_back(granted, state)
+    assert (list(granted.outstanding), granted.next_read_offset) == ([granted.ticket], 10)
 
 
 def test_a_step_is_given_out_entirely_before_it_stops() -> None:
@@ -176,6 +222,14 @@ def test_a_step_in_the_users_hands_is_not_made_smaller() -> None:
     play.read_on()
     play.read()
     assert play.handler.end_unreadable(granted, PoisonBlock(7, (20, 30), "cannot be decoded"))
+    assert granted.is_aborted
+
+
+def test_a_stream_that_ends_before_a_step_is_left() -> None:
+    """As smaller steps would help nothing."""
+    play = Play(1, 2, completed=3)
+    granted = play.granted
+    assert play.handler.end_unreadable(granted, beyond_head_error(7, 10, 5))
     assert granted.is_aborted
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from sublet_borrower.agent.session_event_queue import MIN_LISTEN_S, SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_borrower.machine.events import SavedProgress
+from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress, StreamRemoved
 from sublet_borrower.new_data.head_poll_scheduler import HeadPushed, HeadSubscriptionId
-from sublet_protocol.messages.borrower_leader import BorrowerEndReason
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, GrantEndOutcome
 
 
 def pushed(head: int, number: int = 1, stream_id: int = 7) -> HeadPushed:
@@ -44,6 +44,18 @@ def test_what_is_pushed_wakes_whoever_waits() -> None:
     inbox = SessionEventQueue()
     inbox.put(PUSHED)
     assert inbox.take(60.0) == (PUSHED,)
+
+
+def test_updates_go_past_who_does_not_wait_for_them() -> None:
+    """All but the end, and but heads; what was saved wakes nobody."""
+    updates = list[AssignmentUpdate]()
+    inbox, saved = SessionEventQueue(updates.append), SavedProgress(7, 50, 1)
+    removed, end = StreamRemoved(7, 50, GrantEndOutcome.SAVED), SubscriptionClosed(1, BorrowerEndReason.DONE, "")
+    for event in (saved, removed, end, PUSHED):
+        inbox.put(event)
+    assert (updates, inbox.take()) == ([saved, removed], (end, PUSHED))
+    inbox.put(removed)
+    assert inbox.take(60.0) == ()
 
 
 def test_a_former_subscription_hides_no_end() -> None:

@@ -39,6 +39,19 @@ def test_only_the_direct_successor_is_taken(cursor: FeedCursor) -> None:
     assert step(cursor, 2, 0, 0) is ADVANCED
 
 
+@pytest.mark.conforms("P2")
+def test_a_page_that_was_not_given_out_is_taken_again(cursor: FeedCursor) -> None:
+    cursor.go_back()
+    for _ in range(2):
+        assert step(cursor, 1, 5, 8) is ADVANCED
+        cursor.go_back()
+        assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
+    assert step(cursor, 1, 5, 8) is ADVANCED
+    cursor.confirm()
+    cursor.go_back()
+    assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0})
+
+
 @pytest.mark.conforms("P2", "P5")
 def test_a_page_of_an_older_call_is_discarded(cursor: FeedCursor) -> None:
     old = cursor.subscription

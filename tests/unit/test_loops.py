@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 import pytest
 
-from sublet_borrower.consumer.iterators import SessionIterations, SessionIterator
+from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionIterations, SessionIterator
 
 pytestmark = pytest.mark.conforms("E37")
 
@@ -45,6 +47,13 @@ class Source:
     def __iter__(self) -> SessionIterator:
         self.loops.on_poll_elsewhere(frame := sys._getframe(1))
         return SessionIterator(self, frame)
+
+    def __aiter__(self) -> AsyncSessionIterator:
+        async def poll() -> Any:
+            return self.poll()
+
+        self.loops.on_poll_elsewhere(frame := sys._getframe(1))
+        return AsyncSessionIterator(poll, self.loops, lambda batch, well: self.left(batch, well=well), frame)
 
     def poll(self) -> Any:
         self.loops.on_poll_elsewhere(sys._getframe(1))
@@ -98,6 +107,10 @@ def two_generators(source: Source) -> Iterator[Any]:
     return (batch for batch in yield_from(source))
 
 
+def filtered(source: Source) -> Iterator[Any]:
+    return filter(None, source)
+
+
 def with_finally(source: Source) -> Iterator[Any]:
     for batch in source:
         try:
@@ -132,12 +145,27 @@ def closed_and_failed(source: Source) -> Iterator[Any]:
             raise Failed from None
 
 
+def closed_and_left(source: Source) -> Iterator[Any]:
+    for batch in source:
+        is_closed = True
+        with contextlib.suppress(GeneratorExit):
+            yield batch
+            is_closed = False
+        if is_closed:
+            break
+
+
+def two_of(source: Source) -> Iterator[Any]:
+    for batch in itertools.islice(source, 2):  # noqa: UP028 `yield from` is another way
+        yield batch
+
+
 def with_a_finally_that_fails(source: Source) -> Iterator[Any]:
     for batch in source:
         try:
             yield batch
         finally:
-            fail(batch)
+            partial(fail, batch)()
 
 
 class Peekable(Iterator[Any]):
@@ -158,7 +186,7 @@ class Peekable(Iterator[Any]):
 OVER: list[Over] = [itself, generator, yield_from, two_generators, with_finally, closed_and_raised, Peekable]
 
 
-def each(loop: Callable[..., object], over: Iterable[Over]) -> list[Any]:
+def each(loop: Callable[..., object], over: Iterable[Callable[[Source], object]]) -> list[Any]:
     """Return it as a case over each of these."""
     return [pytest.param(partial(loop, over=one), id=f"{loop.__name__}-{one.__name__}") for one in over]
 
@@ -169,6 +197,16 @@ def each(loop: Callable[..., object], over: Iterable[Over]) -> list[Any]:
 def break_(source: Source, seen: Seen, over: Over) -> None:
     for batch in over(source):
         seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+def break_behind_a_loop(source: Source, seen: Seen) -> None:
+    """And behind instructions that move what is on the stack."""
+    for batch in source:
+        for _ in range(2):
+            STORED.clear()
+        seen[len(seen) :] += [batch.first]
         if batch.first == 1:
             break
 
@@ -199,6 +237,17 @@ def list_(source: Source, seen: Seen) -> None:
     seen.extend([batch.first for batch in list(batches())])
 
 
+def to_the_end(source: Source, seen: Seen, over: Over) -> None:
+    seen.extend(batch.first for batch in over(source))
+
+
+def first_two(source: Source) -> Iterator[Any]:
+    for batch in source:
+        yield batch
+        if batch.first == 1:
+            break
+
+
 def one_by_one(source: Source, seen: Seen) -> None:
     @contextlib.contextmanager
     def one() -> Iterator[Any]:
@@ -222,13 +271,64 @@ def zip_(source: Source, seen: Seen) -> None:
         seen.append(batch.first)
 
 
+def zip_two(source: Source, seen: Seen) -> None:
+    """Two loops at one place."""
+    for one, other in zip(source, source, strict=False):
+        seen += [one.first, other.first]
+        break
+
+
 def next_by_hand(source: Source, seen: Seen) -> None:
     batches = iter(source)
     seen.append(next(batches).first)
     seen.append(batches.__next__().first)
 
 
-WELL = [*each(break_, OVER), *each(return_, OVER), break_in_with, list_, one_by_one, slice_, zip_, next_by_hand]
+class AsyncWrapper(AsyncIterator[Any]):
+    """A class of the user's own around the iterator."""
+
+    def __init__(self, batches: Source) -> None:
+        self._batches = aiter(batches)
+
+    async def __anext__(self) -> Any:
+        return await anext(self._batches)
+
+
+def run(leave: Callable[..., Coroutine[Any, Any, None]]) -> Leave:
+    """Return a case that runs in an event loop."""
+
+    @functools.wraps(leave)
+    def run_it(source: Source, seen: Seen, **over: Any) -> None:
+        asyncio.run(leave(source, seen, **over))
+
+    return run_it
+
+
+@run
+async def async_break(source: Source, seen: Seen, over: Callable[[Source], AsyncIterator[Any]]) -> None:
+    async for batch in over(source):
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+@run
+async def async_next_by_hand(source: Source, seen: Seen) -> None:
+    async def take() -> None:
+        seen.append((await anext(batches)).first)
+
+    batches = aiter(source)
+    await take()
+    await take()
+
+
+WELL = [
+    *each(break_, OVER),
+    *each(return_, OVER),
+    *each(to_the_end, [two_of, first_two, lambda source: (batch for batch in first_two(source))]),
+    *each(async_break, [aiter, AsyncWrapper]),
+    break_behind_a_loop, break_in_with, list_, one_by_one, slice_, zip_, zip_two, next_by_hand, async_next_by_hand,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("leave", WELL)
@@ -318,11 +418,12 @@ def break_in_closing(source: Source, seen: Seen) -> None:
                 break
 
 
-def closed_later(source: Source, seen: Seen) -> None:
-    batches = iter(source)
+def closed_later(source: Source, seen: Seen, over: Over) -> None:
+    batches: Any = over(source)
     with contextlib.suppress(Failed):
         work_(source, seen, lambda _: batches)
     batches.close()
+    assert next(batches, None) is None
 
 
 def break_in_except(source: Source, seen: Seen) -> None:
@@ -349,14 +450,44 @@ def thrown_away_later(source: Source, seen: Seen, over: Over) -> None:
     batches.pop()
 
 
-def going_on_elsewhere(source: Source, seen: Seen) -> None:
-    batches = generator(source)
+def thrown_away_by_another_loop(source: Source, seen: Seen) -> None:
+    def all_batches() -> Iterator[Iterator[Any]]:
+        batches = map(partial(work, seen=seen), source)
+        yield batches
+
+    for batches in all_batches():
+        try:
+            list(batches)
+        except Failed:
+            STORED.clear()
+        del batches
+        break
+
+
+def resumed_elsewhere(source: Source, seen: Seen) -> None:
+    batches = filtered(source)
+    for _ in range(2):
+        seen.append(next(batches).first)
+    next(batches)
+
+
+def going_on_elsewhere(source: Source, seen: Seen, over: Over) -> None:
+    batches = over(source)
     with contextlib.suppress(Failed):
         for batch in batches:
             work(batch, seen)
     for batch in batches:
         assert batch.first == 1
         raise Failed
+
+
+def going_on_in_except(source: Source, seen: Seen) -> None:
+    batches = first_two(source)
+    work(next(batches), seen)
+    try:
+        work(next(batches), seen)
+    except Failed:
+        next(batches, None)
 
 
 def in_a_traceback(source: Source, seen: Seen) -> None:
@@ -386,6 +517,19 @@ def in_a_manager_that_swallows(source: Source, seen: Seen) -> None:
             work(batch, seen)
 
 
+def in_a_manager_that_catches(source: Source, seen: Seen) -> None:
+    @contextlib.contextmanager
+    def one() -> Iterator[Any]:
+        for batch in source:
+            with contextlib.suppress(Failed):
+                yield batch
+            break
+
+    for _ in range(2):
+        with one() as batch:
+            work(batch, seen)
+
+
 def in_a_manager_with_finally(source: Source, seen: Seen) -> None:
     @contextlib.contextmanager
     def one() -> Iterator[Any]:
@@ -399,6 +543,22 @@ def in_a_manager_with_finally(source: Source, seen: Seen) -> None:
     for _ in range(2):
         with one() as batch:
             work(batch, seen)
+
+
+@run
+async def async_work(source: Source, seen: Seen, over: Callable[[Source], AsyncIterator[Any]]) -> None:
+    async for batch in over(source):
+        work(batch, seen)
+
+
+@run
+async def async_closed(source: Source, seen: Seen) -> None:
+    batches = aiter(source)
+    async for batch in batches:
+        seen.append(batch.first)
+        if batch.first == 1:
+            await batches.aclose()
+    assert await anext(batches, None) is None
 
 
 def looking_ahead(source: Source, seen: Seen) -> None:
@@ -430,14 +590,17 @@ TAKERS: dict[str, Callable[[Callable[[Any], int], Iterable[Any]], object]] = {
     "wrapper": lambda number, batches: list(map(number, Peekable(batches))),
 }
 BADLY = [
-    *each(work_, [*OVER, closed_and_returned]),
+    *each(work_, [*OVER, closed_and_returned, closed_and_left]),
     *each(break_, [closed_and_failed, with_a_finally_that_fails]),
     *each(stored, [iter, generator]),
+    *each(closed_later, [iter, closed_and_left]),
+    *each(going_on_elsewhere, [generator, filtered]),
+    *each(async_work, [aiter, AsyncWrapper]),
     *each(thrown_away_later, [iter, yield_from]),
     *(pytest.param(partial(taken, taker=taker), id=f"taken-{name}") for name, taker in TAKERS.items()),
     interrupted, in_an_inner_loop, in_with, before_the_yield, map_, map_with_state, closing, break_in_closing,
-    closed_later, break_in_except, going_on_elsewhere, in_a_traceback, in_a_manager_that_swallows,
-    in_a_manager_with_finally, looking_ahead,
+    thrown_away_by_another_loop, resumed_elsewhere, break_in_except, going_on_in_except, in_a_traceback,
+    in_a_manager_that_swallows, in_a_manager_that_catches, in_a_manager_with_finally, async_closed, looking_ahead,
 ]  # fmt: skip
 
 
@@ -550,10 +713,31 @@ def test_an_iterator_goes_on_with_what_failed() -> None:
     assert (seen, source.done) == ([0, 1, 1, 2], {0, 1})
 
 
-def test_asking_for_more_within_a_loop_is_no_ack() -> None:
-    source = Source()
+def for_(work: Callable[[Any], None], batches: Iterable[Any]) -> None:
+    for batch in batches:
+        work(batch)
+
+
+@pytest.mark.parametrize("loop", [for_, lambda work, batches: list(map(work, batches))], ids=["for", "list"])
+@pytest.mark.parametrize(("over", "polled"), [(itself, [1, 2]), (generator, [0, 1])])
+def test_asking_for_more_within_a_loop_is_no_ack(loop: Callable[..., object], over: Over, polled: Seen) -> None:
+    """That a loop over a generator is around it cannot be seen."""
+    source, seen = Source(), Seen()
+
+    def work(batch: Any) -> None:
+        seen.extend([batch.first, source.poll().first, source.poll().first])
+        raise Failed
+
     with contextlib.suppress(Failed):
-        for batch in source:
-            assert (batch.first, source.poll().first, source.poll().first) == (0, 1, 2)
-            raise Failed
-    assert source.done == {1}
+        loop(work, over(source))
+    assert (seen, source.done) == ([0, *polled], {polled[0]})
+
+
+def test_another_thread_acknowledges_nothing() -> None:
+    """It advances the same generator."""
+    source = Source()
+    batches = generator(source)
+    next(batches)
+    (thread := threading.Thread(target=next, args=(batches,))).start()
+    thread.join()
+    assert source.done == set()

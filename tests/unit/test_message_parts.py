@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sublet_borrower.machine.agent import Agent, JoinGroup, NodeMessageReceived, NodesDiscovered
 from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
-from sublet_borrower.machine.message_splitter import split_into_parts
+from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, split_into_parts
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_leader.node.message_reassembler import MESSAGE_BYTES, STREAM_BYTES, MessageReassembler
@@ -122,7 +122,8 @@ def test_a_large_disconnect_arrives_complete() -> None:
 
 
 def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
-    plain = [HeldGrant(number, MAX_OFFSET, MAX_OFFSET) for number in range(1, 3 * MAX_STREAMS)]
+    nothing = ConsumedFrontier(MAX_OFFSET)
+    plain = [HeldGrant(number, MAX_OFFSET, MAX_OFFSET, nothing) for number in range(1, 3 * MAX_STREAMS)]
     wide = ConsumedFrontier(1, LowerFrontier(tuple((number, -number) for number in range(1_000))))
     epochs = [StreamProgress(number, 1, 1, consumed=wide) for number in range(1, 50)]
     cases: list[list[Any]] = [plain, epochs]
@@ -133,6 +134,8 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
         assert all(fits(with_streams(part)) for part in parts)
     assert [len(part) for part in split_into_parts(epochs)] == [MAX_ITEMS // 1_000] * 4 + [9], "as few as they fit into"
     assert list(split_into_parts(())) == []
+    alone = [StreamProgress(number, 1, 1, read_error="x" * MAX_PART_BYTES) for number in range(2)]
+    assert list(split_into_parts(alone)) == [(each,) for each in alone]
 
 
 def test_a_part_that_is_repeated_counts_once() -> None:

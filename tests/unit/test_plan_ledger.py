@@ -10,12 +10,18 @@ from msgspec.structs import replace
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
-from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
+from sublet_borrower.planner.planned_ranges import (
+    PlannedRange,
+    PlannedRangeStatus,
+    PlannerStream,
+    resolve_outcome,
+)
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
-from sublet_storage.readers.epoch_steps import EpochStep
+from sublet_storage.groups.consumer_progress import LastPlannedRange
+from sublet_storage.readers.epoch_steps import BlockRun, EpochStep
 from tests.kit import GRANT_KEY
 
 HOLD_S = 60.0
@@ -104,7 +110,7 @@ def test_what_was_done_before_is_planned_no_more(desk: Desk) -> None:
 
 def test_a_stream_has_one_plan_at_a_time(desk: Desk) -> None:
     (first,) = desk.plan(s1=20)
-    assert desk.idle() == []
+    assert (desk.idle(), desk.planning.is_caught_up({1: 10})) == ([], False)
     assert desk.plan(s1=30) == [first]
     desk.done([first])
     assert desk.last() == ProgressReported(1, 50, 20, lag=10)
@@ -200,7 +206,8 @@ def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
 def test_what_is_planned_is_done_before_the_end(desk: Desk) -> None:
     """And the end is reported once."""
     planned = desk.plan(s1=30)
-    desk.planning.end_beyond_head([(1, 20)], desk.planning.known_ends([1]))
+    ends = desk.planning.known_ends([1])
+    assert [list(desk.planning.end_beyond_head([(1, 20)], ends)) for _ in range(2)] == [[1], []], "said once"
     desk.said.clear()
     desk.planning.hand_back()
     assert desk.said == []
@@ -213,12 +220,18 @@ def test_what_is_planned_is_done_before_the_end(desk: Desk) -> None:
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_stream_granted_anew_is_looked_at_first(desk: Desk, atomic: bool) -> None:
     """What was to be planned under its former grant is not planned under this one."""
+    assert desk.planning.plannable_streams(lambda granted: False) == []
     consumed = ConsumedFrontier(10) if atomic else None
     grant = Grant("a/1", 1, 1, 51, 10, 1, 0, 99, "#", consumed=consumed, grant_key=GRANT_KEY)
     desk.planning.apply_update(StreamGranted(grant))
     desk.planning.plan({1: 20})
     desk.planning.plan_steps({1: EpochStep((), ConsumedFrontier(10), 20, ConsumedFrontier(20))})
     assert (desk.said, desk.planning.has_unsaved_plan()) == ([], False)
+    desk.heads(s1=30)
+    assert (desk.idle(), len(desk.planning.plannable_atomic_streams(lambda granted: True))) == (
+        ([], 1) if atomic else ([1], 0)
+    )
+    assert desk.planning.plannable_atomic_streams(lambda granted: False) == []
 
 
 @pytest.mark.conforms("P5", "X4")
@@ -277,11 +290,94 @@ def test_what_was_begun_is_done_again_first(first: str) -> None:
     ids=["done", "never begun", "another range", "another stream"],
 )
 def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], position: int) -> None:
-    desk = Desk(done)
+    """Another range of the stream that was begun is not begun again."""
+    desk = Desk(done, begun=[replace(BEGUN, end=19)])
     desk.grant(left=LEFT)
     assert desk.last() == ProgressReported(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
     desk.heads(s1=30)
     assert desk.plan(s1=25) == [PlannedRange(1, 50, position, 25)]
+
+
+def test_late_is_no_progress_under_another_grant(desk: Desk) -> None:
+    """Neither while nothing is planned under that, nor while something else is."""
+    for grant_id, end in ((60, None), (70, 15)):
+        (begun,) = desk.plan(s1=20)
+        desk.planning.apply_update(StreamRemoved(1, grant_id - 10, GrantEndOutcome.LOST))
+        desk.planning.apply_update(StreamRemoved(1, grant_id - 10, GrantEndOutcome.LOST))  # it is not held
+        desk.grant(grant_id=grant_id)
+        desk.heads(s1=30)
+        desk.planning.plan({} if end is None else {1: end})
+        desk.done([begun])
+        assert desk.planning.lags() == {1: (10, 30)}
+        assert desk.planning.has_unsaved_plan() == (end is not None)
+
+
+def stepping(left: InDoubtRange | None = None, **begun: PlannedRange) -> tuple[Desk, PlannerStream]:
+    """A stream of an atomic group that was looked at to its head."""
+    desk = Desk(begun=begun.values())
+    grant = Grant("a/1", 1, 1, 50, 10, 1, 0, 99, "#", consumed=ConsumedFrontier(10), in_doubt=left, grant_key=GRANT_KEY)
+    desk.planning.apply_update(StreamGranted(grant))
+    desk.heads(s1=30)
+    assert desk.idle() == []
+    held = (desk.planning.plannable_atomic_streams(lambda granted: True) or desk.planning.steps_to_restore())[0][0]
+    held.space_id = 1
+    return desk, held
+
+
+def step(*runs: tuple[int, int], upto: int = 20) -> EpochStep:
+    blocks = tuple(BlockRun(start, end, 100, True) for start, end in runs)
+    return EpochStep(blocks, ConsumedFrontier(10), upto, ConsumedFrontier(upto))
+
+
+def test_a_step_is_planned_once_an_empty_one_is_done() -> None:
+    desk, _ = stepping()
+    for end in (12, 14):
+        desk.planning.plan_steps({1: step(upto=end)})
+        assert desk.last() == ProgressReported(1, 50, end, lag=30 - end, consumed=ConsumedFrontier(end))
+    desk.planning.plan_steps({1: step((14, 20))})
+    assert desk.last().in_doubt == InDoubtRange(50, 14, 20, HOLD_S, ConsumedFrontier(20))
+    assert desk.planning.plannable_atomic_streams(lambda granted: True) == []
+    assert desk.planning.steps_to_restore() == [], "it is known"
+    desk.write()
+    assert desk.begun() == [PlannedRange(1, 50, 14, 20, ConsumedFrontier(20))]
+
+
+def test_a_step_that_progress_passed_is_planned_anew() -> None:
+    desk, _ = stepping()
+    desk.planning.plan_steps({1: step((10, 20))})
+    desk.planning.apply_update(SavedProgress(1, 50, 10, desk.last().in_doubt, ConsumedFrontier(15)))
+    assert (desk.begun(), desk.planning.has_unsaved_plan()) == ([], False)
+
+
+def test_what_is_gone_is_not_planned() -> None:
+    desk, held = stepping()
+    assert desk.planning.steps_to_restore() == []
+    held.is_gone = True
+    assert desk.planning.plannable_atomic_streams(lambda granted: True) == []
+
+
+@pytest.mark.parametrize(("runs", "is_final"), [(((10, 20),), True), (((10, 15), (16, 20)), False)])
+def test_a_step_that_reads_a_bad_block_is_the_end(runs: tuple[tuple[int, int], ...], is_final: bool) -> None:
+    desk, held = stepping()
+    held.poison = PoisonBlock(1, (15, 16), "is garbage.")
+    desk.planning.plan_steps({1: step(*runs)})
+    assert (desk.last().is_final, desk.last().poison) == (is_final, held.poison.run_end * is_final)
+    assert desk.planning.has_unsaved_plan() != is_final
+
+
+@pytest.mark.conforms("E27")
+def test_the_step_of_an_earlier_plan_is_restored_first() -> None:
+    """Before that nothing of it is begun."""
+    left = InDoubtRange(40, 10, 20, HOLD_S, ConsumedFrontier(20))
+    begun = PlannedRange.from_in_doubt(1, left)
+    desk, held = stepping(left, begun=begun)
+    assert [consumed for _, _, consumed in desk.planning.steps_to_restore()] == [left.consumed]
+    assert desk.begun() == []
+    held.is_gone = True
+    assert desk.planning.steps_to_restore() == []
+    held.is_gone, held.step = False, step((10, 20))
+    assert desk.planning.steps_to_restore() == []
+    assert desk.begun() == [begun]
 
 
 @pytest.mark.parametrize("acknowledged", ["between", "after"])
@@ -364,17 +460,76 @@ def test_a_part_committed_elsewhere_is_left_out() -> None:
 
 
 def test_only_the_range_in_doubt_is_begun_or_put_off(desk: Desk) -> None:
+    """Its stream is handed back once all is done that lies before the block."""
     (planned,) = desk.plan(s1=20)
     assert desk.planning.restart(replace(planned, end=19)) is None
     problem = PoisonBlock(1, (15, 16), "is garbage.")
-    desk.planning.put_off({replace(planned, end=19): problem})
+    desk.planning.put_off({replace(planned, end=19): problem, replace(planned, stream_id=2): problem})
     assert desk.planning.restart(planned) is not None
     desk.planning.put_off({planned: problem})
     desk.planning.put_off({planned: problem})
     assert desk.planning.restart(planned) is None
     assert desk.last().in_doubt == planned.cut
     desk.write()
+    desk.planning.hand_back()
+    assert (desk.last().is_final, desk.last().poison) == (False, 0)
     assert desk.plan(s1=15) == [replace(planned, end=15)]
+    desk.done([replace(planned, end=15)])
+    desk.planning.hand_back()
+    assert (desk.ended(), desk.last().poison) == ((1, 15, True), problem.run_end)
+
+
+PUT_OFF, OTHER = InDoubtRange(40, 10, 10, 0.0), InDoubtRange(40, 20, 30, HOLD_S)
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [
+        (None, "LOST"),
+        (LastPlannedRange(PUT_OFF, is_pending=False, is_ours=True, grant_id=None), "PUT_OFF"),
+        (LastPlannedRange(OTHER, is_pending=True, is_ours=True, grant_id=None), "LOST"),
+        (LastPlannedRange(LEFT, is_pending=True, is_ours=True, grant_id=None), "OPEN"),
+        (LastPlannedRange(LEFT, is_pending=True, is_ours=False, grant_id=None), "LOST"),
+        (LastPlannedRange(LEFT, is_pending=False, is_ours=False, grant_id=None), "DONE"),
+    ],
+)
+def test_what_became_of_a_begun_range(last: LastPlannedRange | None, status: str) -> None:
+    assert resolve_outcome(BEGUN, last) is PlannedRangeStatus[status]
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_finished", "consumed", "was_done"),
+    [
+        (20, False, None, True),
+        (19, False, None, False),
+        (19, True, None, True),
+        (20, False, ConsumedFrontier(20), False),
+        (20, True, ConsumedFrontier(20), True),
+    ],
+)
+def test_a_grant_that_ended_behind_a_range_has_done_it(
+    reached: int, is_finished: bool, consumed: ConsumedFrontier | None, was_done: bool
+) -> None:
+    """Epochs may lie behind where it ended."""
+    assert replace(BEGUN, consumed_frontier=consumed).was_done_under(reached, is_finished) == was_done
+
+
+def test_a_finite_plan_of_epochs_ends_at_its_goal() -> None:
+    """Which is known once the stream was looked at; no target counts, nor anything that is planned."""
+    desk, held = stepping()
+    targets = {1: 10}
+    assert held.step_planner is not None
+    assert (held.known_end, desk.planning.is_caught_up(targets)) == (10, False)
+    held.goal = ConsumedFrontier(20)
+    held.step_planner.consumed = ConsumedFrontier(15)
+    assert not desk.planning.is_caught_up(targets)
+    held.goal = ConsumedFrontier(15)
+    assert desk.planning.is_caught_up(targets)
+    held.step_planner.scanned = 30
+    assert held.known_end == 30
+    desk.planning.plan_steps({1: step((10, 20))})
+    assert not desk.planning.is_caught_up(targets)
 
 
 # --- how much of which ------------------------------------------------------------------------------------------------

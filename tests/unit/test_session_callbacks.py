@@ -69,11 +69,14 @@ def test_a_gap_is_one_call_of_each_callback() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_a_loss_is_one_call_of_each_it_names() -> None:
+def test_a_loss_is_one_call_of_each_it_names(caplog: pytest.LogCaptureFixture) -> None:
+    """And of none where it names what has no callback, or one for messages alone."""
     calls = Calls(all=ALL, key=KEY)
+    calls.callbacks.register(("logs", "for messages"), lambda delivery: None, None)
     calls.put(("logs", "not in it"), "none")
-    calls.callbacks.notify_lost(lost(KEY, ALL, ("logs", "without a callback")))
+    calls.callbacks.notify_lost(lost(KEY, ALL, ("logs", "without a callback"), ("logs", "for messages")))
     assert calls.said() == ["own", "key", "all"]
+    assert not caplog.records, "and that is no error"
     calls.callbacks.notify_failed(lost(ALL))
     assert calls.said() == ["all"]
 

@@ -96,6 +96,7 @@ def test_more_tasks_than_slots_is_warned_of() -> None:
 def test_an_idle_limit_that_kills_is_refused() -> None:
     idle = {"spark_task_maxFailures": "1000", f"{IDLE}.idleTimeoutSeconds": "60"}
     assert said(Spark("yarn", 8, **idle)) == []
+    assert said(Spark("yarn", 8, spark_task_maxFailures="1000", **{f"{IDLE}.killOnIdleTimeout": "true"})) == []
     with pytest.raises(InvalidSetting, match=r"idleTimeoutSeconds is 60 and .* Turn one of them off"):
         check_cluster(Spark("yarn", 8, **idle, **{f"{IDLE}.killOnIdleTimeout": "true"}), work, 1)
 
@@ -104,6 +105,8 @@ def test_an_idle_limit_that_kills_is_refused() -> None:
     ("spark", "fn", "tasks", "reported"),
     [
         (None, work, 1, r"spark is None: a SparkSession is needed\. SparkSession\.builder"),
+        (SimpleNamespace(conf={}), work, 1, "spark is a SimpleNamespace: a SparkSession is needed"),
+        (SimpleNamespace(range=range), work, 1, "spark is a SimpleNamespace: a SparkSession is needed"),
         ("local", work, 1, "spark is a str: a SparkSession is needed"),
         (Spark("local"), None, 1, "fn is None: a function of one batch is needed"),
         (Spark("local"), work, 0, "tasks is 0: .* at least one task must consume"),
@@ -174,7 +177,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_records_need_not_be_dead_lettered() -> None:
-    for policy in (None, RetryPolicy(max_attempts=2)):
+    for policy in (None, RetryPolicy(max_attempts=2), RetryPolicy(dead_letter_topic="dead/orders")):
         check_policy(Subscription.parse("$share/g/orders/#"), policy)
 
 

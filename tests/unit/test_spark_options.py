@@ -86,6 +86,21 @@ def test_a_sink_passes_over_options_of_spark() -> None:
 def test_epochs_without_one_end_go_on() -> None:
     assert batch_options({"startingEpoch": "5"}).epochs == (5, MAX_EPOCH + 1)
     assert batch_options({"endingEpoch": "5"}).epochs == (MIN_EPOCH, 5)
+    both = {"startingEpoch": str(MIN_EPOCH), "endingEpoch": str(MAX_EPOCH)}
+    assert batch_options(both).epochs == (MIN_EPOCH, MAX_EPOCH)
+
+
+def test_the_end_may_be_just_behind_the_beginning() -> None:
+    options = batch_options({"startingPosition": "offset:6", "endingPosition": "offset:7"})
+    assert (options.start, options.end) == (StartingPosition.at_offset(6), StartingPosition.at_offset(7))
+
+
+@pytest.mark.parametrize("given", [{"minPartitions": "4"}, {"maxPartitions": "4"}])
+def test_one_number_of_partitions_is_enough(given: dict[str, str]) -> None:
+    options = batch_options(given)
+    assert {options.min_partitions, options.max_partitions} == {None, 4}
+    same = batch_options({"minPartitions": "4", "maxPartitions": "4"})
+    assert (same.min_partitions, same.max_partitions) == (4, 4)
 
 
 @pytest.mark.parametrize(

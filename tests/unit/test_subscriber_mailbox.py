@@ -10,7 +10,13 @@ from sublet_protocol.messages.borrower_leader import PingResponse
 from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
-from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage
+from sublet_protocol.pubsub.subscriber_mailbox import (
+    MESSAGE_BYTES,
+    Mailbox,
+    MailboxLimits,
+    PrincipalUsage,
+    QueuedMessage,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
@@ -58,7 +64,7 @@ def test_only_the_fullest_channel_gives_way() -> None:
 
 @pytest.mark.conforms("R10")
 def test_fullest_by_bytes_is_not_by_number() -> None:
-    box = mailbox(bytes=100)
+    box = mailbox(bytes=100, messages=10)
     for number in range(9):
         box.put(log("chat", f"c{number}"))
     box.put(log("logs", "x" * 90))
@@ -101,6 +107,37 @@ def test_one_message_above_the_bound_is_a_gap() -> None:
     box.put(log("logs", "x" * 101))
     box.put(log("logs", "small"))
     assert emptied(box) == [MailboxOverflow(1, ("logs",)), "small"]
+
+
+@pytest.mark.conforms("X4")
+def test_a_reply_that_is_full_has_no_gap_either() -> None:
+    """It is repeated as it is until something is acknowledged, and may be as long as the bound says."""
+    box = mailbox(bytes=3, reply_messages=3, reply_bytes=4)
+    for body in ("ab", "cd"):
+        box.put(log("logs", body))
+        first = box.take()
+    assert bodies(first) == ["ab", "cd"]
+    box.put(log("logs", "e"))
+    assert box.take() == first
+    box.acknowledge(1)
+    assert bodies(box.take()) == ["cd", "e"]
+    box = mailbox(bytes=3, reply_messages=1)
+    box.put(log("logs", "ab"))
+    first = box.take()
+    box.put(log("logs", "cdef"))
+    assert box.take() == first
+    assert emptied(box) == ["ab", MailboxOverflow(1, ("logs",))]
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_over_its_limit_gets_a_gap() -> None:
+    """Others of its ids have left all that unread."""
+    box = Mailbox(MailboxLimits(), usage := PrincipalUsage(True, unread_limit=MESSAGE_BYTES + 2))
+    box.put(log("logs", "ab"))
+    assert bodies(box.take()) == ["ab"]
+    usage.unread_limit -= 1
+    box.put(log("logs", "c"))
+    assert emptied(box) == ["ab", MailboxOverflow(1, ("logs",))]
 
 
 def test_the_leak_check_sees_what_is_left_behind() -> None:

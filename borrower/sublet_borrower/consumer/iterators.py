@@ -37,7 +37,8 @@ from sublet_borrower.util.loop_frames import (
     get_opcode,
     is_at_loop_head,
     is_closing,
-    is_generator,
+    walk_back,
+    walk_over,
 )
 
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
@@ -93,7 +94,7 @@ class _Loop:
     def __init__(self, loops: SessionIterations, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batches: list[Batch] = []
-        self._is_for = self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
+        self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
         self._polled_at = self._frame_id = self._caller_id = self._read_ahead_at = (0, 0)
         self._loop_offsets: dict[tuple[int, int], int] = {}
         self._handled = 0
@@ -107,15 +108,14 @@ class _Loop:
         loop_frame = find_loop_frame(frame)
         offsets, over = get_loop_offsets(loop_frame), find_caller(loop_frame)
         self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and find_called_name(frame) in NEXT_NAMES
-        if self.batches and self._is_here(loop_frame):
+        if self._is_here(loop_frame):
             if not self._is_over_for or offsets == self._loop_offsets:
-                self._end(True)
+                self.end(True)
             elif not self._is_in_body(over):
-                self._end(False)
+                self.end(False)
         self.on_enter(frame)
         if not self.batches:
-            self._is_for, self._is_over_for = is_at_loop_head(loop_frame), is_at_loop_head(over)
-            self._handled = id(sys.exc_info()[1])
+            self._is_over_for, self._handled = is_at_loop_head(over), id(sys.exc_info()[1])
             self._polled_at, self._loop_offsets = get_call_site(loop_frame), offsets
             self._frame_id, self._caller_id = get_frame_id(loop_frame), get_frame_id(over)
             self._task, self._read_ahead_at = weakref.ref(_get_current_task()), (0, 0)
@@ -169,8 +169,8 @@ class _Loop:
 
     def on_enter(self, frame: FrameType) -> None:
         """Note that a loop over the iterator begins, or that `next` is called by hand."""
-        if self.batches and not self._is_around(frame):
-            self._end(False)
+        if not self._is_around(frame):
+            self.end(False)
 
     def on_poll_elsewhere(self, frame: FrameType) -> None:
         """Note it as `SessionIterations` does. Another task or thread may advance the loop while this one is
@@ -180,65 +180,57 @@ class _Loop:
         if task is None or task is _get_current_task() or _has_ended(task):
             self.on_enter(frame)
 
-    def on_dropped(self, frame: FrameType | None) -> None:
-        """Note that the iterator is garbage or, without a frame, closed."""
-        if not self.batches:
-            return
-        self._end(frame is not None and self._has_ended_well(frame, self.batches[-1]))
+    def on_dropped(self, frame: FrameType) -> None:
+        """Note that in that frame the iterator is dropped, or closed."""
+        self.end(self._has_ended_well(frame))
 
-    def _end(self, well: bool) -> None:
+    def end(self, well: bool) -> None:
+        """Be done with all batches."""
         batches, self.batches = self.batches, []
         for batch in batches:
             self._left(batch, well)
 
-    def _has_ended_well(self, frame: FrameType, batch: Batch) -> bool:
-        if not self._is_for:
-            return False
-        is_here = get_frame_id(find_caller(frame)) == self._caller_id  # not where the garbage collector was running
-        if not is_generator(frame):
-            return is_here and self._is_left_at(frame, batch)
+    def _has_ended_well(self, frame: FrameType) -> bool:
         # A loop within a generator is left with the loop over that. How the generator reacts to its close, by a
         # `return` for example, shows nothing; how it reacts to `next` does.
-        dropped = self._is_dropping(frame)
-        while is_generator(frame):
-            if get_opcode(frame) in POLLS:
+        dropped = self._is_dropping(frame) or self._is_exhausted(frame)
+        *generators, caller = walk_over(frame)
+        for generator in generators:
+            if get_opcode(generator) in POLLS:
                 return dropped
-            if not (self._is_dropping(frame) or is_closing(frame)) or frame.f_back is None:
+            if not (self._is_dropping(generator) or is_closing(generator)):
                 return False
-            frame = frame.f_back
-        if is_here and self._is_dropping(frame):
-            return True
-        return dropped and (
-            get_opcode(frame) in POLLS or (find_called_name(frame) in _TAKERS and self._is_undisturbed())
+        return self._is_dropping(caller) or (
+            dropped
+            and (get_opcode(caller) in POLLS or (find_called_name(caller) in _TAKERS and self._is_undisturbed()))
         )
 
-    def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if get_call_site(frame) == self._polled_at:  # the frames in between have ended, and may have dropped the batch
-            return any(
-                frame.f_locals.get(name) is batch for name in find_loop_variables(frame.f_code, get_offset(frame))
-            )
-        return self._is_dropping(frame)
+    def _is_exhausted(self, frame: FrameType) -> bool:
+        """Return whether that is the loop's frame, at its head, with the last batch in a variable of the loop: a
+        wrapper has ended. Otherwise it has failed, and may have dropped the batch."""
+        names = find_loop_variables(frame.f_code, get_offset(frame)) if self._is_here(frame) else ()
+        return any(frame.f_locals.get(name) is batch for name in names for batch in self.batches[-1:])
 
     def _is_dropping(self, frame: FrameType) -> bool:
         """Return whether a loop in that frame, this one or one over the generator that it is in, drops its iterator."""
-        head = self._loop_offsets.get(get_frame_id(frame))
-        return head is not None and get_offset(frame) in find_drop_offsets(frame.f_code, head)
+        if (head := self._loop_offsets.get(get_frame_id(frame))) is None:
+            return False
+        return get_offset(frame) in find_drop_offsets(frame.f_code, head)
 
     def _is_in_body(self, frame: FrameType) -> bool:
         """Return whether that frame is in the body of one of its loops."""
-        head = self._loop_offsets.get(get_frame_id(frame))
-        return head is not None and head <= get_offset(frame) <= find_body_end(frame, head)
+        if (head := self._loop_offsets.get(get_frame_id(frame))) is None:
+            return False
+        return head <= get_offset(frame) <= find_body_end(frame.f_code, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether the exception that is being handled, if any, is the same as when the loop asked."""
         return id(sys.exc_info()[1]) == self._handled
 
-    def _is_around(self, frame: FrameType | None) -> bool:
+    def _is_around(self, frame: FrameType) -> bool:
         """Return whether that frame, or one that called it, is in this loop: in its body, or where it advances one of
         several iterators."""
-        while frame is not None and get_frame_id(frame) != self._frame_id:
-            frame = frame.f_back
-        return frame is not None and self._is_in_body(frame)
+        return any(self._is_in_body(each) for each in walk_back(frame) if get_frame_id(each) == self._frame_id)
 
 
 class _Deleted:
@@ -331,7 +323,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     def aclose(self) -> Awaitable[None]:
         """End the loop. Its batch has failed, since how the loop was left cannot be seen."""
         self._over = True
-        self._loop.on_dropped(None)
+        self._loop.end(False)
         return asyncio.sleep(0)
 
 

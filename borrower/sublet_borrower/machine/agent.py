@@ -218,6 +218,7 @@ class Agent:
             case OwnLivenessLockAcquired():
                 self._holds_lock = True
                 self._replace_all("its agent has its lock now", now)
+                self._make_waiting(now)
             case LivenessLockLost():
                 for borrower in self.borrowers.values():
                     borrower.streams.limit(self._lock_valid_until)
@@ -226,11 +227,13 @@ class Agent:
             case PeerLocksChecked():
                 self._lock_seen_at = event.sent_at if self._holds_lock else self._lock_seen_at
             case AgentLockUnavailable():
-                pass
-        if isinstance(event, OwnLivenessLockAcquired | AgentLockUnavailable) and self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            for handle, request in waiting.items():
-                self._make(handle, request, None, now)
+                self._make_waiting(now)
+
+    def _make_waiting(self, now: float) -> None:
+        """Make the borrowers that have waited for the lock."""
+        waiting, self._waiting = self._waiting or {}, None
+        for handle, request in waiting.items():
+            self._make(handle, request, None, now)
 
     def _replace_all(self, reason: str, now: float) -> None:
         for handle, borrower in tuple(self.borrowers.items()):

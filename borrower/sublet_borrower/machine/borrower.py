@@ -485,7 +485,8 @@ class Borrower:
             self._send(message)
 
     def _send_disconnect(self, _: object, now: float) -> None:
-        if self._leave_deadline is not None and now >= self._leave_deadline:
+        assert self._leave_deadline is not None
+        if now >= self._leave_deadline:
             self._destroy(BorrowerEndReason.DONE, "the leader did not confirm the last progress in time")
             return
         if now >= self._lost_at:

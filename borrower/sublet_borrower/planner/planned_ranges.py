@@ -175,16 +175,12 @@ class PlannerStream(Struct, eq=False):
 
     def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
         """Return whether more is done than is known here."""
-        if (
-            self.step_planner is not None
-            and consumed is not None
-            and self.step_planner.consumed.max_of(consumed) != self.step_planner.consumed
-        ):
-            return True
-        return position > self.position
+        if self.step_planner is None or self.step_planner.consumed.max_of(consumed) == self.step_planner.consumed:
+            return position > self.position
+        return True
 
     def advance(self, position: int, consumed: ConsumedFrontier | None) -> None:
         """Move the position and what is consumed on; neither moves back."""
         self.position = max(self.position, position)
-        if self.step_planner is not None and consumed is not None:
+        if self.step_planner is not None:
             self.step_planner.seek(self.position, self.step_planner.consumed.max_of(consumed))

@@ -172,7 +172,7 @@ class CompleteEpochStream(GrantedStream):
             return None
         piece = self.pieces.popleft()
         begun_step.furthest = max(begun_step.furthest, piece.end)
-        return piece, begun_step.step_end if begun_step.is_complete and not self.pieces else None
+        return piece, None if self.pieces else begun_step.step_end
 
     def mark_done(self, ticket: int) -> bool:
         """Mark the batch as done; return False if it was before."""

@@ -33,44 +33,42 @@ def find_loop_frame(frame: FrameType) -> FrameType:
     """Return the frame of the loop that advances an iterator by this frame's call: the nearest frame that is at the
     head of a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`.
     """
-    around: FrameType | None = frame
-    while around is not None and not is_at_loop_head(around):
-        around = around.f_back
-    while around is None and frame.f_code.co_name in NEXT_NAMES and frame.f_back is not None:
-        frame = frame.f_back
-    return around or frame
+    others = (each for each in walk_back(frame) if each.f_code.co_name not in NEXT_NAMES)
+    return next(filter(is_at_loop_head, walk_back(frame)), None) or next(others, frame)
 
 
 def is_at_loop_head(frame: FrameType) -> bool:
     """Return whether the frame is where a `for` takes the next item, or `yield from` does, and not `await`."""
     code, index = frame.f_code.co_code, get_offset(frame)
-    return index >= 0 and code[index] in POLLS and not (index >= 4 and code[index - 4] in _AWAITS)
+    return code[index] in POLLS and code[index - 4] not in _AWAITS
 
 
 def find_called_name(frame: FrameType) -> str:
     """Return the name under which the function that the frame calls now was looked up; empty where it calls nothing."""
-    return _find_called_name_at(frame.f_code, frame.f_lasti) if get_opcode(frame) in CALLS else ""
+    return _find_called_name_at(frame.f_code, get_offset(frame)) if get_opcode(frame) in CALLS else ""
 
 
 @functools.lru_cache(maxsize=256)
 def _find_called_name_at(code: CodeType, offset: int) -> str:
-    steps = [step for step in dis.get_instructions(code) if step.offset <= offset]
-    call = next(step.positions for step in reversed(steps) if step.opcode in CALLS)
-    loads = [
-        step
-        for step in steps
-        if step.opname.startswith("LOAD_") and call is not None and step.positions is not None
-        if (step.positions.lineno, step.positions.col_offset) == (call.lineno, call.col_offset)
-    ]
+    steps = {step.offset: step for step in dis.get_instructions(code)}
+    begin = _get_begin(steps[offset])
+    before = itertools.takewhile(lambda step: step.offset != offset, steps.values())
+    loads = [step for step in before if step.opname.startswith("LOAD_") and _get_begin(step) == begin]
     return str(loads[-1].argval) if loads else ""
 
 
-def find_body_end(frame: FrameType, head: int) -> int:
-    """Return where the loop ends that advances at offset `head`, with its exception handlers."""
-    steps = list(dis.get_instructions(frame.f_code))
-    back = [step.offset for step in steps if "JUMP_BACKWARD" in step.opname and step.argval == head]
-    ahead = [step.argval for step in steps if step.offset == head and step.opname.startswith("FOR_ITER")]
-    return max([*back, *ahead], default=head)
+def _get_begin(step: dis.Instruction) -> tuple[int | None, int | None]:
+    """Return line and column where the expression begins of which the instruction is."""
+    positions = step.positions or dis.Positions()
+    return positions.lineno, positions.col_offset
+
+
+@functools.lru_cache(maxsize=256)
+def find_body_end(code: CodeType, head: int) -> int:
+    """Return where the loop ends that advances at offset `head`, with its exception handlers; `head` if it is none."""
+    steps = dis.get_instructions(code)
+    jumps: Iterator[tuple[int, int]] = ((step.offset, step.argval) for step in steps if step.opcode in dis.hasjrel)
+    return max([head, *itertools.chain.from_iterable(jump for jump in jumps if head in jump)])
 
 
 @functools.lru_cache(maxsize=256)
@@ -82,9 +80,7 @@ def find_drop_offsets(code: CodeType, head: int) -> frozenset[int]:
     """
     steps = {step.offset: step for step in dis.get_instructions(code)}
     next_offsets = dict(itertools.pairwise(steps))
-    if head >= 4 and code.co_code[head - 4] in _NEXTS:  # an `async for` over a coroutine is at its SEND
-        head -= 4
-    if head not in next_offsets or steps[head].opcode not in POLLS:
+    if steps[head].opcode not in POLLS:
         return frozenset()
     drops, visited, ahead = set[int](), {head}, [(next_offsets[head], 1)]
     while ahead:
@@ -99,7 +95,7 @@ def find_drop_offsets(code: CodeType, head: int) -> frozenset[int]:
         if step.opname == "SWAP" and (above == 0 or step.arg == above + 1):
             above = (step.arg or 1) - 1 if above == 0 else 0
         successors = [(step.argval, True)] if step.opcode in dis.hasjrel else []
-        if step.opcode not in _ENDS | _JUMPS and offset in next_offsets:
+        if step.opcode not in _ENDS | _JUMPS:
             successors.append((next_offsets[offset], False))
         for target, jump in successors:
             left = above + dis.stack_effect(step.opcode, step.arg, jump=jump)
@@ -122,8 +118,15 @@ def find_loop_variables(code: CodeType, head: int) -> frozenset[str]:
 
 
 def get_loop_offsets(frame: FrameType) -> dict[tuple[int, int], int]:
-    """Return {frame's identity: offset of its instruction} of a loop's frame and those over it, see `_walk_frames`."""
-    return {get_frame_id(each): get_offset(each) for each in _walk_frames(frame)}
+    """Return {frame's identity: where it advances} of a loop's frame and those over it, see `walk_over`."""
+    return {get_frame_id(each): _get_head(each) for each in walk_over(frame)}
+
+
+def _get_head(frame: FrameType) -> int:
+    """Return the offset of the instruction that is being executed; of an `async for` that awaits a coroutine, at its
+    SEND, where it asked for that."""
+    index = get_offset(frame)
+    return index - 4 if frame.f_code.co_code[index - 4] in _NEXTS else index
 
 
 def is_generator(frame: FrameType) -> bool:
@@ -138,17 +141,23 @@ def is_closing(frame: FrameType) -> bool:
     return executed in _CLOSES or (executed in _RAISES and frame.f_code.co_code[get_offset(frame) + 1] == 0)
 
 
-def _walk_frames(frame: FrameType) -> Iterator[FrameType]:
-    """Yield this frame and, while they are of generators, those over it."""
-    yield frame
-    while is_generator(frame) and frame.f_back is not None:
-        frame = frame.f_back
+def walk_back(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield this frame and those around it."""
+    while frame is not None:
         yield frame
+        frame = frame.f_back
+
+
+def walk_over(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield this frame and, while they are of generators, those over it."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back if is_generator(frame) else None
 
 
 def find_caller(frame: FrameType) -> FrameType:
     """Return the function in which the loop is, or the one over the generator in which it is."""
-    *_, last = _walk_frames(frame)
+    *_, last = walk_over(frame)
     return last
 
 
@@ -164,13 +173,12 @@ def get_call_site(frame: FrameType) -> tuple[int, int]:
 
 def get_opcode(frame: FrameType) -> int:
     """Return the instruction that is being executed."""
-    index = get_offset(frame)
-    return frame.f_code.co_code[index] if index >= 0 else -1
+    return frame.f_code.co_code[get_offset(frame)]
 
 
 def get_offset(frame: FrameType) -> int:
     """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
     code, index = frame.f_code.co_code, frame.f_lasti
-    while index > 0 and code[index] == _CACHE:
+    while code[index] == _CACHE:
         index -= 2
     return index

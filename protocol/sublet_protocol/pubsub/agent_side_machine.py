@@ -236,8 +236,7 @@ class AgentSideMachine:
             self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
     def _on_batch_answered(self, event: CommandsReplied, now: float) -> None:
-        is_expected = self._subscriber.batch.is_busy and event.number == self._subscriber.number
-        if not is_expected or not self._accept_answer(event, self._subscriber.batch, now):
+        if event.number != self._subscriber.number or not self._accept_answer(event, self._subscriber.batch, now):
             return
         flight, self._subscriber.flight = self._subscriber.flight, ()
         refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
@@ -435,9 +434,5 @@ class AgentSideMachine:
 
     def _wake_at(self, now: float) -> float | None:
         """Return the earliest time at which a call that is put off may be made."""
-        if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
-            return None
-        wants_batch = bool(self._subscriber.flight or self._queue) and not self._subscriber.batch.is_busy
-        wants_poll = bool(self._subscriptions or self._listening) and not self._subscriber.poll.is_busy
-        times = [self._subscriber.batch.not_before] * wants_batch + [self._subscriber.poll.not_before] * wants_poll
+        times = (self._subscriber.batch.not_before, self._subscriber.poll.not_before)
         return min((at for at in times if at > now), default=None)

@@ -387,21 +387,12 @@ class NodeSideMachine:
     def _subscribe(self, subscriber_id: str, subscriber: Subscriber, channel: str, key: str | None) -> str | None:
         if (kind := self._channels.get(channel)) is None:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
-        limit = self.settings.subscriptions_each
         keys = subscriber.subjects.setdefault(channel, {})
-        if key not in keys and sum(len(each) for each in subscriber.subjects.values()) >= limit:
-            return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
-        if key not in keys and (refusal := self._find_excess(subscriber.usage, channel, key, kind)) is not None:
-            return refusal
-        size = 0 if key in keys else len(key or "")
-        usage, left_free = subscriber.usage, self.settings.key_bytes - self._key_bytes - size
-        if size and (left_free < 0 or (usage.is_of_principal and usage.key_bytes + size > left_free)):
-            return (
-                f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and those of one "
-                "principal as many as are left free; unsubscribe from some, or try later"
-            )
-        self._count_keys(subscriber, size, key not in keys and channel == Channel.GROUP)
-        keys[key] = None
+        if key not in keys:
+            if (refusal := self._find_excess(subscriber, channel, key, kind)) is not None:
+                return refusal
+            keys[key] = None
+            self._count_keys(subscriber, len(key or ""), channel == Channel.GROUP)
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
             for state_key, body, version in self._states.list_values(channel, key):
@@ -411,10 +402,20 @@ class NodeSideMachine:
             self.on_interest(channel, key, True)
         return None
 
-    def _find_excess(self, usage: PrincipalUsage, channel: str, key: str | None, kind: ChannelKind) -> str | None:
-        """Return the refusal of one more watch of a principal that has as many as it may, and of one more id on this
-        key: each message of the key is put into the mailbox of each of them. None: it may."""
-        is_log, settings = kind is ChannelKind.LOG, self.settings
+    def _find_excess(self, subscriber: Subscriber, channel: str, key: str | None, kind: ChannelKind) -> str | None:
+        """Return the refusal of one more subscription, of keys that are too long together, of one more watch of a
+        principal that has as many as it may, and of one more id on this key: each message of the key is put into the
+        mailbox of each of them. None: it may."""
+        is_log, settings, usage = kind is ChannelKind.LOG, self.settings, subscriber.usage
+        if sum(len(each) for each in subscriber.subjects.values()) >= (limit := settings.subscriptions_each):
+            return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        size = len(key or "")
+        left_free = settings.key_bytes - self._key_bytes - size
+        if size and (left_free < 0 or (usage.is_of_principal and usage.key_bytes + size > left_free)):
+            return (
+                f"the keys of all subscriptions at the node may have {settings.key_bytes} bytes, and those of one "
+                "principal as many as are left free; unsubscribe from some, or try later"
+            )
         if usage.is_of_principal and channel == Channel.GROUP and usage.watches >= settings.watches_of_principal:
             return (
                 f"this principal has {usage.watches} subscriptions to channel {channel} at this node, which is the "
@@ -422,9 +423,7 @@ class NodeSideMachine:
             )
         limit = settings.watchers_of_principal if is_log else settings.followers_of_principal
         readers = self._index.subscribers_of(channel, key)
-        if not usage.is_of_principal or len(readers) < limit:
-            return None
-        if sum(self._subscribers[each].usage is usage for each in readers) < limit:
+        if len(readers) < limit or sum(self._subscribers[each].usage is usage for each in readers) < limit:
             return None
         subject = "all keys" if key is None else repr(key[:80])
         return (
@@ -438,8 +437,6 @@ class NodeSideMachine:
         return MAX_SILENT_HOLDS * self.settings.hold_s
 
     def _unsubscribe(self, subscriber_id: str, subscriber: Subscriber, channel: str, key: str | None) -> str | None:
-        if channel not in self._channels:
-            return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
         keys = subscriber.subjects.get(channel, {})
         if key in keys:
             del keys[key]
@@ -469,4 +466,4 @@ class NodeSideMachine:
 def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:
     """Return the agent and the incarnation of an id AGENT.INCARNATION; no agent where it is not such an id."""
     agent, _, incarnation = subscriber_id.rpartition(".")
-    return (agent, int(incarnation)) if incarnation.isascii() and incarnation.isdecimal() else ("", 0)
+    return (agent, int(incarnation)) if incarnation.isdecimal() else ("", 0)

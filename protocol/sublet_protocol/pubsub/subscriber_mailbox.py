@@ -139,7 +139,7 @@ class Mailbox:
         """Return all that is unacknowledged, and as much of what waits as fits into a reply."""
         if self._dropped and self._has_room(0):
             self._hand_out_gap()
-        while self._waiting and not self._dropped and self._has_room(next(iter(self._waiting.values())).size):
+        while self._waiting and self._has_room(next(iter(self._waiting.values())).size):
             self._hand_out(self._waiting.popitem(last=False)[1])
         self._count()
         return tuple(delivery for delivery, _ in self._out)
