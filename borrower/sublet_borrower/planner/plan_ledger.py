@@ -419,21 +419,16 @@ class MicroBatchPlanLedger:
                     self._report_progress(granted)
 
     def _report_progress(self, granted: PlannerStream, in_doubt: InDoubtRange | None = None) -> None:
-        """Report a stream's progress: finally once nothing more will be planned. Then nothing is in doubt, or this
-        session leaves."""
+        """Report a stream's progress: finally once nothing more will be planned, and nothing is in doubt or will be
+        decided.
+        """
         self._unreported.pop(granted.grant.stream_id, None)
-        grant = granted.grant
+        grant, final = granted.grant, granted.is_ending and (granted.is_idle or self._leaving)
         lag = None if granted.head is None else max(granted.head - granted.position, 0)
         doubt = in_doubt or granted.in_doubt
         consumed = None if granted.step_planner is None else granted.step_planner.consumed
         progress = ProgressReported(
-            grant.stream_id,
-            grant.grant_id,
-            granted.position,
-            granted.is_ending,
-            lag=lag,
-            consumed=consumed,
-            in_doubt=doubt,
+            grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         problem = (granted.beyond_head or granted.poison) if granted.is_at_end else None
         self._report(progress if problem is None else with_final_error(progress, problem))

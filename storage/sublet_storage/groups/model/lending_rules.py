@@ -140,7 +140,7 @@ def _grant(
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
-    return row.status is LendingStatus.RESERVED and row.session == change.session
+    return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
 
 
 def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransitionResult:
