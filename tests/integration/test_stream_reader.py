@@ -238,6 +238,40 @@ def test_of_two_of_one_name_the_newer_goes_on(database: str, start: Start) -> No
         eventually(lambda: older.step() and False, 20.0)
 
 
+def test_the_first_call_waits_for_streams(database: str, start: Start) -> None:
+    """With the trigger `once` Spark makes no other."""
+    values, run = publish(database, 0, 20), start()
+    assert run.step()
+    assert run.checkpoint.values() == values
+
+
+@pytest.mark.parametrize("policy", ["drop", "fail"])
+@pytest.mark.parametrize("in_a_batch", [False, True], ids=["between batches", "in a batch"])
+def test_an_old_checkpoint_is_noticed(
+    database: str, start: Start, policy: str, in_a_batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its next batches have numbers that a sink may have stored already."""
+    checkpoint = Checkpoint()
+    values = publish(database, 0, 40)
+    run = start(checkpoint, maxOffsetsPerTrigger=16)
+    run.until(40)
+    assert not run.step(), "which acknowledges the last batch"
+    run.stop()
+    copy = Checkpoint(checkpoint.offsets[:1], -1 if in_a_batch else 0, {})
+    back = start(copy, onRangeLost=policy)
+    outdated = "the checkpoint is older than what session 'etl' has done since: it ends at stream"
+    if policy == "fail":
+        with pytest.raises(InvalidSetting, match=outdated):
+            back.step()
+        return
+    back.step()
+    assert outdated in caplog.text
+    assert copy.values() == []
+    values += publish(database, 40, 10)
+    back.until(10)
+    assert copy.values() == values[40:]
+
+
 @pytest.mark.conforms("E26")
 def test_a_query_that_stops_hands_over_at_once(database: str, start: Start, conn: Connection) -> None:
     publish(database, 0, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from asyncio import CancelledError
 from collections.abc import Callable
 from typing import Any
 
@@ -146,8 +147,9 @@ def test_drain_waits_for_the_function(stage: Stage, start: Start) -> None:
     [
         (InvalidSetting("no such model: give another."), InvalidSetting, "no such model"),
         (SystemExit("no such model"), RuntimeError, r"on_attempt asked for the end .* SystemExit\('no such model'\)"),
+        (CancelledError("no such model"), RuntimeError, "on_attempt raised CancelledError, which is no Exception"),
     ],
-    ids=["raises", "exits"],
+    ids=["raises", "exits", "cancels"],
 )
 def test_failing_on_attempt_stops_the_job(
     stage: Stage, start: Start, error: BaseException, raised: type[Exception], said: str

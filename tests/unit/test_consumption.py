@@ -100,6 +100,11 @@ def test_names_and_tags_show_nothing_of_the_token(monkeypatch: pytest.MonkeyPatc
             "An error occurred while calling o81.collectToPython.",
         ),
         ("", "RuntimeError"),
+        (
+            'An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File "a.py"\n'
+            "    from there import work\nModuleNotFoundError: No module named 'there'\nand more",
+            "An exception was thrown from the Python worker: ModuleNotFoundError: No module named 'there'",
+        ),
     ],
 )
 def test_what_ended_a_job_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, text: str, cause: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from sublet_borrower.machine.events import ProgressReported, StreamGranted, Stre
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
-from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UsageError, UserFunctionFailed
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
 
@@ -196,6 +196,39 @@ def test_no_call_begins_without_trust() -> None:
     assert source.acknowledged == FIRST + 2
     assert begun == [True] * len(begun)
     assert len(begun) > AT_ONCE.max_attempts
+
+
+async def in_the_event_loop(batch: Batch) -> None:
+    """Do nothing, unless somebody awaits it."""
+
+
+def one_by_one(batch: Batch) -> Iterator[int]:
+    """Do nothing, unless somebody takes what it yields."""
+    yield len(batch)
+
+
+@pytest.mark.parametrize(
+    "function", [in_the_event_loop, one_by_one, lambda batch: map(print, [batch])], ids=["async", "yields", "map"]
+)
+def test_work_that_nobody_runs_does_not_count(function: Callable[[Batch], object]) -> None:
+    source = Source(1, 1)
+    with pytest.raises(UsageError, match=r"the function returned a .*, which nobody runs"):
+        run(source, function, policy=AT_ONCE)
+    assert source.acknowledged == FIRST
+
+
+def test_an_error_without_a_text_is_blamed() -> None:
+    """A user's exception whose text raises."""
+
+    class Wordless(Exception):
+        def __str__(self) -> str:
+            raise LookupError
+
+    def fail(batch: Batch) -> None:
+        raise Wordless
+
+    with pytest.raises(UserFunctionFailed, match=f"offset {FIRST} .*Wordless: .its text cannot be had: LookupError"):
+        run(Source(1), fail, policy=AT_ONCE)
 
 
 @pytest.mark.parametrize("leaving", [SystemExit(3), KeyboardInterrupt()])

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from pyspark.sql.types import LongType, StructField, StructType
 
+from sublet_borrower.spark.common.source_columns import all_columns, select_columns
 from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
@@ -111,7 +113,34 @@ def test_one_number_of_partitions_is_enough(given: dict[str, str]) -> None:
     ],
 )
 def test_times(text: str, seconds: float) -> None:
-    assert stream_options({**LEAST, "inDoubtTimeout": text}).in_doubt_timeout == seconds
+    assert stream_options({**LEAST, "availableNowWait": text}).available_now_wait == seconds
+
+
+def test_nothing_is_in_doubt_for_more_than_a_day() -> None:
+    """Nodes take no more: a query would never begin a batch."""
+    assert stream_options({**LEAST, "inDoubtTimeout": "1 day"}).in_doubt_timeout == 86400
+    with pytest.raises(InvalidSetting, match="option inDoubtTimeout is 86401 s: it is at most 86400 s, a day"):
+        stream_options({**LEAST, "inDoubtTimeout": "86401"})
+
+
+@pytest.mark.parametrize(
+    ("names", "reported"),
+    [
+        (["value", "value"], "column 'value': it is there twice"),
+        (["offset", "value not null"], "column 'value' as not null: messages without it have null there"),
+    ],
+)
+def test_columns_that_spark_could_not_read(names: list[str], reported: str) -> None:
+    """It would fail by an error of Java's, or count rows that are not there."""
+    known = {field.name: field.dataType for field in all_columns()}
+    schema = StructType([StructField(name.split()[0], known[name.split()[0]], " " not in name) for name in names])
+    with pytest.raises(InvalidSetting, match=reported):
+        select_columns(schema)
+
+
+def test_a_column_without_nulls_may_be_not_null() -> None:
+    schema = StructType([StructField("offset", LongType(), nullable=False)])
+    assert select_columns(schema) == schema
 
 
 @pytest.mark.parametrize("missing", LEAST)

@@ -8,8 +8,9 @@ new holder gets it.
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 import psycopg
@@ -17,7 +18,14 @@ from msgspec import Struct
 
 from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed, format_error
+from sublet_protocol.domain.errors import (
+    GrantLost,
+    InvalidSetting,
+    Unavailable,
+    UsageError,
+    UserFunctionFailed,
+    format_error,
+)
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.util.retry import Backoff
 
@@ -102,13 +110,30 @@ def run(
 ) -> RunSummary:
     """Call `fn` with each batch until the session is drained or closed. `summary` is filled as the run goes on.
 
-    Raise `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
-    not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
+    Raise `UserFunctionFailed` from what the function raised, `UsageError` where it returned what is still to be run
+    (nothing of that batch is acknowledged), `SubscriptionEnded`, and what the session raises. What is not an
+    `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
     """
     runner = _Runner(session, fn, policy or RetryPolicy(), summary or RunSummary())
     while (batch := session.poll()) is not None:
         runner.work(batch)
     return runner.summary
+
+
+def check_has_run(returned: object, subject: str) -> None:
+    """Raise `UsageError` if a user's function has returned its work instead of doing it, as `async def` does."""
+    if (
+        inspect.isawaitable(returned)
+        or inspect.isgenerator(returned)
+        or isinstance(returned, AsyncIterator | map | filter)
+    ):
+        if inspect.iscoroutine(returned):
+            returned.close()  # else Python warns of it as well
+        raise UsageError(
+            f"{subject} returned a {type(returned).__name__}, which nobody runs: nothing was done, and nothing is "
+            "acknowledged. Give a function that has done its work when it returns: no `async def`, unless called "
+            "through asyncio.run, and no `yield`."
+        )
 
 
 class _Runner:
@@ -138,7 +163,7 @@ class _Runner:
         tried, backoff = 0, self._policy.new_backoff()
         while (rows_done := part.count_rows_done()) < max(len(part), 1):
             try:
-                self._fn(part.slice(rows_done, len(part)) if rows_done else part)
+                returned = self._fn(part.slice(rows_done, len(part)) if rows_done else part)
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
@@ -154,6 +179,7 @@ class _Runner:
                 if tried == tries:
                     return error
             else:
+                check_has_run(returned, "the function")
                 return None
             self._session.wait(backoff.draw_pause_s())
             self._await_valid_grant(batch)
@@ -232,4 +258,8 @@ def _format_key(key: bytes | None) -> str:
 
 
 def _format_error(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception as unfit:  # noqa: BLE001 a user's exception may raise anything
+        text = f"(its text cannot be had: {type(unfit).__name__})"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 AVAILABLE_NOW_TIMEOUT_S = 120.0
 """How long a finite plan waits for streams without a holder."""
+JOIN_TIMEOUT_S = 10.0
+"""How long the first call waits for a stream: a query with the trigger `once` has no other."""
 LAG_INTERVAL_S = 1.0
 """Between two reads of all heads for the progress display."""
 POLL_INTERVAL_S = 0.25
@@ -107,6 +109,30 @@ class MicroBatchPlanner:
     def restore(self, done: Iterable[PlannedRange], started: Iterable[PlannedRange] = ()) -> None:
         """Take over what is known of earlier processes of this session, first of all, by the ledger's `restore`."""
         self._ledger.restore(done, started)
+
+    def await_join(self, *, granted: bool) -> None:
+        """Wait until a leader has answered, with `granted` until there is a stream, for at most `JOIN_TIMEOUT_S`. Raise
+        `SubscriptionEnded`."""
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        while self._member.group_id is None or (granted and not self._ledger.has_streams()):
+            if time.monotonic() >= deadline:
+                return
+            self._member.receive(POLL_INTERVAL_S)
+
+    def find_superseded(self, ranges: Iterable[PlannedRange]) -> list[PlannedRange]:
+        """Return those of a checkpoint's ranges behind which this session has planned a later one that is done: then
+        the checkpoint is an old copy. Of an atomic group, whose ranges overlap, none is known."""
+        group_id, known = self._member.group_id, {each.stream_id: each for each in ranges}
+        plans = group_id and self._reader.query(
+            lambda conn: consumer_progress.read_last_planned_ranges(conn, group_id, self._session, known)
+        )
+        return [
+            known[stream_id]
+            for stream_id, last in (plans or {}).items()
+            if not last.is_pending
+            and last.in_doubt.end > last.in_doubt.start >= known[stream_id].end
+            and known[stream_id].consumed_frontier is None
+        ]
 
     def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         """Wait until the outcome of each is known. Return those that are to be done again, and those that other members

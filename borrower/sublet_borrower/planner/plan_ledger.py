@@ -179,6 +179,11 @@ class MicroBatchPlanLedger:
                 s: (granted.position, granted.head) for s, granted in self._granted.items() if granted.head is not None
             }
 
+    def has_streams(self) -> bool:
+        """Return whether it holds any."""
+        with self.changed:
+            return bool(self._granted)
+
     # --- what is left of before -------------------------------------------------------------------------------------
 
     def restore(self, done: Iterable[PlannedRange], started: Iterable[PlannedRange]) -> None:

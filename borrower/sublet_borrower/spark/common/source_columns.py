@@ -21,6 +21,8 @@ COLUMNS = (
 )
 """The schema as text; all columns are nullable, as in Spark."""
 
+NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
+
 FEW_ROWS = 2048
 """Batches with fewer rows on average are put together: for Spark each costs as much as some hundred rows."""
 
@@ -47,6 +49,8 @@ def all_columns() -> StructType:
 def select_columns(schema: StructType) -> StructType:
     """Return the schema that a user gave, if all its columns are sublet's. Raise `InvalidSetting`."""
     known = {field.name: field.dataType for field in all_columns()}
+    if twice := {name for name in schema.names if schema.names.count(name) > 1}:
+        raise InvalidSetting(f"column {min(twice)!r}: it is there twice. Name it once, and copy it in a `select`.")
     for field in schema:
         if field.name not in known:
             raise InvalidSetting(f"column {field.name!r}: there is none. There are: {COLUMNS}. Leave it out.")
@@ -55,6 +59,10 @@ def select_columns(schema: StructType) -> StructType:
             raise InvalidSetting(
                 f"column {field.name!r} as {field.dataType.simpleString()}: it is {column_type}. Take it as that, and "
                 "cast it in a `select`."
+            )
+        if not field.nullable and field.name not in NEVER_NULL:
+            raise InvalidSetting(
+                f"column {field.name!r} as not null: messages without it have null there. Leave out `not null`."
             )
     if not len(schema):
         raise InvalidSetting(f"a schema without columns. There are: {COLUMNS}. Name at least one.")

@@ -11,7 +11,7 @@ from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import ADVICE, FROM_ENVIRONMENT, SECRET_WORDS, check_url
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.limits import parse_natural
+from sublet_protocol.domain.limits import MAX_HOLD_S, parse_natural
 from sublet_protocol.domain.subscriptions import Subscription
 
 POLICIES = ("drop", "fail")
@@ -51,7 +51,8 @@ class StreamingQueryOptions:
     weight: float = 1.0
     """How much of the group's streams this query takes, relative to others."""
     max_offsets_per_trigger: int | None = None
-    """About how many messages a micro-batch has at most (default: all there are)."""
+    """About how many messages a micro-batch has at most, with those that the filter leaves out (default: all there
+    are)."""
     max_bytes_per_trigger: int | None = None
     """About how many bytes it has at most, as they are stored; a block of messages is the least."""
     min_partitions: int | None = None
@@ -64,8 +65,8 @@ class StreamingQueryOptions:
     one batch. That is so in each group that is atomic; of any other the query is refused."""
     in_doubt_timeout: float = 120.0
     """For how long messages that were in a micro-batch when this query was lost are reserved for its return: seconds,
-    or with a unit as in `90 s`, `5 minutes`. After that another member of the group gets them, and if this query had
-    written them to its sink they are there twice."""
+    or with a unit as in `90 s`, `5 minutes`, and a day at most. After that another member of the group gets them, and
+    if this query had written them to its sink they are there twice."""
     on_range_lost: str = "drop"
     """What happens to a micro-batch that was started, when this query comes back later than that: `drop` does it again
     without the messages that others have got by now, `fail` fails the query."""
@@ -111,6 +112,10 @@ def stream_options(raw_options: Mapping[str, str]) -> StreamingQueryOptions:
     check_arguments(
         weight=options.weight, starting_position=options.starting_position, max_batch_bytes=1, nodes=options.nodes
     )
+    if options.in_doubt_timeout > MAX_HOLD_S:
+        raise InvalidSetting(
+            f"option inDoubtTimeout is {options.in_doubt_timeout:g} s: it is at most {MAX_HOLD_S:g} s, a day."
+        )
     if options.on_range_lost not in POLICIES:
         raise InvalidSetting(f"option onRangeLost is {options.on_range_lost!r}: it is {' or '.join(POLICIES)}.")
     return options

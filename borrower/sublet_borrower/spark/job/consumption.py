@@ -217,7 +217,7 @@ class Consumption:
         if (failure := self._find_failure()) is not None:
             raise unpack(failure)
         if self._error is not None and not self._stopped:
-            raise Unavailable(f"the Spark job has failed: {_get_first_line(self._error)}") from self._error
+            raise Unavailable(f"the Spark job has failed: {_format_job_error(self._error)}") from self._error
         return list(self._summaries or ())
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -325,7 +325,12 @@ def _get_host_name() -> str:
     return socket.gethostname()
 
 
-def _get_first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
+def _format_job_error(error: BaseException) -> str:
+    """Return what Spark says of a job in a line or two: the first, and where a task's traceback follows, its end."""
+    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [type(error).__name__]
     # Py4J's text has first the call that failed and then, after a colon, what Java has raised.
-    return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]
+    first = next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]
+    start = next((number for number, line in enumerate(lines) if line.startswith("Traceback (")), len(lines))
+    # Behind a traceback's frames, which are indented, stands what was raised.
+    raised = next((line for line in lines[start + 1 :] if not line.startswith(" ")), None)
+    return first if raised is None else f"{first} {raised[:500]}"

@@ -34,7 +34,7 @@ class TaskFailed(RuntimeError):
 
 
 class UserCodeCalledExit(RuntimeError):
-    """An exit of the user's code, by `sys.exit` or by raising SystemExit some other way."""
+    """An exit of the user's code: by `sys.exit`, by raising SystemExit some other way, or what is no `Exception`."""
 
 
 def pack(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
+from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction, check_has_run
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, task_url
@@ -142,15 +142,15 @@ class _Task:
         check_socket_reachable(self._work.address, self._work.driver_host)
         if self._work.on_attempt is not None:
             with _refuse_exit(ending, "on_attempt"):
-                self._work.on_attempt(self._attempt)
+                check_has_run(self._work.on_attempt(self._attempt), "on_attempt")
         session = self._open()
         if session is not None:
             self._state = "running"
             run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
 
-    def _call(self, ending: ShutdownSignalHandler, batch: Batch) -> None:
+    def _call(self, ending: ShutdownSignalHandler, batch: Batch) -> Any:
         with _refuse_exit(ending, "the function"):
-            self._work.fn(batch)
+            return self._work.fn(batch)
 
     def _open(self) -> Session | None:
         """Return the session; None if the task was drained before the database was there."""
@@ -216,9 +216,12 @@ class _Task:
 
 @contextlib.contextmanager
 def _refuse_exit(ending: ShutdownSignalHandler, subject: str) -> Iterator[None]:
-    """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
+    """Fail if a user's code ends the process, which is Spark's, or raises what is no `Exception`: Spark would start the
+    task again and again. `shutdown_signals` may end it all the same."""
     try:
         yield
+    except Exception:
+        raise
     except SystemExit as exit_asked:
         if ending.cut:
             raise
@@ -226,6 +229,11 @@ def _refuse_exit(ending: ShutdownSignalHandler, subject: str) -> Iterator[None]:
             f"{subject} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
             "where all is done, and raise another exception where it cannot be"
         ) from exit_asked
+    except BaseException as error:
+        raise UserCodeCalledExit(
+            f"{subject} raised {type(error).__name__}, which is no Exception and so meant for its process, which is "
+            "Spark's: raise an Exception"
+        ) from error
 
 
 def encode_summary(summary: TaskSummary) -> str:

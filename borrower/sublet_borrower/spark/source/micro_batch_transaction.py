@@ -189,7 +189,8 @@ class Guard:
                 batch_id,
                 f"only a part is this query's to do now, {', '.join(lost)} is not",
                 "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
-                "twice. (Of other sources that it has, only the old checkpoint says where they are)",
+                "twice, except where it also writes to a sink that knows batches by their numbers, which count from 0 "
+                "again. (Of other sources that it has, only the old checkpoint says where they are)",
             )
         if reads and attempt is None and has_written(connection):
             raise MicroBatchFenced(

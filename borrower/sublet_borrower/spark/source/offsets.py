@@ -58,7 +58,9 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
         raise InvalidSetting(
             f"the checkpoint belongs to session {offset.get('session')!r} of {offset.get('subscription')}, and this is "
             f"session {session!r} of {subscription}: what was in doubt there is reserved for that one. Give the query "
-            "its sessionName and subscription again, or a new checkpointLocation: it goes on where its group is."
+            "its sessionName and subscription again. Or give it a new checkpointLocation and a new place for its "
+            "output, as batches count from 0 again then and a sink passes over numbers that it has: it goes on where "
+            "its group is."
         )
 
 

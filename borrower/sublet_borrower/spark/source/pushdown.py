@@ -10,10 +10,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pyspark.sql import datasource as spark
 
+from sublet_borrower.spark.common.source_columns import NEVER_NULL
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.readers.offset_ranges import OffsetRange
-
-NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 
 
 class PushedFilters(Struct, frozen=True):

@@ -43,7 +43,7 @@ from sublet_borrower.spark.source.offsets import (
     encode_offset,
 )
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
-from sublet_protocol.domain.errors import InDoubtRangeReassigned
+from sublet_protocol.domain.errors import InDoubtRangeReassigned, InvalidSetting
 from sublet_protocol.domain.grant_keys import timeline_number
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner, previous_ranges = self._open_planner(), self._decode_own_ranges(start)
         if not self._is_restored:
             self._restore(done=[*decode_done_ranges(start), *previous_ranges])
+            planner.await_join(granted=not self._finite)
+            self._check_is_newest(previous_ranges)
         planner.acknowledge(previous_ranges)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
@@ -176,11 +178,28 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         runnable, lost = self._open_planner().resolve_started(started)
         self._started = {each.planned: each for each in runnable}
         self._put_off(runnable)
+        self._check_is_newest(started)
         if lost:
             problem = InDoubtRangeReassigned(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
+
+    def _check_is_newest(self, ranges: Sequence[PlannedRange]) -> None:
+        """Warn of a checkpoint that is an old copy, or raise `InvalidSetting` as `onRangeLost` says: its next batches
+        have numbers that a sink may have stored already, and would pass over."""
+        if not (superseded := self._open_planner().find_superseded(ranges)):
+            return
+        which = ", ".join(f"stream {each.stream_id}: {each.end}" for each in superseded[:5])
+        text = (
+            f"the checkpoint is older than what session {self._options.session_name!r} has done since: it ends at "
+            f"{which}, and the group is further. A sink that knows batches by their numbers, as files and tables do, "
+            "passes over the next ones as if it had them. Restore the newest checkpoint, or give the query a new "
+            "checkpointLocation together with a new place for its output: it goes on where its group is."
+        )
+        if self._options.on_range_lost == "fail":
+            raise InvalidSetting(text)
+        log.warning("checkpoint outdated, continued as onRangeLost is drop: %s", text)
 
     def _put_off(self, runnable: Sequence[RunnablePlannedRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
