@@ -213,6 +213,29 @@ def test_a_closed_pipe_ends_a_command_quietly(shell: Shell) -> None:
         assert b"roken" not in err
 
 
+def test_a_closed_pipe_is_seen_without_a_message(shell: Shell) -> None:
+    """No message comes once the reader has gone, nor has one when nothing was printed."""
+    node = shell.leader("n1")
+    shell.run("publish", "a", stdin="0\n1\n2\n")
+    shell.run("groups", "create", GROUP, "--from", "earliest")
+    through = ("--node", node.address)
+    for command, reader in (
+        (("tail", "#", "--from", "earliest"), "head -1"),
+        (("tail", "#", "--from", "earliest", "--epochs"), "head -1"),
+        (("tail", "#", "--from", "earliest", *through), "head -1"),
+        (("tail", "#"), "true"),
+        (("consume", GROUP), "head -1"),
+        (("consume", GROUP, *through), "true"),
+        (("groups", "watch", GROUP), "true"),
+    ):
+        piped = ["sh", "-c", f'"$@" | {reader}', "sh", *shell.argv(*command)]
+        ended = subprocess.run(
+            piped, cwd=shell.directory, env=shell.environment, capture_output=True, check=False, timeout=60
+        )
+        assert len(ended.stdout.splitlines()) == (reader == "head -1"), command
+        assert b"rror" not in ended.stderr, command
+
+
 @pytest.mark.conforms("A9")
 def test_the_version_is_printed_in_json_too(shell: Shell) -> None:
     """What other commands answer is in `test_cli_json.py`."""

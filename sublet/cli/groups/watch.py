@@ -115,6 +115,7 @@ class _EventPrinter:
                     self._handle_leader(answer)
                 case GroupEventsUnavailable() as silent:
                     self._print_unreachable(silent)
+            self._cli.wait_for_reader_to_leave()
 
     def _query_leader(self) -> None:
         self._watching.set_nodes(self._find())

@@ -117,6 +117,7 @@ def _poll_batches(
         if batch is not None:
             yield batch
             received = time.monotonic()
+        cli.wait_for_reader_to_leave()
         has_joined = has_joined or batch is not None or bool(session.assignment())
         if not has_joined and not has_reported and time.monotonic() - began > LEADER_TIMEOUT_S:
             has_reported = True
