@@ -80,8 +80,8 @@ class CliOutput:
         sys.stdout.flush()
 
     def wait_for_reader_to_leave(self, timeout_s: float = 0.0) -> None:
-        """Wait, and raise `BrokenPipeError` as soon as the reader of stdout has gone: a command that has nothing to write
-        would not notice it."""
+        """Wait, and raise `BrokenPipeError` as soon as the reader of stdout has gone: it would not be noticed without
+        anything to write."""
         poll = select.poll()
         try:
             poll.register(sys.stdout, 0)  # of a pipe POLLERR, of a socket POLLHUP: both come without being asked for
