@@ -17,7 +17,7 @@ from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator.history_queries import NewestHistory, delete_old_history, read_history
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from tests.contract.group_world import SHARE, TWO, PostgresWorld
-from tests.contract.test_group_postgres import waiting_for_locks
+from tests.integration.log_kit import waiting_for_locks
 from tests.kit import eventually
 
 
@@ -108,7 +108,7 @@ def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
         with moving.transaction():
             consumer_progress.advance(moving, *held.uses, 3)
             answer = pool.submit(consumer_progress.read_position, asking, *held.uses)
-            eventually(waiting_for_locks(postgres))
+            eventually(lambda: waiting_for_locks(postgres.url))
         assert answer.result(30) == 3
 
 
@@ -119,7 +119,7 @@ def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> Non
         with user.transaction():
             consumer_progress.advance(user, *held.uses, 3)
             deleted = pool.submit(postgres.store.delete_group, SHARE)
-            eventually(waiting_for_locks(postgres))
+            eventually(lambda: waiting_for_locks(postgres.url))
         assert deleted.result(30) == held.led.group_id
         assert consumer_progress.read_position(user, *held.uses) == 3
 

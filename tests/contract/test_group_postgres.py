@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
@@ -25,16 +25,8 @@ from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, Led, PostgresWorld, grant, outcome
+from tests.integration.log_kit import waiting_for_locks
 from tests.kit import eventually
-
-
-def waiting_for_locks(world: PostgresWorld, count: int = 1) -> Callable[[], bool]:
-    def waits() -> bool:
-        sql = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-        row = world.connection.execute(sql).fetchone()
-        return row is not None and row[0] == count
-
-    return waits
 
 
 def patient(world: PostgresWorld) -> PostgresGroupStore:
@@ -105,7 +97,7 @@ def test_a_group_made_in_a_rollover_misses_no_stream(postgres: PostgresWorld) ->
         roller.execute("insert into generation (generation_id, space_id, ordinal, filter) overriding system value"
                        " values (2, 1, 1, '#')")  # fmt: skip
         opened = pool.submit(patient(postgres).open_group, SHARE)
-        eventually(waiting_for_locks(postgres))
+        eventually(lambda: waiting_for_locks(postgres.url))
         roller.execute("insert into stream (stream_id, space_id, generation_id, hash_from, hash_to)"
                        " overriding system value values (2, 1, 2, 0, 5)")  # fmt: skip
     assert list(postgres.lead(opened.result(timeout=30)).rows()) == [2]
@@ -119,7 +111,7 @@ def test_a_space_dropped_in_a_renewal_hides_nothing(postgres: PostgresWorld) -> 
     postgres.rollover(1)
     with blocking(postgres, "lock table lending in share mode") as (_, pool):
         renewal = pool.submit(patient(postgres).commit, [led.writes(sync=True)])
-        eventually(waiting_for_locks(postgres))
+        eventually(lambda: waiting_for_locks(postgres.url))
         (heir,) = postgres.drop_space(2, rolls=(1,))
     assert not renewal.result(timeout=30)[0].has_stale_term
     postgres.append(heir, 1)
@@ -134,9 +126,9 @@ def test_a_successor_waits_for_a_commit_under_way(postgres: PostgresWorld) -> No
     postgres.clock.advance(LEASE_S)
     with blocking(postgres, "lock table lending_history in exclusive mode") as (_, pool):
         commit = pool.submit(commit_all, slow, [led])
-        eventually(waiting_for_locks(postgres))
+        eventually(lambda: waiting_for_locks(postgres.url))
         claim = pool.submit(patient(postgres).claim, led.group_id, TWO, LEASE_S)
-        eventually(waiting_for_locks(postgres, 2))
+        eventually(lambda: waiting_for_locks(postgres.url) == 2)
         assert not claim.done()
     assert commit.result(timeout=30) == ["applied"]
     assert claim.result(timeout=30).node == TWO
@@ -151,7 +143,7 @@ def test_a_lease_that_ends_before_a_commit_is_over(postgres: PostgresWorld) -> N
     led = Led(postgres, group, store.claim(group.group_id, ONE, 1.0).term)
     with blocking(postgres, "select from leadership for update") as (_, pool):
         commit = pool.submit(store.commit, [led.writes(grant(stream))])
-        eventually(waiting_for_locks(postgres))
+        eventually(lambda: waiting_for_locks(postgres.url))
         expired = "select bool_and(expires_at < clock_timestamp()) from leadership"
         eventually(lambda: postgres.connection.execute(expired).fetchone() == (True,))
     assert commit.result(timeout=30)[0].has_stale_term
@@ -205,7 +197,7 @@ def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -
     with blocking(postgres, "select from leadership for update") as (_, pool):
         writes = held.led.writes(AdvancePosition(held.stream, held.grant_id, 8))
         commit = pool.submit(slow.commit, [writes])
-        eventually(waiting_for_locks(postgres))
+        eventually(lambda: waiting_for_locks(postgres.url))
         postgres.append(held.stream, 9)
         consumer_progress.advance(postgres.connection, *held.uses, 9)
     assert outcome(commit.result(timeout=30)[0].results[0]) == "applied, held at 9"

@@ -24,9 +24,9 @@ from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
 from sublet_storage.groups.model.records import Group, LendingStatus, OnDataLoss
 from tests.contract.group_world import Led, PostgresWorld, outcome
+from tests.integration.log_kit import waiting_for_locks
 from tests.kit import eventually
 
-WAITING = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 LONG_AGO, FAR = (ResetTarget.time(datetime(year, 1, 1, tzinfo=UTC)) for year in (2000, 9000))
 
 
@@ -171,7 +171,7 @@ def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
         with leader.transaction():
             leadership.lock(leader, (group.group_id,), None)
             resetting = pool.submit(world.reset, group, ResetTarget.earliest())
-            eventually(lambda: looking.execute(WAITING).rowcount)
+            eventually(lambda: waiting_for_locks(world.url))
             assert looking.execute(locked).rowcount == 0
         assert resetting.result()
 
