@@ -179,7 +179,7 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
     store.close()
 
 
-def test_a_caller_who_may_not_watch_is_told_so(shell: Shell) -> None:
+def test_a_caller_who_may_not_watch_gets_the_reason(shell: Shell) -> None:
     """With the right that is wanting, and not that no node is there."""
     assert shell.run("groups", "create", GROUP).code == 0
     node = shell.leader("n1", "--auth", "required")

@@ -123,10 +123,10 @@ class _EventPrinter:
         self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
             last_error = f" {self._last_error}." if self._last_error and (self._cli.json or self._is_refused) else ""
-            remedy = " Start one with `sublet leader`, or name one that is there with --node."
+            hint = " Start one with `sublet leader`, or name one that is there with --node."
             raise Unavailable(
                 f"no node has said who leads {self._subscription} within {NODE_TIMEOUT_S:g} s.{last_error}"
-                f"{'' if self._is_refused else remedy}"
+                f"{'' if self._is_refused else hint}"
             )
 
     def _handle_leader(self, answer: FindLeaderResponse) -> None:
