@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.connect import connect
-from tests.kit import database_of
+from sublet_storage.producer import Publisher
+from tests.kit import WAIT_S, database_of
+from tests.postgres_proxy import PostgresProxy
 
 
 def settings(conn: psycopg.Connection[tuple[object, ...]], *names: str) -> list[object]:
@@ -57,6 +61,27 @@ def test_a_missing_database_is_refused(server_url: str) -> None:
     missing = database_of(server_url, "missing")
     with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
         connect(missing)
+
+
+@pytest.mark.parametrize(
+    ("opens", "at"),
+    [
+        (lambda url: Publisher(url), b"alembic_version"),
+        (lambda url: Publisher(url, producer="p"), b"register_producer"),
+        (lambda url: Session("$share/g/#", url), b"alembic_version"),
+        (lambda url: Session("$share/g/#", url, name="s"), b"next_session_epoch"),
+    ],
+    ids=["publisher", "named publisher", "session", "named session"],
+)
+def test_a_loss_while_opening_is_named(database: str, opens: Callable[[str], object], at: bytes) -> None:
+    """Wherever it comes: who tries again waits for one error, and no other."""
+    with PostgresProxy(database) as proxy, ThreadPoolExecutor(1) as pool:
+        proxy.freeze(at)
+        opening = pool.submit(opens, proxy.url)
+        assert proxy.frozen.wait(WAIT_S)
+        proxy.thaw()
+        with pytest.raises(DatabaseUnreachable, match=r"^the database went away while"):
+            opening.result(WAIT_S)
 
 
 def test_a_connection_in_use_is_closed_elsewhere(database: str) -> None:

@@ -147,6 +147,10 @@ def test_what_retention_has_taken_is_said(database: str) -> None:
         assert values(list(feed.history("eu/#", held, on_data_loss=reported.append))) == [b"4"]
         assert [(gone.stream_id, gone.offset, gone.oldest) for gone in reported] == [(stream, 2, None)]
         assert values(list(feed.history("eu/#"))) == [b"4"]
+        for begin in (feed.history, feed.follow):
+            with pytest.raises(PositionGone):
+                begin("eu/#", held).read()
+            assert read_values(begin("eu/#", str(feed.bookmark)), 1) == [b"4"], "reported again"
         reader.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -113,6 +115,44 @@ def test_a_forked_child_may_not_use_a_session(database: str, node: str) -> None:
     assert lines[13].startswith("another: process ")
     assert "`spawn`" in lines[13]
     assert lines[14:] == ["child ended 0", "parent went on"]
+
+
+READS = """
+import os, sys, sublet
+
+with sublet.Feed(NODE) as feed, feed.follow("#", "earliest") as reader:
+    assert reader.read(30).num_rows == 1
+    child = os.fork()
+    if child == 0:
+        try:
+            reader.read(1)
+        except sublet.errors.UsageError as error:
+            print(error, flush=True)
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    feed.publish("a", b"2").result(30)
+    assert reader.read(30).num_rows == 1
+"""
+
+
+def test_a_forked_child_may_not_read_a_feed(database: str, node: str) -> None:
+    """And ends, though the block around its parent's reader closes the reader."""
+    with Publisher(database) as publisher:
+        publisher.publish("a", b"1")
+    with subprocess.Popen(
+        [sys.executable, "-c", f"NODE = {node!r}\n{READS}"],
+        env=environment(database),
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    ) as program:
+        try:
+            said, _ = program.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+    assert program.returncode == 0
+    assert said.startswith("this reader was made in process ")
 
 
 PARTS = """

@@ -40,9 +40,10 @@ def publishers(conn: psycopg.Connection[Any]) -> list[int]:
 
 
 def every_use_in_a_child_is_refused(database: str) -> None:
-    with Publisher(database, linger_ms=60_000) as publisher:
+    with Publisher(database, "default", linger_ms=60_000) as publisher:
         publisher.publish("t", b"before")
         publisher.flush(20)
+        in_epoch = publisher.in_epoch(1)
         queued = publisher.publish("t", b"queued")
 
         def story() -> None:
@@ -53,6 +54,8 @@ def every_use_in_a_child_is_refused(database: str) -> None:
                 lambda: publisher.publish("t", b"child"),
                 lambda: publisher.publish_batch({"topic": "t", "value": [b"child"]}),
                 publisher.flush,
+                in_epoch.check,
+                lambda: in_epoch.publish("t", b"child"),
             ):
                 with pytest.raises(UsageError, match=reported):
                     use()

@@ -76,6 +76,17 @@ def test_a_bookmark_brings_streams(cursor: FeedCursor) -> None:
     assert step(cursor, 3, 0, 1) is ADVANCED
 
 
+@pytest.mark.conforms("P3")
+def test_a_bookmark_leaves_out_what_is_gone(cursor: FeedCursor) -> None:
+    """A stream of which nothing is left would be reported again wherever the bookmark is used."""
+    for oldest, offsets in ((7, {1: 7, 2: 0}), (None, {2: 0})):
+        page = FeedPage(cursor.subscription, stream_id=1, start=5, position=7, is_gone=True, oldest_offset=oldest)
+        assert cursor.accept(page) is ADVANCED
+        assert cursor.bookmark == Bookmark(2, offsets)
+        cursor.go_back()
+        assert cursor.bookmark == Bookmark(2, {1: 5, 2: 0})
+
+
 def test_a_step_before_any_beginning_is_doubted() -> None:
     cursor = FeedCursor("r")
     assert step(cursor, 1, 0, 1) is GAP

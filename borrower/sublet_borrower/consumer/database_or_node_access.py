@@ -14,7 +14,7 @@ from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.postgres_head_listener import HeadFeed, OnHeads, OnListening, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
-from sublet_storage.db.connect import connect
+from sublet_storage.db.connect import connect, map_loss
 from sublet_storage.groups import consumer_progress
 from sublet_storage.node_directory import list_live_nodes
 
@@ -72,7 +72,7 @@ def node_transport(
 
 
 def _draw_session_epoch(url: str, subscription: Subscription, session: str) -> int:
-    with connect(url, application_name="sublet session") as connection:
+    with map_loss("opening a session"), connect(url, application_name="sublet session") as connection:
         return consumer_progress.next_session_epoch(connection, subscription, session)
 
 

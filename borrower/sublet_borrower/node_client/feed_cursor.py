@@ -61,6 +61,8 @@ class FeedCursor:
             return FeedPageAcceptance.STALE if page.position <= at else FeedPageAcceptance.GAP
         self._previous = page.stream_id, at
         self._offsets[page.stream_id] = page.position
+        if page.is_gone and page.oldest_offset is None:
+            del self._offsets[page.stream_id]  # nothing will come of it: in a bookmark it would be reported again
         return FeedPageAcceptance.ADVANCED
 
     def confirm(self) -> None:

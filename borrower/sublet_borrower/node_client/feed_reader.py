@@ -38,6 +38,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
 from sublet_storage.util.timeouts import check_timeout
 
@@ -54,7 +55,8 @@ class FeedReader(Iterator[pa.Table]):
 
     When a node is lost, reading goes on from where it was, at the next node. Where no node answers for
     `node_timeout_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises
-    `PositionGone` once, unless there is `on_data_loss`, which is called."""
+    `PositionGone` once, unless there is `on_data_loss`, which is called. It belongs to the process that made it: in a
+    fork of that `read` raises `UsageError`, and `close` does nothing."""
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class FeedReader(Iterator[pa.Table]):
     ) -> None:
         if not isinstance(filter, str | TopicFilter):
             raise InvalidFilter(f"filter {ascii(filter)[:60]}: it is a text, such as orders/#.")
+        self._owner = OwnerProcess()
         self._calls, self._kind, self._node_timeout_s = FailoverNodeClient(nodes), kind, node_timeout_s
         self._filter = filter if isinstance(filter, TopicFilter) else TopicFilter.parse(filter)
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
@@ -89,6 +92,7 @@ class FeedReader(Iterator[pa.Table]):
     def read(self, timeout_s: float | None = None) -> pa.Table | None:
         """Return the next table; None if the history is over (`is_finished`), or nothing has come in time. What an
         exception of a signal handler keeps from being returned, the next call returns."""
+        self._owner.check("this reader")
         timeout_s = check_timeout(timeout_s)
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         self._cursor.confirm()
@@ -110,13 +114,15 @@ class FeedReader(Iterator[pa.Table]):
         return None
 
     def close(self) -> None:
-        """End it; `bookmark` stays."""
+        """End it; `bookmark` stays. In a process forked from the reader's it does nothing."""
+        if self._owner.is_forked:  # whose copy of a channel never ends, as its threads are the parent's
+            return
         self.is_finished = True
         self._hang_up()
         self._calls.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_pages", None) is not None:
+        if getattr(self, "_pages", None) is not None and not self._owner.is_forked:
             self._hang_up()
 
     def __next__(self) -> pa.Table:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_protocol.domain.secret import Secret
-from sublet_storage.db.connect import check_schema, connect
+from sublet_storage.db.connect import check_schema, connect, map_loss
 from sublet_storage.db.database_url import as_secret, format_url, resolve_database_url
 
 
@@ -80,7 +80,7 @@ def open_connection(url: str | None, data_dir: Path | None, application_name: st
 
 def check_database(url: str) -> None:
     """Raise unless the database can be reached and has this program's schema."""
-    with connect(url) as conn:
+    with map_loss("looking at its schema"), connect(url) as conn:
         check_schema(conn)
 
 

@@ -275,6 +275,17 @@ def _find_hint(url: str, text: str) -> str:
 
 
 @contextmanager
+def map_loss(action: str) -> Iterator[None]:
+    """Raise `DatabaseUnreachable` where the server goes away, or fails, in the middle of that."""
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise DatabaseUnreachable(
+            f"the database went away while {action}: {hide_secrets(format_error(error))}."
+        ) from error
+
+
+@contextmanager
 def map_rejection(error_type: type[SubletError]) -> Iterator[None]:
     """Raise an error of that type where a function of the schema rejects what it is given."""
     try:

@@ -11,12 +11,10 @@ from contextlib import ExitStack
 from datetime import datetime
 from types import TracebackType
 
-import psycopg
-
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
 from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
-from sublet_storage.db.connect import connect
+from sublet_storage.db.connect import connect, map_loss
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.arrow_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.log.block_encoder import compute_epoch_bounds
@@ -307,6 +305,7 @@ class SingleEpochPublisher:
 
     def check(self) -> None:
         """Raise `EpochAlreadyCompleted` if it may be published no more."""
+        self._publisher._owner.check("this publisher")
         self._publisher._get_capability().check([self.epoch])
 
     def publish(
@@ -334,17 +333,12 @@ def _open_log(
 ) -> tuple[PublisherRoutingTable, ProducerIdentity, int | None, str | None]:
     """Return the routes, the producer's identity, the id of the one space if it is for one, and the database's
     timeline."""
-    try:
-        with connect(
-            url,
-            application_name="sublet publisher",
-            lock_timeout_s=REGISTER_TIMEOUT_S,
-            receive_timeout_s=ATTEMPT_TIMEOUT_S,
-        ) as conn:
-            space_id = None if space is None else find_space(conn, space).space_id
-            routes = PublisherRoutingTable.load(conn, space)
-            if producer is None:
-                return routes, ProducerIdentity(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
-            return routes, ProducerIdentity(producer, register_producer(conn, producer)), space_id, conn.timeline
-    except psycopg.OperationalError as error:
-        raise DatabaseUnreachable(f"the database went away while opening a publisher: {error}") from error
+    connecting = connect(
+        url, application_name="sublet publisher", lock_timeout_s=REGISTER_TIMEOUT_S, receive_timeout_s=ATTEMPT_TIMEOUT_S
+    )
+    with map_loss("opening a publisher"), connecting as conn:
+        space_id = None if space is None else find_space(conn, space).space_id
+        routes = PublisherRoutingTable.load(conn, space)
+        if producer is None:
+            return routes, ProducerIdentity(uuid.uuid4().hex, UNNAMED), space_id, conn.timeline
+        return routes, ProducerIdentity(producer, register_producer(conn, producer)), space_id, conn.timeline
