@@ -10,6 +10,8 @@ What a command needs is imported when it runs: `sublet --help` must not wait for
 from __future__ import annotations
 
 import gc
+import io
+import os
 import signal
 import sys
 
@@ -20,10 +22,20 @@ _MAX_YOUNG_OBJECTS = 10_000
 def main() -> None:
     """Run `sublet`. Ctrl-C ends it cleanly from the beginning, also while libraries are loaded."""
     gc.set_threshold(_MAX_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # stderr has the command's own sentences
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whatever the locale is, no message is one that cannot be printed
+        encoding = None if sys.stdout.isatty() else "utf-8"
+        sys.stdout.reconfigure(encoding=encoding, errors="backslashreplace")
     try:
         _run_app()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except OSError as error:  # a help that cannot be written: commands end their errors themselves
+        from sublet.cli.base.command import drop_unwritten
+
+        drop_unwritten()
+        sys.stderr.write(f"sublet: {error}.\n")
+        sys.exit(1)
 
 
 def _run_app() -> None:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, MalformedRow, StaleTerm, UnknownOutcome
-from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups import consumer_progress
@@ -49,6 +49,16 @@ def commit_all(store: GroupStore, groups: Sequence[Led], *entries: Any, sync: bo
     given = entries or [grant(led.stream) for led in groups]
     batch = [led.writes(entry, sync=sync) for led, entry in zip(groups, given, strict=True)]
     return [result.results[0].outcome for result in store.commit(batch)]
+
+
+def test_a_creation_out_of_time_names_the_command(postgres: PostgresWorld) -> None:
+    store = postgres.another_store(lock_timeout_s=30, statement_timeout_s=0.2)
+    named = r"`sublet groups create '\$share/slow/#' --from earliest`"
+    with (
+        blocking(postgres, "lock table space in access exclusive mode"),
+        pytest.raises(TransactionRolledBack, match=named),
+    ):
+        store.open_group(Subscription.parse("$share/slow/#"), StartingPosition("earliest"))
 
 
 def reports(caplog: pytest.LogCaptureFixture, led: Led) -> list[Any]:

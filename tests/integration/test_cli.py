@@ -213,6 +213,52 @@ def test_a_closed_pipe_ends_a_command_quietly(shell: Shell) -> None:
         assert b"roken" not in err
 
 
+def test_a_closed_pipe_is_seen_without_a_message(shell: Shell) -> None:
+    """No message comes once the reader has gone, nor has one when nothing was printed."""
+    node = shell.leader("n1")
+    shell.run("publish", "a", stdin="0\n1\n2\n")
+    shell.run("groups", "create", GROUP, "--from", "earliest")
+    through = ("--node", node.address)
+    for command, reader in (
+        (("tail", "#", "--from", "earliest"), "head -1"),
+        (("tail", "#", "--from", "earliest", "--epochs"), "head -1"),
+        (("tail", "#", "--from", "earliest", *through), "head -1"),
+        (("tail", "#"), "true"),
+        (("consume", GROUP), "head -1"),
+        (("consume", GROUP, *through), "true"),
+        (("groups", "watch", GROUP), "true"),
+    ):
+        piped = ["sh", "-c", f'"$@" | {reader}', "sh", *shell.argv(*command)]
+        ended = subprocess.run(
+            piped, cwd=shell.directory, env=shell.environment, capture_output=True, check=False, timeout=60
+        )
+        assert len(ended.stdout.splitlines()) == (reader == "head -1"), command
+        assert b"rror" not in ended.stderr, command
+
+
+def test_any_message_is_printed_in_any_locale(shell: Shell) -> None:
+    """As UTF-8, which it was published as; a terminal's own encoding is not tried here."""
+    shell.run("publish", "a/ü", stdin="€\n")
+    shell.environment |= {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for unbuffered in ("", "1"):
+        shell.environment["PYTHONUNBUFFERED"] = unbuffered
+        command = shell.argv("tail", "#", "--from", "earliest", "--no-follow")
+        ended = subprocess.run(
+            command, cwd=shell.directory, env=shell.environment, capture_output=True, check=False, timeout=60
+        )
+        assert (ended.returncode, ended.stdout.decode()) == (0, "a/ü\t\t€\n"), ended.stderr
+
+
+def test_a_help_that_cannot_be_written(shell: Shell) -> None:
+    for command in (["--help"], ["--version"], ["groups", "--help"]):
+        with Path("/dev/full").open("wb") as full:
+            argv = shell.argv(*command)
+            ended = subprocess.run(
+                argv, cwd=shell.directory, env=shell.environment, stdout=full, stderr=subprocess.PIPE, check=False
+            )
+        assert (ended.returncode, ended.stderr) == (1, b"sublet: [Errno 28] No space left on device.\n"), command
+
+
 @pytest.mark.conforms("A9")
 def test_the_version_is_printed_in_json_too(shell: Shell) -> None:
     """What other commands answer is in `test_cli_json.py`."""

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -340,6 +341,28 @@ def test_under_json_nothing_is_asked(shell: Shell) -> None:
         reported = json.loads(answer.err)
         assert reported == {"error": reported["error"], "exit_code": USAGE}
         assert done(shell.run(*command.split(), "--json", "--yes"))
+
+
+def test_a_group_that_no_node_creates_is_named(shell: Shell, database: str) -> None:
+    shell.leader("n1")
+    with connect(database, idle_in_transaction_timeout_s=60) as connection, connection.transaction():
+        connection.execute("lock table space in access exclusive mode")
+        answer = shell.run("consume", GROUP, "--idle-timeout", "3s")
+    refused(answer, UNAVAILABLE, "No node has created the group yet", "`sublet groups create '$share/g/#'`")
+
+
+def test_a_user_who_may_not_migrate_is_named(shell: Shell, database: str) -> None:
+    """Whether the schema is there, or not."""
+    with connect(database) as connection:
+        connection.execute("create role outsider login")
+    try:
+        shell.environment["SUBLET_DATABASE_URL"] = make_conninfo(database, user="outsider")
+        for schema in ("sublet", "other"):
+            shell.environment["SUBLET_SCHEMA"] = schema
+            refused(shell.run("migrate"), CONFLICT, f"schema {schema!r}: user 'outsider' may not create anything in it")
+    finally:
+        with connect(database) as connection:
+            connection.execute("drop role outsider")
 
 
 @pytest.mark.conforms("A9")

@@ -501,6 +501,21 @@ def test_several_batches_in_one_transaction(place: OutputStage) -> None:
             pass
 
 
+def test_a_batch_of_another_session_is_refused(place: OutputStage) -> None:
+    """Before anything is done with it: its own session commits it afterwards."""
+    place.publish(1)
+    other = OutputStage(place.url)
+    with place.session(auto_ack=False) as session, other.session(auto_ack=False) as wrong:
+        batch = first(session)
+        for each in (batch, batch.slice(0, 1)):
+            with pytest.raises(UsageError, match="is of another session"):
+                commit(wrong, each)
+        assert not batch.has_uncommitted_transaction
+        commit(session, batch)
+    assert place.state() == (expected(1), 1)
+    other.connection.close()
+
+
 @pytest.mark.conforms("E37")
 def test_parts_of_a_batch_are_committed_in_order(place: OutputStage) -> None:
 

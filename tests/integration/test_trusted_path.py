@@ -212,3 +212,8 @@ def test_no_program_is_run_where_it_lies(home: Path, monkeypatch: pytest.MonkeyP
 
 
 no_match: Callable[..., list[Path]] = lambda *_: []  # noqa: E731
+
+
+def test_a_name_that_is_not_utf8_is_refused(server_home: Path) -> None:
+    with pytest.raises(EmbeddedDirectoryUnusable, match="its name is not UTF-8"):
+        find_server_user(server_home / os.fsdecode(b"\xff"))

@@ -179,6 +179,19 @@ def test_a_group_is_watched_by_its_printed_name(shell: Shell, database: str) -> 
     store.close()
 
 
+def test_a_caller_who_may_not_watch_gets_the_reason(shell: Shell) -> None:
+    """With the right that is wanting, and not that no node is there."""
+    assert shell.run("groups", "create", GROUP).code == 0
+    node = shell.leader("n1", "--auth", "required")
+    shell.environment["SUBLET_TOKEN"] = shell.run("access", "token", "user:etl").out.strip()
+    with away(shell):
+        answer = shell.run("groups", "watch", GROUP, "--node", node.address)
+    refused(answer, 5, f"Node {node.address} refuses: user:etl has no right to watch")
+    assert "does not answer" not in answer.err
+    assert "Start one" not in answer.err
+    assert len([line for line in answer.err.splitlines() if "WARNING" not in line]) == 1, answer.err
+
+
 @pytest.mark.long
 @pytest.mark.conforms("A9")
 def test_without_a_node_there_is_nothing_to_watch(shell: Shell) -> None:

@@ -127,7 +127,8 @@ def test_a_refused_watch_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     refusal, query = Subscribe(Channel.GROUP, GROUP), MessageToNode(event(1))
     watch.on_loop(lambda: watch.followed["n1:1"].refuse(query, "no right"))
     watch.on_loop(lambda: watch.followed["n2:1"].refuse(refusal, "16 watch it"))
-    assert watch.taken() == [GroupEventsUnavailable("n1:1", "no right"), GroupEventsUnavailable("n2:1", "16 watch it")]
+    refusals = [("n1:1", "no right"), ("n2:1", "16 watch it")]
+    assert watch.taken() == [GroupEventsUnavailable(*each, is_refusal=True) for each in refusals]
     assert watch.queries() == ["n2:1"]
     assert watch.queries() == []
 

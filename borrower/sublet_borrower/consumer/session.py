@@ -269,6 +269,11 @@ class Session:
         """
         self._member.check_owner()
         self._poll_monitor.check_thread()
+        for batch in batches:
+            if isinstance(batch, Batch) and not batch.is_from(self._assignment):
+                raise UsageError(
+                    f"{batch!r} is of another session: use that one's transaction, or batch.transaction()."
+                )
         try:
             with self._transactions.run(batches) as connection:
                 yield connection

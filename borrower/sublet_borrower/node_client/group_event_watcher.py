@@ -49,10 +49,11 @@ class GroupEventsDropped(Struct, frozen=True):
 
 
 class GroupEventsUnavailable(Struct, frozen=True):
-    """The event that a node does not answer, or rejects the watcher. Its events meanwhile are lost."""
+    """The event that a node does not answer, or rejects the watcher (`is_refusal`). Its events meanwhile are lost."""
 
     address: str
     reason: str
+    is_refusal: bool = False
 
 
 class FindLeaderResponse(Struct, frozen=True):
@@ -221,12 +222,12 @@ class GroupEventWatcher:
     def _on_refused(self, address: str, command: Command, reason: str) -> None:
         if isinstance(command, Subscribe):
             self._unsubscribed.add(address)
-        self._on_lost(address, reason)
+        self._on_lost(address, reason, is_refusal=True)
 
-    def _on_lost(self, address: str, reason: str) -> None:
+    def _on_lost(self, address: str, reason: str, *, is_refusal: bool = False) -> None:
         self._unanswered.discard(address)
         self._names.pop(address, None)
-        self._put(GroupEventsUnavailable(address, truncate(reason)))
+        self._put(GroupEventsUnavailable(address, truncate(reason), is_refusal))
 
     def _put(self, event: WatchEvent) -> None:
         """Drop what comes while too much waits, until all of that is taken: so the loss is reported where it was."""

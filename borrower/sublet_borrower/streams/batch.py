@@ -222,6 +222,10 @@ class Batch:
         """Return whether it is the same work, given out again or not."""
         return self._granted is batch._granted and self.ticket == batch.ticket
 
+    def is_from(self, assignment: object) -> bool:
+        """Return whether the session of this assignment has given it out."""
+        return self._granted.assignment is assignment
+
     def join_transaction(self, together: Iterable[Batch]) -> None:
         """Check that a transaction may have its progress and that of the others in `together`. Raise `UsageError`."""
         if self.committed:

@@ -27,7 +27,7 @@ class GrantedStream:
     being read, and may be taken. `is_unreadable`: the next messages are gone, or cannot be read now: then it is tried
     at `retry_at`, and `read_failure` has what was reported of it. `final_error`: it cannot be decoded, or the stream
     ends before it, and is handed back once all before it is done. `size`: bytes given out so far. `max_bytes`: the most
-    that is worth reading at once.
+    that is worth reading at once. `assignment`: the session's, which has it.
     """
 
     stream_id: int
@@ -51,6 +51,7 @@ class GrantedStream:
     size: int = 0
     ticket: int = 0
     max_bytes: int | None = None
+    assignment: object = field(default=None, kw_only=True, repr=False)
 
     @property
     def acknowledged_offset(self) -> int:

@@ -306,11 +306,12 @@ class SessionAssignment:
         self._remove(grant.stream_id, GrantEndOutcome.LOST)
         facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
         if grant.consumed is None:
-            self._granted[grant.stream_id] = GrantedStream(*facts, grant_key=grant.grant_key)
+            self._granted[grant.stream_id] = GrantedStream(*facts, grant_key=grant.grant_key, assignment=self)
         else:
             self._granted[grant.stream_id] = CompleteEpochStream(
                 *facts,
                 grant_key=grant.grant_key,
+                assignment=self,
                 step_planner=EpochStepPlanner(grant.position, grant.consumed),
             )
         self._turn.insert(self._new_count, grant.stream_id)  # its first messages come before more of the others

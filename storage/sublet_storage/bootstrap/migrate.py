@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from alembic import command
@@ -82,6 +82,9 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
         if version != target:
+            may_create = conn.execute("select has_schema_privilege(%s, 'create, usage')", (schema,)).fetchone()
+            if may_create is not None and not may_create[0]:
+                _refuse_user(conn, schema)
             compatible = _read_compatible_from(target)
             _run_alembic(
                 url, schema, command.upgrade, target, partial(_refuse_under_nodes, version, target, compatible)
@@ -284,7 +287,17 @@ def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
     """Check first: `if not exists` demands the right to create even where there is nothing to do."""
     row = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchone()
     if row is not None and row[0]:
-        conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
+        try:
+            conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
+        except psycopg.errors.InsufficientPrivilege:
+            _refuse_user(conn, schema)
+
+
+def _refuse_user(conn: psycopg.Connection[Any], schema: str) -> NoReturn:
+    raise Conflict(
+        f"schema {schema!r}: user {conn.info.user!r} may not create anything in it, nothing was changed. Run `sublet "
+        f"migrate` as its owner, or as the owner of database {conn.info.dbname!r} if there is none yet."
+    )
 
 
 def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:

@@ -220,14 +220,14 @@ def run_command(cli: CliCommandContext, command: Callable[[], int | None]) -> in
         _prepare_stdout()
         return command() or 0
     except BrokenPipeError:
-        _drop_unwritten()
+        drop_unwritten()
         return BROKEN_PIPE
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
     except Exception as error:  # any error ends as one sentence
         text, code = explain_error(error)
         if isinstance(error, OSError):
-            _drop_unwritten()
+            drop_unwritten()
         if cli.log is not None:
             cli.log.critical("%s", text, exc_info=cli.debug)
             return code
@@ -254,7 +254,11 @@ def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, psycopg.OperationalError):
         return f"the database did not answer as it should: {text}. Try again; --debug shows where it happened.", 5
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return f"{text}. Give the database's user that right, or use another user.", 1
+        return (
+            f"{text}. Make the database's user a member of the role that may do this (docs/roles.md; `sublet roles` "
+            "shows the members), or use another user.",
+            1,
+        )
     if isinstance(error, OSError):
         return f"{text}.", 1
     return (
@@ -314,7 +318,7 @@ def _prepare_stdout() -> None:
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors)
 
 
-def _drop_unwritten() -> None:
+def drop_unwritten() -> None:
     """Redirect stdout to /dev/null where what is in its buffer cannot be written, so that Python does not try it again
     at exit."""
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import select
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -75,6 +78,18 @@ class CliOutput:
         """Write lines to stdout and flush. Raise `BrokenPipeError` if the reader has gone."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
+
+    def wait_for_reader_to_leave(self, timeout_s: float = 0.0) -> None:
+        """Wait, and raise `BrokenPipeError` as soon as the reader of stdout has gone: it would not be noticed without
+        anything to write."""
+        poll = select.poll()
+        try:
+            poll.register(sys.stdout, 0)  # of a pipe POLLERR, of a socket POLLHUP: both come without being asked for
+        except (OSError, io.UnsupportedOperation):
+            time.sleep(timeout_s)
+            return
+        if poll.poll(timeout_s * 1000):
+            raise BrokenPipeError
 
     def print_lines(self, lines: Iterable[str]) -> None:
         """Print lines for people to stdout. Characters that could move a cursor are escaped."""

@@ -14,6 +14,9 @@ from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_fronti
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 
+CREATE_TIMEOUT_S = 60.0
+"""For the rows of a group, one for each stream of its filter, which may be very many."""
+
 
 def create(
     cli: CliCommandContext,
@@ -94,7 +97,7 @@ def create(
     )
     load_strategy(strategy)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, is_new = create_group(database.url, parsed_subscription, options)
+        group, is_new = create_group(database.url, parsed_subscription, options, statement_timeout_s=CREATE_TIMEOUT_S)
         epochs = describe_group(connection, parsed_subscription).epochs if atomic else ()
     if cli.json:
         summary = {"subscription": str(parsed_subscription), "group_id": group.group_id, "created": is_new}

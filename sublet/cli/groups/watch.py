@@ -90,6 +90,7 @@ class _EventPrinter:
         self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
         self._last_error = ""
+        self._is_refused = False
 
     def run(self) -> None:
         """Print events until a signal comes. Raise `NotFound` if the group is gone, `Unavailable` if no node
@@ -115,15 +116,17 @@ class _EventPrinter:
                     self._handle_leader(answer)
                 case GroupEventsUnavailable() as silent:
                     self._print_unreachable(silent)
+            self._cli.wait_for_reader_to_leave()
 
     def _query_leader(self) -> None:
         self._watching.set_nodes(self._find())
         self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
-            last_error = f" {self._last_error}." if self._cli.json and self._last_error else ""
+            last_error = f" {self._last_error}." if self._last_error and (self._cli.json or self._is_refused) else ""
+            hint = " Start one with `sublet leader`, or name one that is there with --node."
             raise Unavailable(
-                f"no node has said who leads {self._subscription} within {NODE_TIMEOUT_S:g} s.{last_error} Start one "
-                "with `sublet leader`, or name one that is there with --node."
+                f"no node has said who leads {self._subscription} within {NODE_TIMEOUT_S:g} s.{last_error}"
+                f"{'' if self._is_refused else hint}"
             )
 
     def _handle_leader(self, answer: FindLeaderResponse) -> None:
@@ -144,10 +147,14 @@ class _EventPrinter:
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
     def _print_unreachable(self, silent: GroupEventsUnavailable) -> None:
-        """Print that a node does not answer; for programs, only with the error that follows, if no node answers."""
-        reason = silent.reason.removeprefix(f"{silent.address}: ")
-        self._last_error = f"Node {silent.address} does not answer: {reason}"
-        if self._cli.json and not self._answered_at_all:
+        """Print that a node does not answer; for programs, and where it refuses, only with the error
+        that follows, if no node answers."""
+        reason, last_error = silent.reason.removeprefix(f"{silent.address}: ").rstrip("."), self._last_error
+        self._is_refused = silent.is_refusal
+        self._last_error = f"Node {silent.address} {'refuses' if silent.is_refusal else 'does not answer'}: {reason}"
+        if not self._answered_at_all and (self._cli.json or silent.is_refusal):
+            return
+        if silent.is_refusal and self._last_error == last_error:  # it is refused at each query
             return
         self._cli.print_info(
             f"{self._last_error}. What it sent meanwhile, `sublet groups history` has as far as it is durable."

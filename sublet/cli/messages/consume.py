@@ -117,6 +117,7 @@ def _poll_batches(
         if batch is not None:
             yield batch
             received = time.monotonic()
+        cli.wait_for_reader_to_leave()
         has_joined = has_joined or batch is not None or bool(session.assignment())
         if not has_joined and not has_reported and time.monotonic() - began > LEADER_TIMEOUT_S:
             has_reported = True
@@ -166,14 +167,19 @@ def _explain_waiting(url: str, subscription: Subscription) -> str | None:
 
     if not _list_live_nodes(url):
         return "No leader node is listed in the database: start one with `sublet leader`."
-    group = None
     with suppress(InsufficientPrivilege), connect(url, application_name="sublet consume") as connection:
         group = group_lifecycle.find_live(connection, subscription)
-    if group is None or group.desired_state.pause_reason is None:
-        return None
-    reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
-    command = f"sublet groups resume {shlex.quote(str(subscription))}"
-    return f"The group is paused{reason}: `{command}` has its streams granted again."
+        if group is None:
+            return (
+                "No node has created the group yet: their logs have the reason. `sublet groups create "
+                f"{shlex.quote(str(subscription))}` creates it as well, with the --from that it shall begin at."
+            )
+        if group.desired_state.pause_reason is None:
+            return None
+        reason = f" ({group.desired_state.pause_reason})" if group.desired_state.pause_reason else ""
+        command = f"sublet groups resume {shlex.quote(str(subscription))}"
+        return f"The group is paused{reason}: `{command}` has its streams granted again."
+    return None
 
 
 def _explain_silence(nodes: list[str]) -> str | None:

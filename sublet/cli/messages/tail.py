@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -26,6 +25,8 @@ STARTS = ("latest", "active", "earliest")
 
 FIRST_WAIT_S = 0.005
 MAX_WAIT_S = 0.2
+NODE_WAIT_S = 0.5
+"""Longest wait for a page of a node, until it is looked whether the output is read."""
 STREAM_WAIT_S = 1.0
 """Wait before payloads are read again that were unavailable."""
 
@@ -98,8 +99,10 @@ def _print_from_nodes(
     with cli.open_feed(nodes) as feed:
         read = feed.follow if follow else feed.history
         with read(topic_filter, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")) as pages:
-            while not printer.is_full and (page := next(pages, None)) is not None:
-                printer.print_batch(page)
+            while not (printer.is_full or pages.is_finished):
+                if (page := pages.read(NODE_WAIT_S)) is not None:
+                    printer.print_batch(page)
+                cli.wait_for_reader_to_leave()
 
 
 def _print_from_database(
@@ -179,12 +182,12 @@ class _PollWaiter:
             if not self._is_reported:
                 self._cli.print_info(f"Waiting: {error}")
             self._is_reported = True
-            time.sleep(STREAM_WAIT_S)
+            self._cli.wait_for_reader_to_leave(STREAM_WAIT_S)
 
     def pause(self, has_changed: bool) -> None:
         """Wait before the next poll; not at all after messages."""
         self._wait_s = 0.0 if has_changed else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
-        time.sleep(self._wait_s)
+        self._cli.wait_for_reader_to_leave(self._wait_s)
 
 
 def _read_with_deferred_signals(items: Iterator[T]) -> Iterator[T]:

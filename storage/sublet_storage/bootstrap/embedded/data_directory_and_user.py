@@ -100,6 +100,11 @@ def find_server_user(data_dir: Path) -> PostgresOsUser | None:
     Raise `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
     """
     _check_no_file(data_dir)
+    if any("\ud800" <= character <= "\udfff" for character in str(data_dir)):
+        raise EmbeddedDirectoryUnusable(
+            f"data directory {str(data_dir)!r}: its name is not UTF-8, which the server's addresses have to be. Choose "
+            "another directory (--data-dir, SUBLET_DATA_DIR)."
+        )
     with name_directory_in_errors(data_dir):
         if (data_dir / "pg").is_symlink():
             raise PermissionError(f"{data_dir / 'pg'} is a symbolic link. Name the directory it leads to, or remove it")

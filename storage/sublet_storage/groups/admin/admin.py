@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.coordinator.postgres_store import STATEMENT_TIMEOUT_S, PostgresGroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.records import Group, GroupOptions
@@ -18,11 +18,16 @@ from sublet_storage.notify.publisher import publish_once
 
 
 def create_group(
-    url: str, subscription: Subscription, options: GroupOptions, principal: str | None = None
+    url: str,
+    subscription: Subscription,
+    options: GroupOptions,
+    principal: str | None = None,
+    statement_timeout_s: float = STATEMENT_TIMEOUT_S,
 ) -> tuple[Group, bool]:
     """Create a group; return it, and whether it is new. Raise `Conflict` if it exists with other options, and
-    `TooManyGroups` if `principal` has created too many within a minute."""
-    with _open_store(url) as store:
+    `TooManyGroups` if `principal` has created too many within a minute. `statement_timeout_s`: its rows, one for each
+    stream, are made by one statement."""
+    with _open_store(url, statement_timeout_s) as store:
         existed = store.find_live_group(subscription) is not None
         group = store.declare_group(subscription, options, principal)
     publish_once(url, [group_change(str(subscription), group.group_id)])
@@ -55,8 +60,8 @@ def send_command(url: str, subscription: Subscription, command: GroupCommand) ->
 
 
 @contextmanager
-def _open_store(url: str) -> Iterator[PostgresGroupStore]:
-    store = PostgresGroupStore(url)
+def _open_store(url: str, statement_timeout_s: float = STATEMENT_TIMEOUT_S) -> Iterator[PostgresGroupStore]:
+    store = PostgresGroupStore(url, statement_timeout_s=statement_timeout_s)
     try:
         yield store
     finally:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from shlex import quote
 
 import psycopg
 
@@ -314,9 +315,18 @@ class PostgresGroupStore:
         more. Raise `TooManyGroups`."""
         now_us = self._get_now_us()
         while True:
-            created = self._connection.write(
-                lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
-            )
+            try:
+                created = self._connection.write(
+                    lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
+                )
+            except TransactionRolledBack as error:
+                if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                    raise TransactionRolledBack(
+                        f"group {str(subscription)!r}: its rows, one for each stream of its filter, were not made in "
+                        "the time of a statement. It is tried again; where it has too many streams, `sublet groups "
+                        f"create {quote(str(subscription))} --from {options.starting_position}` may take a minute."
+                    ) from error
+                raise
             group = created or self.find_live_group(subscription)
             if group is not None:
                 return group
