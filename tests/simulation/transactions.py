@@ -224,6 +224,11 @@ class _Shell(sublet_borrower.consumer.session.Session):
     def __del__(self) -> None:
         """Do nothing: there is nothing to close."""
 
+    def install(self, grant: Grant) -> GrantedStream:
+        """Return the stream as the session has it."""
+        facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
+        return GrantedStream(*facts, grant_key=grant.grant_key, assignment=self._assignment)
+
 
 @dataclass(slots=True)
 class GrantedWork(Work):
@@ -272,10 +277,7 @@ class WritingSession(Session):
         if self._shell is None:
             self._shell = _Shell(group_id, self._acknowledged)
         assert self._shell.group_id == group_id, "a subscription is to one life of a group"
-        filter = TopicFilter.parse(grant.filter)
-        granted = GrantedStream(
-            grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position, grant_key=grant.grant_key
-        )
+        granted = self._shell.install(grant)
         self._granted[grant.stream_id] = GrantedWork(group_id, grant.stream_id, grant.grant_id, grant.position, granted)
         self._simulation.checkers.names.installed(self._granted[grant.stream_id])
 
