@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.events import StreamsChanged, WritesCommitted, WritesNotCommitted
+from sublet_leader.group.rebalancer import ISOLATION_S
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import SLICE_ITEMS
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.messages.borrower_leader import (
@@ -29,6 +31,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import (
+    SUSPECT_LOSSES,
     AdvancePosition,
     ForceRelease,
     GrantStream,
@@ -40,7 +43,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     StartingPosition,
 )
-from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
+from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, Bench, granted, unwritten
 
 OTHER = "b/1"
 
@@ -812,3 +815,69 @@ def test_frontiers_are_announced_in_slices() -> None:
     assert answered(6) == [each for each in borrower_ids[:SLICE_ITEMS] if each != gone], "which have those from before"
     bench.pass_time(0.1, *borrower_ids)
     assert answered(6) == []
+
+
+def test_what_ends_holders_blocks_its_stream_alone() -> None:
+    """A process that ends as soon as it has that stream, before it reports anything of others, is started again."""
+    bench, life = Bench(8), 0
+    while bench.row(3).status is not LendingStatus.BLOCKED:
+        life += 1
+        borrower_id = f"a{life}/1"
+        bench.join(borrower_id)
+        bench.share(borrower_id)
+        while bench.row(3).status is LendingStatus.FREE:
+            for stream_id in bench.streams_of(borrower_id):
+                bench.save(bench.row(stream_id).position + 1, stream_id, borrower_id=borrower_id)
+            bench.share(borrower_id)
+        bench.evict()
+        bench.pass_time(60.0)
+    blocked = {row.stream_id for row in bench.store.rows(1).values() if row.status is LendingStatus.BLOCKED}
+    assert blocked == {3}
+
+
+@pytest.mark.parametrize(("moves", "waited_s", "held"), [(False, 0.0, 1), (True, 0.0, 4), (False, ISOLATION_S, 2)])
+def test_a_borrower_has_one_suspect_at_a_time(moves: bool, waited_s: float, held: int) -> None:
+    """Until that moves on; or another one each time that it had long enough to end its holder."""
+    bench = Bench(4)
+    for stream_id in bench.streams.streams:
+        bench.change_row(stream_id, losses=SUSPECT_LOSSES, lost_position=0)
+    bench.lead()
+    bench.join()
+    bench.share(BORROWER)
+    assert len(bench.holders()) == 1
+    for _ in range(4 * moves):
+        for stream_id in bench.holders():
+            bench.save(bench.row(stream_id).position + 1, stream_id)
+        bench.share(BORROWER)
+    bench.pass_time(waited_s + 2 * bench.settings.rebalance_debounce_s, BORROWER)
+    assert len(bench.holders()) == held
+
+
+def test_each_borrower_has_a_suspect_and_all_others() -> None:
+    bench = Bench(4)
+    for stream_id in (1, 2, 3):
+        bench.change_row(stream_id, losses=SUSPECT_LOSSES, lost_position=0)
+    bench.change_row(4, losses=SUSPECT_LOSSES - 1, lost_position=0)
+    bench.lead()
+    bench.join()
+    bench.join(OTHER)
+    bench.share(BORROWER, OTHER)
+    assert sorted(len(bench.streams_of(each) - {4}) for each in (BORROWER, OTHER)) == [1, 1]
+    assert 4 in bench.holders()
+
+
+def test_what_is_in_doubt_comes_back_together() -> None:
+    bench = Bench(2)
+    for stream_id in (1, 2):
+        bench.change_row(
+            stream_id,
+            status=LendingStatus.RESERVED,
+            session="red",
+            held_until_us=EPOCH_US + 10**9,
+            in_doubt=InDoubtRange(1, 0, 5, 60.0),
+            losses=SUSPECT_LOSSES,
+            lost_position=0,
+        )
+    bench.lead()
+    bench.named(BORROWER, "red")
+    assert bench.streams_of(BORROWER) == {1, 2}

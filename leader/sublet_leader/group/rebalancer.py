@@ -2,10 +2,12 @@
 
 A stream that is reserved for a session goes to that session alone, if it is connected, and else waits until the
 reservation ends. A strategy that breaks the rules of its interface is replaced by `even` for the rest of this leader's
-term.
+term. Of the streams whose next messages may have ended their holders a borrower has one at a time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from msgspec import Struct, field
 
@@ -24,6 +26,9 @@ from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.groups.model.records import LendingStatus
+
+ISOLATION_S = 60.0
+"""For how long a borrower that has a suspect, and goes on with nothing of it, gets no other one."""
 
 _NEVER = float("inf")
 
@@ -80,9 +85,29 @@ class Rebalancer:
             view.loads,
         )
         plan = self._call_strategy(allocation_input)
+        if withheld := self._find_withheld((*view.reclaimed, *plan.grants), now):
+            view.reclaimed = [grant for grant in view.reclaimed if grant[0] not in withheld]
+            plan = AllocationPlan(tuple(grant for grant in plan.grants if grant[0] not in withheld), plan.revokes)
+            view.retry_at = min(view.retry_at, now + self._settings.rebalance_debounce_s)
         if view.has_immovable_streams:
             view.retry_at = min(view.retry_at, now + self._settings.min_grant_duration_s)
         return RebalanceResult(plan, tuple(view.reclaimed), tuple(view.expired_reservations), view.retry_at)
+
+    def _find_withheld(self, grants: Iterable[tuple[int, str]], now: float) -> set[int]:
+        """Return the suspects among these streams whose borrowers have another one, or get it."""
+        suspects = [entry for entry in self._streams if entry.lending.is_suspect]
+        isolating = {
+            entry.assignment.borrower_id
+            for entry in suspects
+            if entry.assignment is not None and now < entry.assignment.granted_at + ISOLATION_S
+        }
+        stream_ids, withheld = {entry.lending.stream_id for entry in suspects}, set[int]()
+        for stream_id, borrower_id in grants:
+            if stream_id in stream_ids:
+                if borrower_id in isolating:
+                    withheld.add(stream_id)
+                isolating.add(borrower_id)
+        return withheld
 
     def _call_strategy(self, allocation_input: AllocationInput) -> AllocationPlan:
         try:

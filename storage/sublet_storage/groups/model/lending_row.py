@@ -15,7 +15,7 @@ from msgspec import Struct
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
-from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
+from sublet_storage.groups.model.records import SUSPECT_LOSSES, Lending, LendingOutcome, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
 """Microseconds in a second: times of the store are integers of microseconds since 1970."""
@@ -130,6 +130,7 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
         in_doubt=row.in_doubt,
         grant_key=row.grant_key,
         lock_valid_s=row.lock_valid_s,
+        suspect_position=row.lost_position if row.losses >= SUSPECT_LOSSES else None,
     )
 
 

@@ -27,6 +27,10 @@ MAINTENANCE = 0
 MAX_LOSSES = 5
 """Forced ends of grants at one and the same position after which the stream is blocked, not granted again."""
 
+SUSPECT_LOSSES = 2
+"""Those after which a borrower gets the stream only without another such one: which of its streams was the cause of its
+end shows once it has one of them."""
+
 
 TAKEOVER = "takeover"
 """The history event of a new leader; it is of the group, so its stream_id is 0."""
@@ -123,6 +127,7 @@ class Lending(Struct, frozen=True):
     group of the name, took it from its holder. `consumed`: in an atomic group, what is consumed in entire epochs.
     `in_doubt`: what a holder planned last. `grant_key`: of the grant in force. `lock_valid_s`: for how long its
     holder's agent begins user calls after it last saw its lock held; 0: it has none that this database has seen held.
+    `suspect_position`: at which it was taken from holders `SUSPECT_LOSSES` times or more.
     """
 
     stream_id: int
@@ -144,6 +149,13 @@ class Lending(Struct, frozen=True):
     in_doubt: InDoubtRange | None = None
     grant_key: GrantSecret | None = None
     lock_valid_s: float = 0.0
+    suspect_position: int | None = None
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether what comes next in it may end its holders. What is in doubt has to come back to its session
+        all the same."""
+        return self.suspect_position == self.position and self.pending_in_doubt is None
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
