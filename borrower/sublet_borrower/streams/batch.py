@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +15,7 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.grant_keys import GrantSecret
+from sublet_protocol.domain.limits import to_integer
 from sublet_storage.util import arrow_compute as pc
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
@@ -180,11 +180,8 @@ class Batch:
 
     def _check_offset(self, up_to_offset: object) -> int:
         """Return it as an int. Raise `UsageError`: a NaN would acknowledge everything, as it is less than nothing."""
-        try:
-            if not isinstance(up_to_offset, bool):
-                return operator.index(up_to_offset)  # type: ignore[arg-type]
-        except TypeError:
-            pass
+        if (offset := to_integer(up_to_offset)) is not None:
+            return offset
         raise UsageError(
             f"{self!r}: up_to_offset {ascii(up_to_offset)[:60]} is no offset, so that nothing is acknowledged. Give the"
             " offset behind the last message that is done, as a whole number."

@@ -24,7 +24,7 @@ from msgspec import Meta, Struct
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch, MalformedRow
-from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EPOCH, MIN_EPOCH
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EPOCH, MIN_EPOCH, to_integer
 
 Epoch = tuple[int, ...]
 
@@ -56,9 +56,9 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     Raise `InvalidEpoch`.
     """
     sequence: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
-    if not all(type(part) is int or _is_index(part) for part in sequence):
+    parts = [number for part in sequence if (number := to_integer(part)) is not None]
+    if len(parts) < len(sequence):
         raise _epoch_error(value, "an epoch is an integer, or a tuple of integers", "Give one")
-    parts = [operator.index(part) for part in sequence]
     if not 1 <= len(parts) <= MAX_DIMENSIONS:
         raise _epoch_error(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
     if not all(MIN_EPOCH <= part <= MAX_EPOCH for part in parts):
@@ -74,15 +74,6 @@ def check_count(epochs: Sequence[Epoch]) -> None:
     if len(epochs) > MAX_ANTICHAIN:
         rule = f"{len(epochs)} epochs at a time, and the limit is {MAX_ANTICHAIN}"
         raise InvalidEpoch(f"{rule}. Name fewer: what is at or after one of them may be published too.")
-
-
-def _is_index(part: object) -> bool:
-    """Return whether it can be used as an integer, as numpy's can."""
-    try:
-        operator.index(part)  # type: ignore[arg-type]
-    except TypeError:
-        return False
-    return not isinstance(part, bool)
 
 
 def is_at_or_before(left: Epoch, right: Epoch) -> bool:

@@ -6,6 +6,8 @@ split by its sender. A limit holds at every way in, so that nothing is stored th
 
 from __future__ import annotations
 
+import operator
+
 MAX_PUBLISH_BYTES = 4 << 20
 """Largest request to publish, in bytes."""
 MAX_REQUEST_BYTES = 1 << 20
@@ -161,6 +163,14 @@ SLICE_ITEMS = 200
 """Most items of a batch of commands executed before other senders have their turn."""
 SLICE_S = 0.005
 """Most seconds that a batch of commands is executed before other senders have their turn."""
+
+
+def to_integer(value: object) -> int | None:
+    """Return what a user gave for an integer, of any integral type, such as numpy's; None: it is none, or a bool."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def parse_natural(text: str, maximum: int) -> int | None:

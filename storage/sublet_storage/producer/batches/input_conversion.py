@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
-from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
+from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS, to_integer
 from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.arguments import format_value
@@ -316,11 +315,8 @@ def _to_integer(timestamp: object) -> int:
     """Return the integer of any integral type, such as numpy's."""
     if type(timestamp) is int:
         return timestamp
-    try:
-        if not isinstance(timestamp, bool):
-            return operator.index(timestamp)  # type: ignore[arg-type]
-    except TypeError:
-        pass
+    if (integer := to_integer(timestamp)) is not None:
+        return integer
     raise UsageError(
         f"timestamp {format_value(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole "
         "number. Give an aware datetime, or microseconds since 1970."
