@@ -321,6 +321,12 @@ def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, strang
     assert listed(etl) == set(), "an operator has taken it back"
 
 
+def last_plan(postgres: PostgresWorld, led: Led, session: SessionIdentity) -> consumer_progress.LastPlannedRange | None:
+    """Return what the session planned last of the stream, as it is read."""
+    plans = consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, session, [led.stream])
+    return plans.get(led.stream)
+
+
 def test_a_plan_is_its_sessions_while_it_is_reserved(postgres: PostgresWorld) -> None:
     """But under no grant any more."""
     led, etl = postgres.led(), drawn(postgres)
@@ -329,13 +335,9 @@ def test_a_plan_is_its_sessions_while_it_is_reserved(postgres: PostgresWorld) ->
     doubt = held.doubt(0, 4)
     held.advance(0, in_doubt=doubt)
 
-    def last() -> consumer_progress.LastPlannedRange:
-        plans = consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, etl, [led.stream])
-        return plans[led.stream]
-
-    assert last() == consumer_progress.LastPlannedRange(doubt, True, True, held.grant_id)
+    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, True, True, held.grant_id)
     assert row_of(held.force_release()).status == "reserved"
-    assert last() == consumer_progress.LastPlannedRange(doubt, True, True, None)
+    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, True, True, None)
 
 
 def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
@@ -349,13 +351,9 @@ def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -
     held.force_release()
     theirs = given(led, SessionIdentity("theirs", 1))
 
-    def last() -> consumer_progress.LastPlannedRange | None:
-        plans = consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, etl, [led.stream])
-        return plans.get(led.stream)
-
-    assert last() == consumer_progress.LastPlannedRange(doubt, False, False, None)
+    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, False, False, None)
     assert theirs.advance(4, in_doubt=theirs.doubt(4, 5, 1.0)).outcome == "applied"
-    assert last() is None
+    assert last_plan(postgres, led, etl) is None
 
 
 def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:

@@ -444,13 +444,13 @@ class Node:
     def _on_commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False
         for nth, writes in enumerate(answer.request.batch):
-            result = answer.results[nth] if isinstance(answer, WritesCommitted) else None
-            if (answer if isinstance(answer, WritesCommitFailed) else answer.results[nth]).is_outcome_unknown:
+            result = answer if isinstance(answer, WritesCommitFailed) else answer.results[nth]
+            if result.is_outcome_unknown:
                 # The rows are unknown now: the next leader, perhaps this node again, reads them.
                 if self._is_current_term(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
-            elif result is None:
+            elif isinstance(result, WritesCommitFailed):
                 self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
             else:
                 self._add_watch_events(writes.group_id, result.history)

@@ -313,8 +313,6 @@ def _format_no_zone(moment: object) -> str:
 
 def _to_integer(timestamp: object) -> int:
     """Return the integer of any integral type, such as numpy's."""
-    if type(timestamp) is int:
-        return timestamp
     if (integer := to_integer(timestamp)) is not None:
         return integer
     raise UsageError(
