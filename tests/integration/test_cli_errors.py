@@ -351,6 +351,25 @@ def test_a_group_that_no_node_creates_is_named(shell: Shell, database: str) -> N
     refused(answer, UNAVAILABLE, "No node has created the group yet", "`sublet groups create '$share/g/#'`")
 
 
+@pytest.mark.conforms("A8")
+def test_a_read_only_database_takes_no_messages(shell: Shell, database: str) -> None:
+    """Which is said at once: a publisher would wait for two minutes."""
+    with connect(database) as conn:
+        conn.execute(f"alter database {conn.info.dbname} set default_transaction_read_only = on")
+    answer = shell.run("publish", "a", stdin="x\n")
+    refused(
+        answer, UNAVAILABLE, "default_transaction_read_only is on, set by database", "Turn it off", "alter database"
+    )
+    assert "may be there" not in answer.err
+
+
+@pytest.mark.conforms("A8")
+def test_what_is_certainly_not_stored_is_reported_so(shell: Shell, database: str) -> None:
+    with connect(database) as conn:
+        conn.execute("alter table block add check (codec is null)")
+    refused(shell.run("publish", "a", stdin="x\ny\n"), 1, "0 messages are durable", "2 are not stored.\n")
+
+
 def test_a_user_who_may_not_migrate_is_named(shell: Shell, database: str) -> None:
     """Whether the schema is there, or not."""
     with connect(database) as connection:
