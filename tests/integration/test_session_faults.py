@@ -63,7 +63,7 @@ async def test_a_listed_node_that_is_away_is_lost_once(caplog: pytest.LogCapture
 
 
 @in_loop
-async def test_sessions_without_a_node_are_told_once(
+async def test_sessions_without_a_node_are_warned_of_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Again only when a node was there meanwhile."""
@@ -74,20 +74,20 @@ async def test_sessions_without_a_node_are_told_once(
         lookups.append(1)
         return nodes
 
-    async def told(times: int) -> None:
-        await until(lambda: caplog.text.count("no leader node is listed") == times)
+    async def warned(times: int) -> None:
+        await until(lambda: caplog.text.count("no leader node listed") == times)
         found = len(lookups)
         await until(lambda: len(lookups) >= found + 2)
-        assert caplog.text.count("no leader node is listed") == times
+        assert caplog.text.count("no leader node listed") == times
 
     agent = AgentLoop(find, BorrowerSettings().scaled(20))
     try:
         agent.subscribe("$share/g/a", SessionEventQueue())
-        await told(1)
+        await warned(1)
         found, nodes[:] = len(lookups), [f"127.0.0.1:{free_port()}"]
         await until(lambda: len(lookups) >= found + 2)
         nodes.clear()
-        await told(2)
+        await warned(2)
     finally:
         await asyncio.to_thread(agent.close, 0.0)
 

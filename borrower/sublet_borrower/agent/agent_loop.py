@@ -87,7 +87,7 @@ class AgentLoop:
         self._looked_up_at = float("-inf")
         self._warns_at: float | None = None
         self._is_closed = False
-        self._database = "" if lock_url is None else f" {format_url(lock_url)}"
+        self._database = None if lock_url is None else format_url(lock_url)
         self._lock = None if lock_url is None else self._make_lock_keeper(lock_url, settings)
 
     def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LivenessLockKeeper:
@@ -355,11 +355,7 @@ class AgentLoop:
             self._warns_at = boottime_clock() + NO_NODE_WARNING_S
         elif boottime_clock() >= self._warns_at:
             self._warns_at = float("inf")
-            log.warning(
-                "no leader node is listed in the database%s, sessions wait: start one there with `sublet leader`, or "
-                "correct the database's URL",
-                self._database,
-            )
+            log.warning("no leader node listed, sessions wait for `sublet leader`: database=%s", self._database)
 
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
         """Drop the connection to a dead node that is no longer listed: it would retry for ever."""
