@@ -297,6 +297,22 @@ def test_a_follower_may_be_ended_while_it_reads(shell: Shell) -> None:
     assert (answer.code, answer.err) == (128 + signal.SIGTERM, "")
 
 
+AT_THE_END = """
+import atexit, os, signal, sys
+atexit.register(lambda: os.kill(os.getpid(), signal.{name}))
+sys.argv[0] = "sublet"
+from sublet.cli import main
+main()
+"""
+"""The command line, that gets a signal when the command is over and the process ends."""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_second_signal_at_exit_is_no_traceback(shell: Shell, name: str) -> None:
+    answer = shell.start("publish", "a/+", program=AT_THE_END.format(name=name)).end()
+    assert (answer.code, "Traceback" in answer.err) == (-signal.Signals[name], False)
+
+
 @pytest.mark.long
 def test_a_consumer_without_a_leader_reports_it(shell: Shell) -> None:
     consumer = shell.start("consume", "$share/g/#")
