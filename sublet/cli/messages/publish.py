@@ -186,9 +186,8 @@ def _open_publisher(cli: CliCommandContext, nodes: list[str] | None) -> Iterator
         yield partial(cli.open_feed, nodes)
         return
     with cli.open_database() as database:
-        with connect(
-            database.url, application_name="sublet cli"
-        ) as connection:  # a publisher waits until it takes writes, as in a failover
+        with connect(database.url, application_name="sublet cli") as connection:
+            # A publisher would wait until the database takes writes, as after a failover.
             if (finding := find_read_only(connection)) is not None:
                 raise DatabaseUnreachable(f"nothing can be stored: {finding.detail}. {finding.hint}")
         yield partial(Publisher, database.url)
