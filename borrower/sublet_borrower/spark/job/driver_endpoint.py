@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from sublet_borrower.spark.job.task_reports import DRAIN_EVENT, TaskReport, decode_report
+from sublet_borrower.spark.job.driver_link import DRIVER_LOST_S
+from sublet_borrower.spark.job.task_reports import TaskReport, decode_report, make_drain_event
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.gate import AccessGate
@@ -111,7 +112,17 @@ class DriverReportServer:
             self._send_drain(subscriber_id)
 
     def _send_drain(self, subscriber_id: str) -> None:
-        self._sessions.send(subscriber_id, Channel.GROUP, "command", DRAIN_EVENT)
+        drain = make_drain_event(is_alone=self._is_alone(self._subscribers[subscriber_id]))
+        self._sessions.send(subscriber_id, Channel.GROUP, "command", drain)
+
+    def _is_alone(self, session: str) -> bool:
+        """Return whether no other attempt at the session's task is at work, as with speculation."""
+        partition = self._reports[session][0].partition
+        return not any(
+            report.partition == partition and report.state != "ended" and age_s < DRIVER_LOST_S
+            for name, (report, age_s) in self.last_reports().items()
+            if name != session
+        )
 
     def _on_expired(self, subscriber_ids: object) -> None:
         for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]
