@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,7 @@ class Attempt:
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverReportServer]:
     """On a busy machine no attempt passes for a dead one."""
     monkeypatch.setattr(driver_endpoint, "DRIVER_LOST_S", 3600.0)
-    server = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None)
+    server = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None, True)
     yield server
     server.close()
 
@@ -61,6 +62,17 @@ def test_attempt_waits_for_its_twin(driver: DriverReportServer) -> None:
         assert not second.link.may_end.is_set()
         first.end()
         assert second.link.may_end.wait(WAIT_S)
+
+
+def test_nobody_waits_without_speculation() -> None:
+    """The other attempt has died then, and would be waited for until it was silent for long."""
+    driver = DriverReportServer("127.0.0.1", "127.0.0.1", lambda: None)
+    dead, retried = Attempt(driver, 0, 0), Attempt(driver, 0, 1)
+    with contextlib.closing(driver), dead.link, retried.link:
+        eventually(lambda: len(driver.last_reports()) == 2, WAIT_S)
+        driver.drain()
+        assert retried.drained.wait(WAIT_S)
+        assert retried.link.may_end.is_set()
 
 
 @pytest.mark.conforms("E25")

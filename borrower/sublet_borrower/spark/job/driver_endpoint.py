@@ -32,12 +32,12 @@ START_TIMEOUT_S = 10.0
 
 class DriverReportServer:
     """The server on the driver, which runs from its construction until `close`. `on_failed` is called at the first
-    failure, from the server's thread.
+    failure, from the server's thread. `speculates`: whether Spark may have several attempts at a task at work.
     """
 
-    def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
+    def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None], speculates: bool = False) -> None:
         self.token = secrets.token_hex(16)
-        self._advertised, self._on_failed = advertised, on_failed
+        self._advertised, self._on_failed, self._speculates = advertised, on_failed, speculates
         self._reports: dict[str, tuple[TaskReport, float]] = {}
         self._subscribers: dict[str, str] = {}
         self._draining = False
@@ -116,9 +116,11 @@ class DriverReportServer:
         self._sessions.send(subscriber_id, Channel.GROUP, "command", drain)
 
     def _is_alone(self, session: str) -> bool:
-        """Return whether no other attempt at the session's task is at work, as with speculation."""
+        """Return whether no other attempt at the session's task is at work. Without speculation none is, though one
+        that has died was not silent for long yet.
+        """
         partition = self._reports[session][0].partition
-        return not any(
+        return not self._speculates or not any(
             report.partition == partition and report.state != "ended" and age_s < DRIVER_LOST_S
             for name, (report, age_s) in self.last_reports().items()
             if name != session
