@@ -96,16 +96,16 @@ def test_names_and_tags_show_nothing_of_the_token(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("setting", "speculates"), [("false", False), ("true", True), ("TRUE", True)])
 def test_driver_knows_of_speculation(monkeypatch: pytest.MonkeyPatch, setting: str, speculates: bool) -> None:
     """An attempt waits for the others at its task where Spark may have them."""
-    told: list[bool] = []
+    received: list[bool] = []
 
     class Noted(DriverReportServer):
         def __init__(self, bind: str, advertised: str, on_failed: Any, speculates: bool) -> None:
             super().__init__(bind, advertised, on_failed, speculates)
-            told.append(speculates)
+            received.append(speculates)
 
     monkeypatch.setattr(driver_endpoint, "DriverReportServer", Noted)
     assert started(monkeypatch, None, speculation=setting).wait(30.0)
-    assert told == [speculates]
+    assert received == [speculates]
 
 
 @pytest.mark.parametrize(
