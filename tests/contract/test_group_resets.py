@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -429,6 +430,22 @@ def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
         live_reset.reset_live_group(world.url, world.connection, group, ResetTarget.earliest(), (), **waits)
     assert places(world, group) == found
     assert pause_reason(world.store, group) is None
+
+
+@pytest.mark.parametrize("timeout", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_no_timeout_ends_the_guard_of_a_reset(postgres: PostgresWorld, timeout: str) -> None:
+    """Although it ends a transaction that began later."""
+    if not postgres.connection.execute("select from pg_settings where name = %s", (timeout,)).fetchall():
+        pytest.skip(f"the server has no {timeout}")
+    postgres.connection.execute(f'alter database "{postgres.connection.info.dbname}" set {timeout} = 200')
+    alive = "select application_name from pg_stat_activity where application_name in ('sublet reset', 'later')"
+    with (
+        live_reset.hold_reset_lock(postgres.url, postgres.group()),
+        closing(psycopg.connect(postgres.url, application_name="later")) as later,
+    ):
+        later.execute("select")
+        eventually(lambda: ("later",) not in postgres.connection.execute(alive).fetchall())
+        assert postgres.connection.execute(alive).fetchall() == [("sublet reset",)]
 
 
 @pytest.mark.conforms("W6")

@@ -404,6 +404,14 @@ def test_what_lies_beyond_the_head_changes_nothing(world: World, word: Any) -> N
     assert outcome(word(held, 5)).endswith("at 5")
 
 
+@pytest.mark.conforms("P10", "X4")
+def test_beyond_the_head_from_the_head_is_invalid(world: World) -> None:
+    """The row itself is not beyond it, so that the stream has lost nothing."""
+    held = world.granted(5)
+    held.advance(5)
+    assert outcome(held.advance(6)) == "invalid, held at 5"
+
+
 @pytest.mark.conforms("P10")
 def test_a_sync_blocks_rows_beyond_a_lowered_head(world: World) -> None:
     """Held and free ones of open streams, and those with a plan that reaches beyond; all others stay."""
