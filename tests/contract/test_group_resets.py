@@ -249,6 +249,20 @@ def test_a_place_in_history_brings_what_ended_before(
 
 
 @pytest.mark.conforms("A4")
+def test_a_plan_passes_what_has_nothing_for_the_group(postgres: PostgresWorld) -> None:
+    """The newest generation where that was over when the group began, and a later one that stayed empty."""
+    (first,) = postgres.add_space()
+    (before,) = postgres.add_space("before", "orders/before/#")
+    postgres.append(before, 3)
+    postgres.drop_space(2)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.rollover(1)
+    (last,) = postgres.rollover(1)
+    moves = plan_reset(postgres.connection, group, ResetTarget.latest())
+    assert {move.stream_id for move in moves} == {first, last}
+
+
+@pytest.mark.conforms("A4")
 def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     """Also in streams that came later."""
     (before,) = postgres.add_space()
