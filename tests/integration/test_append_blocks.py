@@ -68,6 +68,7 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 @given(st.lists(BATCH, min_size=1, max_size=3), st.sets(st.sampled_from(["closed", "fenced"])))
 @example([FIRST, USUAL], set())
 @example([FIRST, USUAL, USUAL], set())
+@example([FIRST, FIRST], set())
 @example([FIRST, [*USUAL[::-1], Sent(1, 1)]], set())
 @example([FIRST, [Sent(0, 2), Sent(0, 2), Sent(1, 2)]], set())
 @example([FIRST, [Sent(0, 2, incarnation=3), Sent(1, 2, incarnation=3)]], set())
