@@ -142,6 +142,8 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
         consumer_progress.advance(postgres.connection, *held.uses, 5, consumed=ConsumedFrontier(5))
     consumer_progress.advance(postgres.connection, *held.uses, 5)
     assert held.now().position == 5
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 5)
 
 
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
@@ -430,6 +432,7 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
     assert unread(etl, led.group_id) == {first: False, second: True, free: False, unnoticed: False, known: False}
     for session, group_id in (
         (SessionIdentity("etl", etl.epoch + 1), led.group_id),
+        (SessionIdentity("etl", 0), led.group_id),
         (SessionIdentity("theirs", etl.epoch), led.group_id),
         (SessionIdentity("", 1), led.group_id),
         (etl, other.group_id),

@@ -12,6 +12,7 @@ from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 from sublet_storage.groups.coordinator import lending_statements
+from sublet_storage.groups.coordinator.leader_commits import elect
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
@@ -258,6 +259,19 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     ]
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
     assert (now.row(planned).status, now.row(empty).status) == ("reserved", "free")
+
+
+@pytest.mark.conforms("E11", "P10")
+def test_a_claim_again_ends_no_grant_of_its_term(postgres: PostgresWorld) -> None:
+    """The first leader after a failover, whose lease ran on meanwhile; the first grant has the number of its term."""
+    led = postgres.led()
+    postgres.connection.execute("update leadership set timeline = 'the former'")
+    now = postgres.lead(led.group, TWO, led.streams)
+    held = now.grant()
+    assert held.grant_id == now.term
+    with postgres.connection.transaction():
+        elect(postgres.connection, led.group_id, TWO, LEASE_S, postgres.clock(), None, None)
+    assert (held.now().status, held.now().grant_id) == ("held", held.grant_id)
 
 
 @pytest.mark.conforms("E11", "P10")

@@ -88,6 +88,25 @@ def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) ->
     assert taken_at is not None
 
 
+@pytest.mark.conforms("A4")
+def test_an_import_misses_nothing_that_it_had(postgres: PostgresWorld) -> None:
+    """Of what is gone: what the group has read, what was over when it began, and what stayed empty."""
+    (stream,) = postgres.add_space()
+    (before,) = postgres.add_space("before", "orders/before/#")
+    postgres.append(before, 3)
+    postgres.drop_space(2)
+    led = postgres.lead(postgres.declare(starting_position=StartingPosition.LATEST), streams=(stream,))
+    postgres.append(stream, 2)
+    led.grant().advance(2)
+    progress = progress_transfer.read_progress(postgres.connection, led.group)
+    (empty,) = postgres.rollover(1)
+    postgres.rollover(1)
+    for each in (stream, before, empty):
+        postgres.retire(postgres.streams.streams[each].generation.generation_id)
+    imported(postgres, led.group.options, progress)
+    assert [status for status, _ in row_of(postgres, stream)] == ["free"]
+
+
 @pytest.mark.conforms("E34")
 def test_what_came_after_an_export_was_taken_too(postgres: PostgresWorld) -> None:
     led = postgres.led()

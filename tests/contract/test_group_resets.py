@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -248,6 +249,20 @@ def test_a_place_in_history_brings_what_ended_before(
 
 
 @pytest.mark.conforms("A4")
+def test_a_plan_passes_what_has_nothing_for_the_group(postgres: PostgresWorld) -> None:
+    """The newest generation where that was over when the group began, and a later one that stayed empty."""
+    (first,) = postgres.add_space()
+    (before,) = postgres.add_space("before", "orders/before/#")
+    postgres.append(before, 3)
+    postgres.drop_space(2)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    postgres.rollover(1)
+    (last,) = postgres.rollover(1)
+    moves = plan_reset(postgres.connection, group, ResetTarget.latest())
+    assert {move.stream_id for move in moves} == {first, last}
+
+
+@pytest.mark.conforms("A4")
 def test_what_is_not_given_counts_as_skipped(postgres: PostgresWorld) -> None:
     """Also in streams that came later."""
     (before,) = postgres.add_space()
@@ -429,6 +444,22 @@ def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
         live_reset.reset_live_group(world.url, world.connection, group, ResetTarget.earliest(), (), **waits)
     assert places(world, group) == found
     assert pause_reason(world.store, group) is None
+
+
+@pytest.mark.parametrize("timeout", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_no_timeout_ends_the_guard_of_a_reset(postgres: PostgresWorld, timeout: str) -> None:
+    """Although it ends a transaction that began later."""
+    if not postgres.connection.execute("select from pg_settings where name = %s", (timeout,)).fetchall():
+        pytest.skip(f"the server has no {timeout}")
+    postgres.connection.execute(f'alter database "{postgres.connection.info.dbname}" set {timeout} = 200')
+    alive = "select application_name from pg_stat_activity where application_name in ('sublet reset', 'later')"
+    with (
+        live_reset.hold_reset_lock(postgres.url, postgres.group()),
+        closing(psycopg.connect(postgres.url, application_name="later")) as later,
+    ):
+        later.execute("select")
+        eventually(lambda: ("later",) not in postgres.connection.execute(alive).fetchall())
+        assert postgres.connection.execute(alive).fetchall() == [("sublet reset",)]
 
 
 @pytest.mark.conforms("W6")

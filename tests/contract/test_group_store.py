@@ -74,7 +74,7 @@ def test_a_principal_has_so_many_groups_made_a_minute(world: World) -> None:
     open_all("user:a", 1, 2)
     open_all("user:b", "b")
     open_all(None, "n")
-    world.clock.advance(61.0)
+    world.clock.advance(60.0)
     open_all("user:a", "one more")
 
 
@@ -402,6 +402,14 @@ def test_what_lies_beyond_the_head_changes_nothing(world: World, word: Any) -> N
         assert outcome(given_up) == "invalid, held at 2"
     assert (held.now(), held.led.history()) == (before, lines)
     assert outcome(word(held, 5)).endswith("at 5")
+
+
+@pytest.mark.conforms("P10", "X4")
+def test_beyond_the_head_from_the_head_is_invalid(world: World) -> None:
+    """The row itself is not beyond it, so that the stream has lost nothing."""
+    held = world.granted(5)
+    held.advance(5)
+    assert outcome(held.advance(6)) == "invalid, held at 5"
 
 
 @pytest.mark.conforms("P10")

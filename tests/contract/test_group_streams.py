@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_storage.groups.model.records import AdvancePosition, Lending
-from tests.contract.group_world import SHARE, Held, World, grant, outcome
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Lending
+from tests.contract.group_world import SHARE, Held, PostgresWorld, World, grant, outcome
 
 
 def statuses(rows: Mapping[int, Lending]) -> list[tuple[int, str]]:
@@ -195,3 +195,34 @@ def test_a_locked_row_is_renewed_later(world: World) -> None:
         assert statuses(led.sync()) == [(led.stream, "free"), (2, "free")]
     assert statuses(led.sync()) == [(led.stream, "finished")]
     assert world.store.delete_group(SHARE) == led.group_id
+
+
+@pytest.mark.conforms("E33")
+def test_groups_synced_together_have_their_own_pasts(world: World) -> None:
+    """One has noticed the generation that was the newest, and over, when the other began."""
+    (first,) = world.add_space()
+    older = world.lead(world.group(Subscription.parse("$share/older/#")))
+    (before,) = world.add_space("before", "orders/before/#")
+    world.append(before, 3)
+    world.drop_space(2)
+    younger = world.lead(world.group())
+    (last,) = world.rollover(1)
+    world.store.commit([led.writes(sync=True) for led in (older, younger)])
+    assert set(older.rows()) - {first} == {before, last}
+    assert set(younger.rows()) - {first} == {last}
+
+
+def test_a_sync_reports_what_its_commit_has_changed(world: World) -> None:
+    held = world.granted(3)
+    world.rollover(1)
+    release = ForceRelease(held.stream, held.grant_id, "gone")
+    (result,) = world.store.commit([held.led.writes(release, sync=True)])
+    assert [row.status for row in result.synced if row.stream_id == held.stream] == ["free"]
+
+
+def test_a_sync_that_finds_nothing_writes_no_group(postgres: PostgresWorld) -> None:
+    """Or whoever has its row locked, for a command say, would hold the leader up."""
+    led = postgres.led()
+    written = postgres.connection.execute("select ctid from consumer_group").fetchall()
+    led.sync()
+    assert postgres.connection.execute("select ctid from consumer_group").fetchall() == written

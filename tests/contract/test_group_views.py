@@ -10,6 +10,7 @@ from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import access_snapshot
 from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.status import overview
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
 from sublet_storage.groups.status.lag_queries import (
@@ -279,3 +280,19 @@ def test_who_reads_a_stream_is_found(postgres: PostgresWorld) -> None:
         assert access_snapshot.find_streams_of_groups(postgres.connection, *asked) == [stream]
     postgres.connection.execute("update consumer_group set deleted_at = now() where group_id = %s", (groups[first],))
     assert access_snapshot.read_groups_of_streams(postgres.connection, [first]) == []
+
+
+def test_a_group_is_shown_with_all_pages_of_streams(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overview, "PAGE", 2)
+    streams = postgres.led(4).streams
+    assert [each.stream_id for each in describe_group(postgres.connection, SHARE).streams] == sorted(streams)
+
+
+@pytest.mark.conforms("A7")
+def test_who_reports_the_same_offset_stands_still(postgres: PostgresWorld) -> None:
+    """The row is not written anew, by whose age a holder is called slow."""
+    held = postgres.granted(5)
+    held.advance(3)
+    written = postgres.connection.execute("select ctid from lending").fetchall()
+    assert held.advance(3).outcome == "applied"
+    assert postgres.connection.execute("select ctid from lending").fetchall() == written

@@ -68,6 +68,7 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 @given(st.lists(BATCH, min_size=1, max_size=3), st.sets(st.sampled_from(["closed", "fenced"])))
 @example([FIRST, USUAL], set())
 @example([FIRST, USUAL, USUAL], set())
+@example([FIRST, FIRST], set())
 @example([FIRST, [*USUAL[::-1], Sent(1, 1)]], set())
 @example([FIRST, [Sent(0, 2), Sent(0, 2), Sent(1, 2)]], set())
 @example([FIRST, [Sent(0, 2, incarnation=3), Sent(1, 2, incarnation=3)]], set())
@@ -162,3 +163,17 @@ def test_few_rejections_of_a_producer_are_stored(conn: Connection, first_step_la
         ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
     assert len(rejected) == 1_000
     assert rejected[f"1:{last}"] == "expired"
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(("first", "stored"), [(1, {"1:1001"}), (2, {"1:2", "1:1001"})])
+def test_an_old_rejection_is_forgotten(conn: Connection, first: int, stored: set[str]) -> None:
+    """Also where there are few: the thousand last numbers are remembered."""
+    with conn.transaction(force_rollback=True):
+        conn.execute(
+            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset) values ('p', 7, 1, 0, 0)"
+        )
+        for sequence in (first, 1_001):
+            conn.execute("select record_rejection('p', 1, %s, 7, 'expired')", (sequence,))
+        ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
+    assert rejected.keys() == stored

@@ -29,6 +29,7 @@ insert into staged_block (sink, batch, attempt, ordinal, stream_id, count, first
   codec, payload) values ('s', 1, %(attempt)s, 0, %(stream)s, %(count)s, %(first)s, %(last)s, %(topics)s, %(codec)s,
   %(payload)s)"""
 PUBLISH = "select total from append_staged_blocks('s', 1, %(attempts)s)"
+CHECK = "check_block(%(count)s, %(first)s::timestamptz, %(last)s::timestamptz, %(topics)s::text[], %(payload)s)"
 ATTEMPT = UUID(int=1)
 HOLD = "select outcome from hold_epochs(%(space)s, 'etl', %(incarnation)s, %(epochs)s, 60)"
 APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
@@ -111,6 +112,32 @@ def test_topics_that_are_staged_are_a_plain_list(conn: Connection, good: dict[st
 def test_a_row_at_its_limits_is_appended(conn: Connection, good: dict[str, Any], right: dict[str, Any]) -> None:
     assert conn.execute(APPEND, {**good, **right}).fetchone() == ("appended",)
     assert [message["value"] for message in read(conn, good["stream"])] == [b"x"]
+
+
+HEADER = b"\xff\xff\xff\xff%c\0\0\0" + bytes(8)
+LIMITS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"count": 1}, {"count": 0}),
+    ({"count": 100_000}, {"count": 100_001}),
+    ({"first": "0001-01-01 00:00:00+00"}, {"first": "0001-12-31 23:59:59.999999+00 BC"}),
+    ({"last": "9999-12-31 23:59:59.999999+00"}, {"last": "10000-01-01 00:00:00+00"}),
+    ({"first": "1970-01-02 00:00:00+00", "last": "1970-01-02 00:00:00+00"},
+     {"first": "1970-01-02 00:00:00.000001+00", "last": "1970-01-02 00:00:00+00"}),
+    ({"payload": HEADER % 8}, {"payload": HEADER % 9}),
+    ({"topics": ["x" * 4096]}, {"topics": ["x" * 4097]}),
+    ({"topics": ["/" * 127]}, {"topics": ["/" * 128]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("right", "wrong"), LIMITS, ids=range(8))
+def test_a_block_at_a_limit_needs_no_second_check(
+    conn: Connection, good: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    """It is plain; and one beyond it is neither plain nor valid."""
+    is_plain = f"select {CHECK.replace('check', 'is_plain')}"
+    assert conn.execute(is_plain, {**good, **right}).fetchone() == (True,)
+    conn.execute(f"select {CHECK}", {**good, **right})
+    assert conn.execute(is_plain, {**good, **wrong}).fetchone() == (False,)
+    refused(conn, {**good, **wrong}, f"select {CHECK}")
 
 
 @pytest.mark.parametrize("incarnation", [2**63 - 1, 2**63 - 2**51, 0, -1])

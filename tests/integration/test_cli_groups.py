@@ -270,6 +270,8 @@ def test_each_time_has_one_owner_or_none(unled: World) -> None:
     ]  # fmt: skip
     one = read_group_at(unled.conn, group, times[3], first)
     assert (owners(one), led(one)) == ({first: "etl"}, "node n1 leads; first leader")
+    granted = next(line for line in unled.store.history(group) if line.event == "grant")
+    assert owners(read_group_at(unled.conn, group, granted.at_us)) == {first: "etl"}, "from that time on"
 
 
 def test_after_the_end_of_a_grant_nobody_owns_it() -> None:

@@ -44,6 +44,8 @@ def test_nothing_comes_after_the_largest_number(conn: Connection) -> None:
     """Which is in no epoch of a publisher's."""
     ((found,),) = conn.execute("select complete_epochs('[[5, 5]]', '[[9223372036854775807, 7]]')").fetchall()
     assert found == [[5, 8]]
+    ((found,),) = conn.execute("select complete_epochs('[[5, 5]]', '[[9223372036854775806, 7]]')").fetchall()
+    assert found == [[5, 8], [9223372036854775807, 5]]
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 8])

@@ -27,6 +27,7 @@ from sublet_storage.log.fetch import (
     read_heads,
 )
 from sublet_storage.readers.epoch_steps import read_block_summaries
+from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.log_kit import Connection, block, generation_of, in_epochs, put, read, stamped, waiting_for_locks
@@ -341,3 +342,10 @@ def test_all_else_that_follows_is_for_the_other_read(conn: Connection, stream: i
     assert next_page(offset=0) is None, "there is a hole"
     conn.execute("update block set uri = 'elsewhere', uri_bytes = 1, payload = null where end_offset = 4")
     assert next_page(offset=3) is None, "it is not here"
+
+
+def test_a_tail_from_the_end_has_open_streams_alone(conn: Connection) -> None:
+    """Of a closed one nothing is left to read."""
+    put(conn, open_streams(conn)[0].stream_id, b"x")
+    rollover(conn, "default")
+    assert Tail(conn, TopicFilter("#")).bookmark.offsets.keys() == {each.stream_id for each in open_streams(conn)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sublet_leader.jobs import maintenance
 from sublet_leader.jobs.maintenance import MaintenanceThreads
 from sublet_protocol.domain.errors import Conflict, InvalidFilter, InvalidSetting, Unavailable, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
@@ -257,8 +259,13 @@ def test_a_failing_step_of_maintenance_stops_no_other(
 
 
 def test_compaction_holds_up_no_other_step(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever publishes decides how long it takes: it is the last of each pass."""
-    stuck, over = threading.Event(), threading.Event()
+    """Whoever publishes decides how long it takes: it is the last of each pass, and has its time, however long the
+    search for it takes."""
+    stuck, over, now, search = threading.Event(), threading.Event(), [0.0], small_block_compaction.list_newly_fragmented
+
+    def search_for_long(*asked: Any) -> list[int]:
+        now[0] += maintenance.COMPACTION_S
+        return search(*asked)
 
     def wait(*_: object, **__: object) -> int:
         stuck.set()
@@ -270,6 +277,8 @@ def test_compaction_holds_up_no_other_step(database: str, conn: Connection, monk
     conn.execute("update block set appended_at = appended_at - interval '1 h'")
     conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
     monkeypatch.setattr(small_block_compaction, "compact_stream", wait)
+    monkeypatch.setattr(small_block_compaction, "list_newly_fragmented", search_for_long)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: now[0]))
     term = leadership.claim(conn, MAINTENANCE, NodeIncarnation("n1", "n1-1", "localhost:1"), 60, None).term
     keeper = MaintenanceThreads(database, lambda: term, 86_400.0, every_s=0.05)
     keeper.start()

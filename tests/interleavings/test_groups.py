@@ -22,17 +22,25 @@ from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model import records
 from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSessionWeight, PauseGroup
-from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, GroupWriteResult, LendingOutcome
+from sublet_storage.groups.model.records import (
+    Group,
+    GroupDesiredState,
+    GroupOptions,
+    GroupWriteResult,
+    LeaderLivenessLock,
+    LendingOutcome,
+)
 from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
-from tests.contract.group_world import ONE, SHARE, grant
+from tests.contract.group_world import ONE, SHARE, TWO, grant
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work, in_transaction
 
 WHO = ProducerIdentity("p", 1)
 ATOMIC, SHARED, NEW = (Subscription.parse(f"$share/{name}/eu/#") for name in ("atomic", "plain", "new"))
+RIVAL = LeaderLivenessLock.of(ONE.incarnation)
 ROW = "select status, position, grant_id from lending where group_id = %s and stream_id = %s"
 
 
@@ -189,6 +197,27 @@ def test_a_reset_to_where_it_is_takes_nothing_back(orders: Interleavings, stage:
             assert [(move.before, move.after) for move in run.answers["reset"]] == [(position, position)]
 
     orders.explore({"consume": stage.consume, "reset": reset}, judge)
+
+
+@pytest.mark.conforms("E14")
+def test_a_successor_finds_all_that_was_committed(orders: Interleavings, stage: Stage) -> None:
+    """Nothing is committed under a term that is over, whatever the leader has read before."""
+    group = stage.plain.group_id
+    declare = "update leadership set incarnation = %s, lock_key = %s where leadership_id = %s"
+    stage.conn.execute(declare, (RIVAL.incarnation, RIVAL.key, group))
+
+    def commit(conn: Connection) -> bool:
+        seizure = records.ForceRelease(stage.stream, stage.held.grant_id, "gone")
+        writes = records.GroupWrites(group, stage.terms[stage.plain], (seizure,))
+        return not PostgresGroupStore(lambda: conn).commit([writes])[0].has_stale_term
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert run.answers["claim"].node == TWO
+        assert not run.answers["commit"] or run.places("commit")[-1] < run.places("claim")[-1]
+
+    claim = in_transaction(lambda conn: leadership.claim(conn, group, TWO, 3600, None, None, RIVAL))
+    orders.explore({"commit": commit, "claim": claim}, judge)
 
 
 @pytest.mark.conforms("E17")

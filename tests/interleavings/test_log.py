@@ -115,7 +115,12 @@ def test_maintenance_locks_streams_as_appends_do(orders: Interleavings, conn: Co
         lambda conn: small_block_compaction.list_newly_fragmented(conn, older_than_s=0),
         *("indexscan", "bitmapscan", "sort", "nestloop", "mergejoin"),
     )
-    orders.explore({"append": lambda conn: append(conn, stamps(streams, 1)), "examine": examine})
+    participants: Mapping[str, Work] = {
+        "append": lambda conn: append(conn, stamps(streams, 1)),
+        "examine": examine,
+        "hold": in_transaction(lambda conn: append(conn, [BlockAppend(streams[1], block(b"z"))])),
+    }
+    orders.explore(participants)
 
 
 def is_stored(answers: list[AppendResult]) -> bool:
@@ -124,25 +129,26 @@ def is_stored(answers: list[AppendResult]) -> bool:
 
 @pytest.mark.conforms("W2", "S9")
 @pytest.mark.parametrize(
-    ("advances", "before"),
-    [(False, 0), (False, 1), (True, 0)],
-    ids=["append", "append after another", "append and advance"],
+    ("advances", "before", "has_epochs"),
+    [(False, 0, False), (False, 1, False), (False, 1, True), (True, 0, True)],
+    ids=["append", "append after another", "append in an epoch after another", "append and advance"],
 )
 def test_an_append_and_its_retry_store_it_once(
-    orders: Interleavings, conn: Connection, advances: bool, before: int
+    orders: Interleavings, conn: Connection, advances: bool, before: int, has_epochs: bool
 ) -> None:
     """Neither waits for the other for ever. `before`: so many blocks of the producer are stored already."""
     space, stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
     if before:
         append(conn, stamps([stream], before))
-    if advances:
+    if has_epochs:
         epoch_leases.hold(conn, space, WHO, [(1,)], 60)
+    one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, before + 1))
 
     def attempt(conn: Connection) -> list[AppendResult]:
         if not advances:
+            more = [one] if has_epochs else [*stamps([stream], before + 1), *stamps([stream], before + 2)]
             with conn.transaction():
-                return append(conn, [*stamps([stream], before + 1), *stamps([stream], before + 2)])
-        one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
+                return append(conn, more)
         moved = epoch_leases.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
         assert moved.change is not None
         return moved.results
@@ -150,7 +156,7 @@ def test_an_append_and_its_retry_store_it_once(
     def judge(run: Run) -> None:
         assert not run.errors
         assert all(is_stored(answers) for answers in run.answers.values())
-        assert len(values(run)) == (1 if advances else before + 2)
+        assert len(values(run)) == (before + 1 if has_epochs else before + 2)
         assert not advances or epoch_leases.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
 
     orders.explore({"attempt": attempt, "retry": attempt}, judge)

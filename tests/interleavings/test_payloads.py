@@ -89,6 +89,30 @@ def test_moving_payloads_changes_nothing_for_others(orders: Interleavings, stage
 
 
 @pytest.mark.conforms("W5")
+def test_a_move_locks_blocks_as_a_merge_does(orders: Interleavings, stage: Stage) -> None:
+    """In the order of their offsets, wherever their rows lie: here no index leads to them."""
+    ((first, last),) = stage.conn.execute(
+        "select min(end_offset), max(end_offset) from block where stream_id = %s", (stage.stream,)
+    ).fetchall()
+    move_behind = "update block set count = count where stream_id = %s and end_offset = %s"
+    stage.conn.execute(move_behind, (stage.stream, first))
+    stage.conn.execute("alter table block drop constraint block_pkey")
+
+    @in_transaction
+    def hold(conn: Connection) -> None:
+        held = "select from block where stream_id = %s and end_offset = %s for update"
+        conn.execute(held, (stage.stream, last))
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        for name in stage.world.names() - stage.objects:
+            stage.world.remove(name)
+
+    ahead = {"hold": "end of transaction", "tier": "select from block where", "compact": KNOWING_THE_BLOCKS["compact"]}
+    orders.explore({"tier": stage.tier, "compact": stage.compact, "hold": hold}, judge, ahead)
+
+
+@pytest.mark.conforms("W5")
 def test_what_a_dropped_partition_names_is_orphaned(orders: Interleavings, stage: Stage) -> None:
     """Whoever has a transaction open on it lets its last block name what it was registered for."""
     uri = f"{stage.world.uri}/late"

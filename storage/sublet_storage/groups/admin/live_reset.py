@@ -31,8 +31,10 @@ from sublet_storage.groups.model.records import Group
 
 _CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF
 
-_TIMEOUTS: Final = ("idle_in_transaction_session_timeout", "transaction_timeout")
-"""Of the server, or the role: they would end the guard before the reset. The second came with Postgres 17."""
+_WITHOUT_TIMEOUTS = """
+select set_config(name, '0', true) from pg_settings
+ where name in ('idle_in_transaction_session_timeout', 'transaction_timeout')"""
+"""Those of the server, or the role, would end the guard before the reset. The second came with Postgres 17."""
 
 _TAKE = "select pg_try_advisory_xact_lock(%(class)s, %(object)s)"
 
@@ -51,8 +53,7 @@ def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     lock = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
         guard.execute("begin")
-        for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
-            guard.execute(f"set local {name} = 0")
+        guard.execute(_WITHOUT_TIMEOUTS)
         (row,) = guard.execute(_TAKE, lock).fetchall()
         if not row[0]:
             raise _reset_running_error(group, guard.execute(_HOLDER, lock).fetchone())
