@@ -114,7 +114,7 @@ class _Task:
         self._draining = threading.Event()
 
     def run(self, ending: ShutdownSignalHandler) -> TaskSummary:
-        from sublet_borrower.spark.job.driver_link import SparkDriverLink
+        from sublet_borrower.spark.job.driver_link import REPORT_INTERVAL_S, SparkDriverLink
 
         work = self._work
         with SparkDriverLink(work.driver, work.token, self._attempt.session, self._make_report, self._drain) as link:
@@ -129,6 +129,9 @@ class _Task:
             finally:
                 self._release(ending.cut)
                 self._state = "ended"
+                link.report_now()
+            while ending.received_signal is None and not link.may_end.wait(REPORT_INTERVAL_S):
+                pass  # Spark would kill the other attempt at this task, which is still at work
         return TaskSummary(self._attempt, self._summary, self._failure)
 
     def leave(self) -> None:
