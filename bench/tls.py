@@ -38,17 +38,20 @@ CALLER = "user:bench"
 WAIT_S = 60.0
 CALL_S = 30.0
 SIDES = ("plain", "TLS")
-TARGETS = {"publish": 0.8, "read": 0.7, "call": 0.7, "connect": None}
+STREAM = 1
+TARGETS = {"publish": 0.9, "read": 0.9, "call": 0.9, "member": 0.9, "connect": None}
 TRANSPORTS = {
     "publish": "publishing through a node",
     "read": "reading history through a node",
     "call": "calls, one after the other",
+    "member": "calls of a member, one after the other",
     "connect": "connections, each with one call",
 }
 PROSE = """Rates through a node with TLS, which asks for a token and for rights, over those through one without, on
 the same database: messages of {value} bytes, {messages:,} by columns, published and then read; {calls:,} small calls
-(the heads of no stream), one after the other, whose ratio is that of a call's latency; and {connections:,} new
-connections with one such call each. {rounds} rounds, in which they take turns; the first does not count. Clients,
+(the heads of no stream), one after the other, whose ratio is that of a call's latency; as many for the head of one
+stream, whose groups the node that asks for rights looks up; and {connections:,} new
+connections with one call each. {rounds} rounds, in which they take turns; the first does not count. Clients,
 nodes and Postgres share the machine, so that both ends of the encryption are in the figures. Ratios are medians of
 the rounds' ratios."""
 
@@ -74,10 +77,11 @@ class Side:
                 count -= table.num_rows
         assert count <= 0, "there is more to be read"
 
-    def call(self, count: int) -> None:
+    def call(self, count: int, streams: tuple[int, ...] = ()) -> None:
         """Make `count` calls one after another."""
         for _ in range(count):
-            self._calls.call("Heads", encode_heads_request(()), CALL_S)
+            reply = self._calls.call("Heads", encode_heads_request(streams), CALL_S)
+            assert len(reply.heads) == len(streams), "a head that its caller may have"
 
     def connect(self, count: int) -> None:
         """Open a connection for each call."""
@@ -96,6 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
             "publish": (options.messages, Side.publish),
             "read": (options.messages, partial(Side.read, count=options.messages)),
             "call": (options.calls, partial(Side.call, count=options.calls)),
+            "member": (options.calls, partial(Side.call, count=options.calls, streams=(STREAM,))),
             "connect": (options.connections, partial(Side.connect, count=options.connections)),
         }
         for number in range(options.rounds + 1):
@@ -128,7 +133,10 @@ def _sides(opened: contextlib.ExitStack, messages: int) -> dict[str, Side]:
     made = Certificates(directory / "tls")
     certificate, key = made.write("node", HOST)
     with connect(url) as conn:
-        for right in (Right.PUBLISH, Right.READ):
+        conn.execute("insert into consumer_group (kind, name, filter) values ('share', 'bench', '#')")
+        reads = "insert into lending (group_id, stream_id, position) select group_id, %s, 0 from consumer_group"
+        conn.execute(reads, (STREAM,))
+        for right in (Right.PUBLISH, Right.READ, Right.JOIN):
             access_rules.allow(conn, AccessRule(CALLER, right, TopicFilter("#")))
         token, _ = access_tokens.make_token(conn, CALLER, 86_400.0)
     for name, value in (("SUBLET_TLS_CA", str(made.ca)), ("SUBLET_TOKEN", token.token.reveal())):

@@ -134,8 +134,9 @@ def test_every_route_is_in_this_test() -> None:
     anything: Any = SimpleNamespace(ref=SimpleNamespace(name="n1"), health=None)
     with closing(NodeHttpService(HttpOptions(ListenAddress("127.0.0.1", 0)), "")) as port:
         routes = port.build_routes(anything, AccessGate(), anything, anything)
-    found = {(each.path, "POST" in (each.methods or ())) for each in routes if isinstance(each, Route)}
-    assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
+    assert {type(each) for each in routes} == {Route}, "nothing that has routes of its own, and no socket"
+    found = {(each.path, *sorted(each.methods or ())) for each in routes if isinstance(each, Route)}
+    assert found == {(path, "GET", "HEAD") for path in GETS} | {(path, "POST") for path in POSTS}
 
 
 def test_reading_needs_watch(node: Http, tokens: Tokens) -> None:

@@ -230,6 +230,63 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
                 conn.execute(refused)
 
 
+def test_an_atomic_group_is_consumed(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
+    """Epochs come from a publisher; progress counts them."""
+    group = "$share/hours/hours/#"
+    succeed(operator, "spaces create hours hours/# --shards 1", f"groups create {group} --from earliest --atomic")
+    with Publisher(world.of(DatabaseRole.APPEND), space="hours", producer="clock") as publisher:
+        publisher.advance(1)
+        publisher.in_epoch(1).publish("hours/eu", b"1")
+        publisher.advance(2)
+        with Session(group, world.of(DatabaseRole.CONSUME), name="daily") as session:
+            each = next(iter(session))
+            assert each.table["value"].to_pylist() == [b"1"]
+            each.ack()
+    with connect(world.owner) as owner:
+        consumed = "select least from consumed_frontier join space using (space_id) where name = 'hours'"
+        eventually(lambda: owner.execute(consumed).fetchall() == [([[2]],)], WAIT_S, fleet.nodes["n1"].output)
+
+
+def test_payloads_are_moved_and_read(world: RoleWorld, fleet: Fleet, operator: Shell, tmp_path: Path) -> None:
+    """The node moves them as a member of its role, and a consumer reads them where they are."""
+    place, value = (tmp_path / "payloads").as_uri(), b"x" * 5000
+    (tmp_path / "payloads").mkdir()
+    succeed(operator, f"spaces create far far/# --shards 1 --payload-location {place}")
+    with Publisher(world.of(DatabaseRole.APPEND)) as publisher:
+        publisher.publish("far/eu", value).result(WAIT_S)
+    succeed(operator, "spaces rollover far")
+    with connect(world.owner) as owner:
+        inside = "select count(*) from block where topics = '{far/eu}' and payload is not null"
+        eventually(lambda: owner.execute(inside).fetchone() == (0,), WAIT_S, fleet.nodes["n1"].output)
+    with Session("$share/far/far/#", world.of(DatabaseRole.CONSUME), starting_position="earliest") as session:
+        assert received(session, 1) == [value]
+
+
+def test_clients_without_a_database_have_rules(world: RoleWorld, operator: Shell, tmp_path: Path) -> None:
+    """Through a node that is a member of its role and authenticates callers; it notes when a token was used."""
+    node = Fleet(world.of(DatabaseRole.NODE), tmp_path, extra={"SUBLET_AUTH": "required"})
+    for right in ("publish", "read", "join"):
+        succeed(operator, f"access allow user:afar {right} afar/#")
+    made = done(operator.run("access", "token", "user:afar", "--json"))
+    try:
+        node.serve("n2")
+        with connect(world.of(DatabaseRole.CONSUME)) as conn:
+            ((address,),) = conn.execute("select address from node where name = 'n2'").fetchall()
+        with a_shell(SUBLET_TOKEN=made["token"]) as shell:
+            through = ("--node", str(address))
+            assert shell.run("publish", "afar/eu", *through, stdin="one\ntwo\n").code == 0
+            arguments = (*through, "--from", "earliest", "--max-messages", "2", "--json")
+            for command in (("tail", "afar/#"), ("consume", "$share/afar/afar/#")):
+                answer = shell.run(*command, *arguments)
+                assert (answer.code, len(answer.lines)) == (0, 2), answer.err
+        with connect(world.owner) as owner:
+            used = "select last_used is not null from token where token_id = %s"
+            eventually(lambda: owner.execute(used, (made["token_id"],)).fetchone() == (True,), WAIT_S)
+        assert "permission denied" not in node.nodes["n2"].output()
+    finally:
+        node.close()
+
+
 @pytest.mark.long
 def test_a_node_drops_what_retention_has_taken(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
     """It makes the partitions of new generations, and detaches and drops those that are too old."""

@@ -410,7 +410,7 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=WAIT_S,
+            timeout=5 * WAIT_S,  # it took one where each core had thirty processes
         )
         assert not check or done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout + done.stderr

@@ -1,7 +1,7 @@
 """A Spark application whose database has secrets: `python -m tests.spark.planted PLACE`.
 
-It uses whatever there is, prints plans and errors, and leaves checkpoints and Spark's event log below PLACE. The
-database is SUBLET_DATABASE_URL's.
+It uses whatever there is, prints plans and errors, and leaves checkpoints, Spark's event log and the pages of its UI
+below PLACE. The database is SUBLET_DATABASE_URL's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from tests.spark.query import say
 from tests.spark.session import spark_session, streamed, to_its_end
 
 COUNT = 40
+UI = ("jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery")
+OF_UI = ("environment", "jobs", "stages?details=true", "allexecutors", "sql?details=true&length=1000")
+"""What Spark answers to programs, below its application."""
 log = logging.getLogger("users.program")
 
 
@@ -28,6 +32,7 @@ def main(place: str) -> None:
     (here / "events").mkdir()
     (here / "local").mkdir()
     logs = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": (here / "events").as_uri()}
+    logs |= {"spark.ui.enabled": "true", "spark.ui.port": "0"}
     spark = spark_session("local[3,100]", {**logs, "spark.local.dir": str(here / "local"), "spark.log.level": "INFO"})
     with Session("$share/own/t", starting_position="earliest") as session:
         say(repr(session))
@@ -63,8 +68,18 @@ def main(place: str) -> None:
             spark.read.format("sublet").option(option, value).load().count()
         except Exception as error:  # noqa: BLE001 whatever Spark makes of it
             say(f"refused: {error}")
+    store_ui(spark.sparkContext, here / "ui")
     spark.stop()
     say("done")
+
+
+def store_ui(context: Any, place: Path) -> None:
+    """Store what Spark's UI shows, one file a page."""
+    place.mkdir()
+    paths = [f"/{page}/" for page in UI] + [f"/api/v1/applications/{context.applicationId}/{page}" for page in OF_UI]
+    for number, path in enumerate(paths):
+        with urllib.request.urlopen(context.uiWebUrl + path, timeout=60) as answer:
+            (place / str(number)).write_bytes(answer.read())
 
 
 def work(batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Passwords and a token are planted; then a node, a session, commands and a Spark application do what they do."""
+"""Passwords and tokens are planted; then a node, a session, commands and a Spark application do what they do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
+from tests.integration.http_kit import Http
+from tests.integration.test_gate_http import GETS
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, Process, environment
 from tests.spark.planted import COUNT
@@ -47,10 +50,30 @@ def command_lines() -> Iterator[set[bytes]]:
         watching.join()
 
 
+def store_pages(node: Http, place: Path) -> None:
+    """Store all that a node's HTTP port shows, with the headers of its answers."""
+    place.mkdir()
+    for number, (path, _) in enumerate(GETS.values()):
+        answer = node.ask(path.replace("billing/orders/%23", "resident/t"))
+        assert answer.status == 200, (path, answer.body)
+        (place / str(number)).write_bytes(repr(answer.headers).encode() + answer.body)
+
+
+def store_tables(database: str, place: Path) -> None:
+    """Store each table's rows, as text."""
+    place.mkdir()
+    with connect(database) as conn:
+        tables = "select tablename from pg_tables where schemaname = current_schema"
+        for (name,) in conn.execute(tables).fetchall():
+            rows = conn.execute(f"select t::text from {name} as t".encode()).fetchall()
+            (place / name).write_text("\n".join(row for (row,) in rows))
+
+
 @pytest.mark.long
 def test_no_planted_secret_is_anywhere(database: str, tmp_path: Path) -> None:
     url = make_conninfo(database, password=f"{PLANTED}-p@ss", sslpassword=f"{PLANTED}-ssl")
     extra = {"SUBLET_DATABASE_URL": url, "SUBLET_ADMIN_TOKEN": f"{PLANTED}-0123456789", "PGPASSWORD": f"{PLANTED}-env"}
+    extra["SUBLET_TOKEN"] = f"sub_aaaaaaaa_{PLANTED:x<43}"
     variables = environment(SPEED, extra)
     with Publisher(database) as publisher:
         for number in range(COUNT):
@@ -81,6 +104,8 @@ def test_no_planted_secret_is_anywhere(database: str, tmp_path: Path) -> None:
                 eventually(lambda: not application.alive, WAIT_S, application.output)
             finally:
                 application.kill()
+            store_pages(Http.of(node), tmp_path / "http")
+            store_tables(database, tmp_path / "tables")
         finally:
             node.stop()
     output = application.output()
@@ -92,5 +117,7 @@ def test_no_planted_secret_is_anywhere(database: str, tmp_path: Path) -> None:
     assert any(b"tests.spark.planted" in line for line in lines)
     assert not [line for line in lines if PLANTED.encode() in line]
     files = {str(file.relative_to(tmp_path)): file for file in tmp_path.rglob("*") if file.is_file()}
-    assert {name.partition("/")[0] for name in files} >= {"events", "guarded", "copies", "node.log", "spark.log"}
+    assert {name.partition("/")[0] for name in files} >= {
+        *("events", "guarded", "copies", "ui", "http", "tables", "node.log", "spark.log"),
+    }
     assert [name for name, file in files.items() if PLANTED.encode() in file.read_bytes()] == []
