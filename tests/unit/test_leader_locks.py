@@ -50,7 +50,9 @@ def look(
         pytest.param([look(3.0), look(3.159), look(3.0 + 0.01 + RECHECK_S)], "..x", id="some time apart"),
         pytest.param([look(3.0), look(3.1, HELD), look(3.2), look(3.4)], "...x", id="a lock taken again"),
         # After a restart of the database all locks are free.
-        pytest.param([look(1.0), look(1.9), look(SETTINGS.lock_watch_age_s), look(2.3)], "...x", id="a young connection"),
+        pytest.param(
+            [look(1.0), look(1.9), look(SETTINGS.lock_watch_age_s), look(2.3)], "...x", id="a young connection"
+        ),
         pytest.param([look(3.0), look(6.0, connected_at=3.1), look(6.2, connected_at=3.1)], "..x", id="one connection"),
         pytest.param([look(3.0), look(3.2), look(3.4), look(3.6)], ".x.x", id="twice more after a failed claim"),
     ],
