@@ -293,9 +293,10 @@ def test_a_meter_goes_on_under_the_next_grant() -> None:
     meter.record(2, 0, None, 2.0)
     assert meter.load() == StreamLoad(500.0, 7), "a new holder begins to count at nothing, and that is no pause"
     meter.record(2, 0, 3, 2.0 + HALF_LIFE_S)
+    meter.record(2, 100, 4, 2.0 + HALF_LIFE_S)
     found = meter.load()
     assert found is not None
-    assert (round(found.bytes_per_s), found.lag) == (250, 3)
+    assert (round(found.bytes_per_s), found.lag) == (250, 4), "of no time there is no rate"
 
 
 @pytest.mark.conforms("E30")
