@@ -227,6 +227,8 @@ def test_a_name_for_display_gives_no_epoch_to_a_row() -> None:
     assert (bench.row().borrower_id, bench.row().session, bench.row().session_epoch) == ("a/2", "worker", None)
     bench.named("b/1", "worker", 5)
     assert bench.leader.members.get("b/1") is not None
+    bench.pass_time(bench.settings.grant_validity_s + 1, "a/2", "b/1")
+    assert (bench.row().borrower_id, bench.forced()) == ("a/2", []), "a process without an epoch is not older"
 
 
 # --- the strategy, and what is recorded -------------------------------------------------------------------------------
