@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 from sublet_protocol.messages.field_checks import (
-    MAX_EXPLANATION_CHARACTERS,
     MalformedMessage,
     check_entries,
     check_explanation,
