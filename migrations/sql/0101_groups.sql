@@ -54,7 +54,6 @@ create table lending (
   -- column of its own, which only the end of a stream changes: an index over the status would make each grant write to
   -- the indexes.
   unfinished boolean not null generated always as (status <> 'finished') stored,
-  position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
   grant_key bytea,                                     -- of the grant in force, else null: sent to its holder only
   -- For the history of those who may not read the key.
@@ -63,7 +62,6 @@ create table lending (
   agent text,
   session text,
   session_epoch bigint,
-  term bigint,                                         -- of the leader that wrote last
   losses integer not null default 0,                   -- forced ends at lost_position, in a row
   lost_position bigint,
   lost_message_count bigint not null default 0,        -- skipped because they were gone
@@ -72,6 +70,9 @@ create table lending (
   held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
+  -- What progress changes comes last: Postgres logs an update from the first byte that differs to the last.
+  position bigint not null check (position >= 0),      -- the next offset to deliver
+  term bigint,                                         -- of the leader that wrote last
   updated_at timestamptz not null default clock_timestamp(),
   -- Operators write rows, and leaders read them. One check, which is compiled by each statement; the functions are not
   -- called for null.

@@ -36,6 +36,10 @@ def main() -> None:
         drop_unwritten()
         sys.stderr.write(f"sublet: {error}.\n")
         sys.exit(1)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # at exit an exception would only be printed
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _run_app() -> None:

@@ -100,6 +100,25 @@ async def fetch_beside(session: AsyncSession, scene: Scene, submitted: list[Futu
         await waiting
 
 
+@pytest.mark.conforms("E25")
+@in_a_loop
+async def test_a_coroutine_is_no_work_for_a_transaction(scene: Scene) -> None:
+    """Nobody would run it."""
+
+    async def work(connection: psycopg.Connection[object]) -> None:
+        write(batch, connection)
+
+    work_of_no_thread: Callable[[psycopg.Connection[object]], object] = work
+    publish(scene, 1)
+    async with scene.session() as session:
+        batch = await polled(session)
+        with pytest.raises(UsageError, match="run_in_transaction returned a coroutine, which nobody runs"):
+            await session.run_in_transaction(work_of_no_thread, batch)
+        assert (written(scene), progress(scene)) == ([], 0)
+        await commit(session, batch)
+    assert (written(scene), progress(scene)) == ([0], 1)
+
+
 @pytest.mark.conforms("E25", "E37")
 @in_a_loop
 async def test_the_next_poll_raises_what_an_ack_did(scene: Scene) -> None:

@@ -315,17 +315,24 @@ def test_entire_epochs_need_an_atomic_group(world: AtomicWorld) -> None:
         eventually(lambda: session.poll(0.05), WAIT_S)
 
 
-def test_an_announcement_that_raises_hinders_no_close(world: AtomicWorld) -> None:
+async def later(found: GroupFrontier) -> None:
+    """Do nothing, unless somebody awaits it."""
+
+
+def refuse(found: GroupFrontier) -> None:
+    raise ValueError("not now")
+
+
+@pytest.mark.parametrize(("announce", "text"), [(refuse, "not now"), (later, "on_epochs_consumed returned a cor")])
+def test_an_announcement_that_raises_hinders_no_close(
+    world: AtomicWorld, announce: Callable[[GroupFrontier], object], text: str
+) -> None:
     world.declare("earliest")
-
-    def refuse(found: GroupFrontier) -> None:
-        raise ValueError("not now")
-
-    session = world.session(on_epochs_consumed=refuse)
+    session = world.session(on_epochs_consumed=announce)
     with world.publisher() as publisher:
         publisher.in_epoch(1).publish(f"{world.space}/t", b"1")
         publisher.advance(2)
-        with pytest.raises(ValueError, match="not now"):
+        with pytest.raises((ValueError, UsageError), match=text):
             eventually(lambda: session.poll(0.05) and False, WAIT_S)
     session.close()
     assert session.is_closed

@@ -38,7 +38,7 @@ def test_a_group_goes_on_from_a_dump_taken_under_load(database: str, empty_datab
         before, last_draw = old.scene.claim(), old.scene.ask(DRAW)[0][0]
         seen, ahead = old.fleet.delivered(), old.scene.heads()
 
-    options = "--no-owner --exit-on-error --single-transaction"
+    options = "--no-owner --no-privileges --exit-on-error --single-transaction"
     run("pg_restore", *options.split(), f"--dbname={empty_database}", str(file))
     with closing(Stage(empty_database, tmp_path / "new")) as new:
         with connect(empty_database) as conn:

@@ -297,6 +297,22 @@ def test_a_follower_may_be_ended_while_it_reads(shell: Shell) -> None:
     assert (answer.code, answer.err) == (128 + signal.SIGTERM, "")
 
 
+AT_THE_END = """
+import atexit, os, signal, sys
+atexit.register(lambda: os.kill(os.getpid(), signal.{name}))
+sys.argv[0] = "sublet"
+from sublet.cli import main
+main()
+"""
+"""The command line, that gets a signal when the command is over and the process ends."""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_second_signal_at_exit_is_no_traceback(shell: Shell, name: str) -> None:
+    answer = shell.start("publish", "a/+", program=AT_THE_END.format(name=name)).end()
+    assert (answer.code, "Traceback" in answer.err) == (-signal.Signals[name], False)
+
+
 @pytest.mark.long
 def test_a_consumer_without_a_leader_reports_it(shell: Shell) -> None:
     consumer = shell.start("consume", "$share/g/#")
@@ -349,6 +365,25 @@ def test_a_group_that_no_node_creates_is_named(shell: Shell, database: str) -> N
         connection.execute("lock table space in access exclusive mode")
         answer = shell.run("consume", GROUP, "--idle-timeout", "3s")
     refused(answer, UNAVAILABLE, "No node has created the group yet", "`sublet groups create '$share/g/#'`")
+
+
+@pytest.mark.conforms("A8")
+def test_a_read_only_database_takes_no_messages(shell: Shell, database: str) -> None:
+    """Which is said at once: a publisher would wait for two minutes."""
+    with connect(database) as conn:
+        conn.execute(f"alter database {conn.info.dbname} set default_transaction_read_only = on")
+    answer = shell.run("publish", "a", stdin="x\n")
+    refused(
+        answer, UNAVAILABLE, "default_transaction_read_only is on, set by database", "Turn it off", "alter database"
+    )
+    assert "may be there" not in answer.err
+
+
+@pytest.mark.conforms("A8")
+def test_what_is_certainly_not_stored_is_reported_so(shell: Shell, database: str) -> None:
+    with connect(database) as conn:
+        conn.execute("alter table block add check (codec is null)")
+    refused(shell.run("publish", "a", stdin="x\ny\n"), 1, "0 messages are durable", "2 are not stored.\n")
 
 
 def test_a_user_who_may_not_migrate_is_named(shell: Shell, database: str) -> None:

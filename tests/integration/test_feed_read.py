@@ -146,6 +146,14 @@ def test_what_retention_has_taken_is_said(database: str) -> None:
         reported: list[PositionGone] = []
         assert values(list(feed.history("eu/#", held, on_data_loss=reported.append))) == [b"4"]
         assert [(gone.stream_id, gone.offset, gone.oldest) for gone in reported] == [(stream, 2, None)]
+
+        async def report_later(gone: PositionGone) -> None:
+            """Say nothing, unless somebody awaits it."""
+
+        nobody_awaits: Any = report_later
+
+        with pytest.raises(UsageError, match="on_data_loss returned a coroutine"):
+            list(feed.history("eu/#", held, on_data_loss=nobody_awaits))
         assert values(list(feed.history("eu/#"))) == [b"4"]
         for begin in (feed.history, feed.follow):
             with pytest.raises(PositionGone):

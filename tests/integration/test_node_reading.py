@@ -271,6 +271,38 @@ def test_an_answer_counts_until_it_is_taken(database: str) -> None:
         eventually(lambda: server.feed.reads.inside == 0)
 
 
+@pytest.mark.conforms("X4")
+def test_answers_that_nobody_takes_fill_a_bound(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further reads wait for memory before they are executed; calls that need little do not."""
+    monkeypatch.setattr("sublet_leader.feed.service.EXPANDED_BYTES", 3 << 20)
+    with connect(database) as conn:
+        stream = stream_of(conn, "default")
+        put(conn, stream, bytes(3 << 20))
+    request = encode_fetch_request(FetchRequest(stream, 0, TopicFilter("#"), 1, 1, 1))
+    with contextlib.ExitStack() as stack:
+        before_postgres = stack.enter_context(PostgresProxy(database))
+        limits = FeedLimits(max_page_bytes=7 << 20, reading_connections=1)
+        server = stack.enter_context(serving(before_postgres.url, limits))
+        before_node = stack.enter_context(PostgresProxy(f"tcp://{server.address}"))
+        client, other = (stack.enter_context(stub(at)) for at in (f"127.0.0.1:{before_node.port}", server.address))
+        assert client.Read(request, timeout=20).head == 1
+        before_postgres.hold()
+        under_way = [client.Read.future(request) for _ in range(9)]
+        eventually(lambda: server.feed.reads.inside == 9)
+        under_way.pop().cancel()
+        eventually(lambda: server.feed.reads.inside == 8)
+        before_node.hold()
+        before_postgres.resume()
+        for _ in range(8):
+            assert other.Heads(encode_heads_request([stream]), timeout=20).heads
+        assert server.feed.reads.inside > 4, "the network has taken some"
+        assert server.feed.pages.is_short
+        assert 3 << 20 < server.feed.pages.bytes_held <= 7 << 20
+        before_node.resume()
+        assert [each.result().head for each in under_way] == [1] * 8
+        eventually(lambda: (server.feed.reads.inside, server.feed.pages.bytes_held) == (0, 0))
+
+
 # --- rights -----------------------------------------------------------------------------------------------------------
 
 

@@ -588,6 +588,23 @@ OVER = "update leadership set expires_at = clock_timestamp() - interval '1 hour'
 
 
 @pytest.mark.conforms("E39")
+def test_an_atomic_group_alone_adds_all_streams(house: GroupWorld) -> None:
+    """One that is synced together with it gets the oldest generations first, as ever."""
+    atomic = house.store.declare_group(
+        Subscription.parse("$share/a/#"), GroupOptions(StartingPosition.EARLIEST, atomic=True)
+    )
+    groups = house.group.group_id, atomic.group_id
+    syncs = [GroupWrites(group, house.store.claim(group, NODE, 60).term, (), True) for group in groups]
+    reshard(house.conn, "default", 2000)
+    reshard(house.conn, "default", 1)
+    streams = house.conn.execute("select count(*) from stream").fetchall()[0][0]
+    for missing in (1, 0):
+        house.store.commit(syncs)
+        counts = house.conn.execute("select group_id, count(*) from lending group by 1").fetchall()
+        assert dict(counts) == dict(zip(groups, (streams - missing, streams), strict=True))
+
+
+@pytest.mark.conforms("E39")
 def test_regular_queries_read_only_what_is_live(house: GroupWorld, tmp_path: Path) -> None:
     """What is asked again and again reads as many rows after 3000 generations as after ten."""
     conn = house.conn

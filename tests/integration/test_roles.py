@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
@@ -11,6 +15,7 @@ import pytest
 
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.limits import MAX_WEIGHTS
+from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.migrate import downgrade, make_roles, migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import (
@@ -29,7 +34,7 @@ from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.log.append import ProducerIdentity
 from sublet_storage.log.epoch_leases import hold
 from sublet_storage.spaces.space_changes import create_space, drop_space
-from tests.integration.cli_kit import a_shell, done, refused
+from tests.integration.cli_kit import REPOSITORY, a_shell, done, refused
 from tests.role_kit import OWNER, RoleWorld, a_role_world
 
 pytestmark = pytest.mark.conforms("X6")
@@ -190,6 +195,28 @@ def test_what_is_printed_makes_the_roles() -> None:
             inherits = "select pg_has_role('sublet_node', %s, 'usage'), pg_has_role('sublet_node', %s, 'member')"
             assert admin.execute(inherits, (OWNER, OWNER)).fetchone() == (False, True)
         assert done(shell.run("migrate", "--roles", "--json"))["to"] == "0104", "that the owner may"
+
+
+def test_a_dump_goes_to_a_server_without_roles(world: RoleWorld, tmp_path: Path) -> None:
+    """By the commands of docs/backup.md: a dump holds no roles, and theirs can be printed only once it is restored."""
+    page = (REPOSITORY / "docs" / "backup.md").read_text()
+    programs = find_binaries(Path("none"), None)
+
+    def run(program: str, url: str) -> None:
+        [line] = [line for line in page.splitlines() if line.startswith(f"{program} ")]
+        _, *arguments = shlex.split(line)
+        filled = [re.sub(r"\$\w+", lambda _: url, each) for each in arguments]
+        subprocess.run([programs / program, *filled], cwd=tmp_path, check=True)
+
+    run("pg_dump", world.owner)
+    with a_role_world(migrated=False) as other, a_shell(SUBLET_DATABASE_URL=other.owner) as shell:
+        run("pg_restore", other.owner)
+        refused(shell.run("migrate", "--roles"), 4, "sublet_publish, sublet_append", "sublet roles --sql")
+        with connect(other.admin) as admin:
+            admin.execute(shell.run("roles", "--sql").out)
+            assert too_much(admin) == {}
+            admin.execute("create role reports login; grant sublet_consume to reports")
+        assert rights(other.of("reports")).state is Severity.OK
 
 
 def test_no_role_becomes_a_superuser(database: str) -> None:

@@ -7,6 +7,8 @@ import logging
 import subprocess
 import sys
 import textwrap
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from sublet_borrower.agent import agent_loop
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
@@ -32,7 +35,7 @@ from sublet_protocol.pubsub.server import make_node_side_machine
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, until
-from tests.kit import in_loop
+from tests.kit import WAIT_S, in_loop
 from tests.postgres_proxy import PostgresProxy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +60,64 @@ async def test_a_listed_node_that_is_away_is_lost_once(caplog: pytest.LogCapture
     finally:
         await asyncio.to_thread(agent.close, 0.0)
     assert caplog.text.count("connection lost") == 1
+
+
+@in_loop
+async def test_sessions_without_a_node_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again only when a node was there meanwhile."""
+    monkeypatch.setattr(agent_loop, "NO_NODE_WARNING_S", 0.1)
+    nodes, lookups = list[str](), list[int]()
+
+    def find() -> list[str]:
+        lookups.append(1)
+        return nodes
+
+    async def warned(times: int) -> None:
+        await until(lambda: caplog.text.count("no leader node listed") == times)
+        found = len(lookups)
+        await until(lambda: len(lookups) >= found + 2)
+        assert caplog.text.count("no leader node listed") == times
+
+    agent = AgentLoop(find, BorrowerSettings().scaled(20))
+    try:
+        agent.subscribe("$share/g/a", SessionEventQueue())
+        await warned(1)
+        found, nodes[:] = len(lookups), [f"127.0.0.1:{free_port()}"]
+        await until(lambda: len(lookups) >= found + 2)
+        nodes.clear()
+        await warned(2)
+    finally:
+        await asyncio.to_thread(agent.close, 0.0)
+
+
+class _ServerGone(ConnectionError):
+    """Unlike `ConnectionError` it can be referred to weakly."""
+
+
+@in_loop
+async def test_an_agent_that_ends_misses_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    """An embedded database ends with it, also while nodes are looked up."""
+    asked, ended, handled = threading.Event(), threading.Event(), threading.Event()
+
+    def gone() -> _ServerGone:
+        error = _ServerGone("the server is gone")
+        weakref.finalize(error, handled.set)
+        return error
+
+    def find() -> list[str]:
+        asked.set()
+        ended.wait(WAIT_S)
+        raise gone()
+
+    agent = AgentLoop(find, BorrowerSettings().scaled(20))
+    agent.subscribe("$share/g/a", SessionEventQueue())
+    await asyncio.to_thread(asked.wait, WAIT_S)
+    await asyncio.to_thread(agent.close, 0.0)
+    ended.set()
+    await until(lambda: handled.is_set() or "node list not read" in caplog.text)
+    assert "node list not read" not in caplog.text
 
 
 @pytest.mark.conforms("R2")

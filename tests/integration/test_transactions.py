@@ -121,6 +121,27 @@ def first(session: Session) -> Batch:
 
 
 @pytest.mark.conforms("E25")
+@pytest.mark.parametrize("up_to_offset", [None, 1])
+def test_no_batch_is_acknowledged_in_its_transaction(place: OutputStage, up_to_offset: int | None) -> None:
+    """It would count as done also where the block fails afterwards, or its progress is refused as it was passed."""
+    place.publish(2, key="k", in_a_block=2)
+
+    def acknowledge_too_soon(batch: Batch) -> None:
+        with batch.transaction() as connection:
+            write(connection, batch)
+            batch.ack(up_to_offset)
+
+    with place.session(auto_ack=False) as session:
+        batch = first(session)
+        with pytest.raises(UsageError, match="its transaction is open"):
+            acknowledge_too_soon(batch)
+        assert place.output() == []
+        commit(session, batch)
+        batch.ack()
+    assert place.state() == (expected(2), 2)
+
+
+@pytest.mark.conforms("E25")
 def test_output_and_progress_are_committed_together(place: OutputStage) -> None:
     place.publish(20)
     with place.session() as session:

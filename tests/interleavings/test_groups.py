@@ -173,6 +173,24 @@ def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, sta
         orders.explore({"consume": stage.consume, act: getattr(stage, act)}, judge)
 
 
+@pytest.mark.conforms("A4", "E17")
+def test_a_reset_to_where_it_is_takes_nothing_back(orders: Interleavings, stage: Stage) -> None:
+    """Of a group that is consuming: by force."""
+
+    @in_transaction
+    def reset(conn: Connection) -> Any:
+        target = ResetTarget.current()
+        return reset_transaction.execute_reset(conn, stage.plain, target, [stage.stream], reason="x", force=True)
+
+    def judge(run: Run) -> None:
+        ((_, position, _),) = run.conn.execute(ROW, (stage.plain.group_id, stage.stream)).fetchall()
+        assert position == (run.answers["consume"] is None)
+        if not isinstance(run.answers["reset"], Conflict):
+            assert [(move.before, move.after) for move in run.answers["reset"]] == [(position, position)]
+
+    orders.explore({"consume": stage.consume, "reset": reset}, judge)
+
+
 @pytest.mark.conforms("E17")
 @pytest.mark.parametrize("act", ["report", "sync"])
 def test_a_leader_takes_no_progress_back(orders: Interleavings, stage: Stage, conn: Connection, act: str) -> None:

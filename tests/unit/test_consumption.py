@@ -38,7 +38,9 @@ JAVA = """An error occurred while calling o81.collectToPython.
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:2935)"""
 
 
-def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None, context: Any = None) -> Consumption:
+def started(
+    monkeypatch: pytest.MonkeyPatch, failure: Exception | None, context: Any = None, speculation: str = "false"
+) -> Consumption:
     """A consumption whose job ends so, and whose database does not end well."""
 
     @contextlib.contextmanager
@@ -47,7 +49,8 @@ def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None, context:
         raise TimeoutError("it does not answer")
 
     monkeypatch.setattr(cluster_checks, "check_cluster", lambda *_: None)
-    monkeypatch.setattr(cluster_checks, "read_setting", lambda *_: "local[2]")
+    settings = {"spark.master": "local[2]", "spark.speculation": speculation}
+    monkeypatch.setattr(cluster_checks, "read_setting", lambda _, key, default: settings.get(key, default))
     monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: context)
     monkeypatch.setattr(consumption, "open_database", database)
     return consume(Spark(failure), "$share/g/#", lambda batch: None, tasks=2)
@@ -88,6 +91,21 @@ def test_names_and_tags_show_nothing_of_the_token(monkeypatch: pytest.MonkeyPatc
     assert description.startswith("spark-")
     parts = {token[at : at + 6] for at in range(len(token) - 5)}
     assert not any(part in text for part in parts for text in shown)
+
+
+@pytest.mark.parametrize(("setting", "speculates"), [("false", False), ("true", True), ("TRUE", True)])
+def test_driver_knows_of_speculation(monkeypatch: pytest.MonkeyPatch, setting: str, speculates: bool) -> None:
+    """An attempt waits for the others at its task where Spark may have them."""
+    received: list[bool] = []
+
+    class Noted(DriverReportServer):
+        def __init__(self, bind: str, advertised: str, on_failed: Any, speculates: bool) -> None:
+            super().__init__(bind, advertised, on_failed, speculates)
+            received.append(speculates)
+
+    monkeypatch.setattr(driver_endpoint, "DriverReportServer", Noted)
+    assert started(monkeypatch, None, speculation=setting).wait(30.0)
+    assert received == [speculates]
 
 
 @pytest.mark.parametrize(

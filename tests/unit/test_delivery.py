@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.producer import delivery
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, SharedPublishResult
 
@@ -50,6 +51,19 @@ def test_results_after_the_abandoning_change_nothing() -> None:
     assert ticket.is_done
     with pytest.raises(ValueError, match="abandoned"):
         ticket.wait(5)
+
+
+def test_a_part_in_doubt_outweighs_one_that_failed() -> None:
+    """Else whoever publishes what is certainly not stored again has that part twice."""
+    ticket = SharedPublishResult(6)
+    ticket.fail(1, UnknownOutcome("sent"))
+    ticket.fail(2, DatabaseUnreachable("not sent"))
+    ticket.complete_span(AppendedSpan(1, 0, range(3)))
+    assert (str(ticket.error), ticket.stored_count) == ("sent", 3)
+    ticket = SharedPublishResult(2)
+    ticket.fail(1, DatabaseUnreachable("not sent"))
+    ticket.fail(1, UnknownOutcome("sent"))
+    assert (str(ticket.error), ticket.stored_count) == ("sent", 0)
 
 
 def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
+from sublet_storage.db.database_url import format_url
 from sublet_storage.db.liveness_lock import LivenessLockKeeper, LivenessLockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
@@ -48,6 +49,9 @@ log = logging.getLogger(__name__)
 
 LOOKUP_INTERVAL_S = 0.5
 """Least time between two look-ups of the live nodes."""
+
+NO_NODE_WARNING_S = 10.0
+"""How long sessions wait without a listed node before a warning. A single node that is restarted is back by then."""
 
 REFUSAL_S = 10.0
 """How long a refusal holds where no other node is left: by then another release may serve at that address."""
@@ -81,7 +85,9 @@ class AgentLoop:
         self._handles = 0
         self._is_looking_up = False
         self._looked_up_at = float("-inf")
+        self._warns_at: float | None = None
         self._is_closed = False
+        self._database = None if lock_url is None else format_url(lock_url)
         self._lock = None if lock_url is None else self._make_lock_keeper(lock_url, settings)
 
     def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LivenessLockKeeper:
@@ -327,7 +333,8 @@ class AgentLoop:
         try:
             return tuple(self._find_nodes())
         except Exception as error:  # noqa: BLE001 the look-up is retried after any error
-            log.warning("node list not read, retrying: %s", error)
+            if not self._is_closed:  # else its server may be gone with the last session
+                log.warning("node list not read, retrying: %s", error)
             return None
 
     def _looked_up(self, lookup: asyncio.Future[tuple[str, ...] | None]) -> None:
@@ -336,8 +343,19 @@ class AgentLoop:
         if addresses is not None:
             self._set_nodes(addresses)
             self._drop_unlisted(addresses)
+            self._warn_without_nodes()
         if not addresses and self._queues:
             self._look_up()
+
+    def _warn_without_nodes(self) -> None:
+        """Warn once each time that sessions wait for a node and none is listed: nothing else would say so."""
+        if self._listed or not self._queues:
+            self._warns_at = None
+        elif self._warns_at is None:
+            self._warns_at = boottime_clock() + NO_NODE_WARNING_S
+        elif boottime_clock() >= self._warns_at:
+            self._warns_at = float("inf")
+            log.warning("no leader node listed, sessions wait for `sublet leader`: database=%s", self._database)
 
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
         """Drop the connection to a dead node that is no longer listed: it would retry for ever."""

@@ -29,6 +29,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
+from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.util.timeouts import check_timeout
@@ -365,7 +366,8 @@ def _run_in_transaction(
     session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]
 ) -> _T:
     with session.transaction(*batches) as connection:
-        return work(connection)
+        check_has_run(result := work(connection), "the function given to run_in_transaction")
+        return result
 
 
 def _refuse_transaction(batch: Batch) -> NoReturn:

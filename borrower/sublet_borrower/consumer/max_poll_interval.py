@@ -21,6 +21,7 @@ from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
+from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import UsageError
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class PollMonitor:
         """Call a function of the user's from within a `user_call`; its time counts as the user's work."""
         self.end_call()
         try:
-            function(argument)
+            check_has_run(function(argument), "on_epochs_consumed")
         finally:
             self._calling_thread = threading.current_thread()
 

@@ -8,9 +8,8 @@ new holder gets it.
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import psycopg
@@ -18,11 +17,11 @@ from msgspec import Struct
 
 from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import (
     GrantLost,
     InvalidSetting,
     Unavailable,
-    UsageError,
     UserFunctionFailed,
     format_error,
 )
@@ -118,22 +117,6 @@ def run(
     while (batch := session.poll()) is not None:
         runner.work(batch)
     return runner.summary
-
-
-def check_has_run(returned: object, subject: str) -> None:
-    """Raise `UsageError` if a user's function has returned its work instead of doing it, as `async def` does."""
-    if (
-        inspect.isawaitable(returned)
-        or inspect.isgenerator(returned)
-        or isinstance(returned, AsyncIterator | map | filter)
-    ):
-        if inspect.iscoroutine(returned):
-            returned.close()  # else Python warns of it as well
-        raise UsageError(
-            f"{subject} returned a {type(returned).__name__}, which nobody runs: nothing was done, and nothing is "
-            "acknowledged. Give a function that has done its work when it returns: no `async def`, unless called "
-            "through asyncio.run, and no `yield`."
-        )
 
 
 class _Runner:

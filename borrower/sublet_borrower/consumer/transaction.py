@@ -92,7 +92,8 @@ class ProgressTransactions:
         self._url, self._group_id = url, group_id
         self._idle_s = consumer_progress.compute_idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
-        self._open = False
+        self._open: frozenset[tuple[int, int, int]] | None = None
+        """The batches of the transaction that is open, as in `_not_committed`."""
         self._doubt: _Doubt | None = None
         self._not_committed: set[tuple[int, int, int]] = set()
         """(stream, grant, ticket) of what raised `UnknownOutcome` and was not committed, or not begun, until its user
@@ -143,7 +144,7 @@ class ProgressTransactions:
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
         furthest = _find_furthest(batches)
-        with self._use_connection() as connection:
+        with self._use_connection(batches) as connection:
 
             def advance() -> None:
                 for batch in furthest:
@@ -198,8 +199,13 @@ class ProgressTransactions:
 
     def check_outcome(self, stream_id: int, grant_id: int, ticket: int) -> None:
         """Find out the outcome of the batch's transaction, where it is in doubt, before the batch is acknowledged.
-        Raise `UsageError`, once, if it was not committed, and `UnknownOutcome`.
+        Raise `UsageError` while it is open, and, once, if it was not committed, and `UnknownOutcome`.
         """
+        if self._open is not None and (stream_id, grant_id, ticket) in self._open:
+            raise UsageError(
+                f"the batch of stream {stream_id} at offset {ticket}: its transaction is open, and commits its "
+                "progress at the end of the block. Leave `ack` out: rolled back, it would count as done."
+            )
         if self.is_in_doubt(stream_id, ticket):
             self.find_out()
         if (stream_id, grant_id, ticket) in self._not_committed:
@@ -237,15 +243,15 @@ class ProgressTransactions:
         self._reconnecting.close()
 
     @contextlib.contextmanager
-    def _use_connection(self) -> Iterator[Connection]:
+    def _use_connection(self, batches: Sequence[TransactionalBatch] = ()) -> Iterator[Connection]:
         """Yield the connection, for one transaction at a time."""
-        if self._open:
+        if self._open is not None:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:
-            self._open = True
+            self._open = frozenset(map(_get_key, batches))
             yield self._reconnecting.get_answering_connection()
         finally:
-            self._open = False
+            self._open = None
 
     def _connect(self) -> BoundedConnection:
         assert self._url is not None, "nothing is begun without a database"

@@ -17,6 +17,7 @@ from sublet_borrower.node_client.node_calls import (
     FeedPagePrefetcher,
     RetryableCallError,
 )
+from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import (
     InvalidFilter,
     PayloadUnavailable,
@@ -247,7 +248,7 @@ class FeedReader(Iterator[pa.Table]):
         gone = PositionGone(page.stream_id, page.start, page.oldest_offset)
         if self._on_data_loss is not None:
             self._cursor.confirm()
-            self._on_data_loss(gone)
+            check_has_run(self._on_data_loss(gone), "on_data_loss")
         elif not (
             self._begin == StartingPosition.EARLIEST and page.start == 0 and page.stream_id in self._there_at_first
         ):

@@ -22,7 +22,7 @@ from msgspec import Struct
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller
-from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
+from sublet_leader.feed.history_and_follow import EXPANDED_BYTES, ClientStalled, FeedReadCall
 from sublet_leader.feed.member_fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
 from sublet_leader.feed.page_memory import PageMemory, ReaderMemory
 from sublet_leader.feed.publish import FeedPublishWriter, to_publish_result
@@ -87,9 +87,9 @@ class FeedLimits(Struct, frozen=True):
     max_reader_bytes: int = 64 << 20
     """Most memory of the bookmarks that these calls begin at, and of the streams that they have yet to read."""
     max_page_bytes: int = 128 << 20
-    """What these calls have read, or are about to, and their clients have not taken yet."""
+    """What these calls, and those of members, have read, or are about to, and their clients have not taken yet."""
     max_reads: int = 64
-    """Calls of members of groups that are under way: each may hold a page."""
+    """Calls of members of groups that are under way."""
     publishing_connections: int = 5
     reading_connections: int = 5
     retry_after_ms: int = 50
@@ -101,7 +101,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     """The service `Feed`. Made, used and closed on one event loop; `update_heads` may be called from any thread.
 
     `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
-    `batches`, `readers` and `reads` count the requests under way (`inside`), `pages` what readers have not taken yet.
+    `batches`, `readers` and `reads` count the requests under way (`inside`), `pages` what readers and members have not
+    taken yet.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             return fetch_page(conn, fetch_request)
 
         return await self._answer(
-            request, context, member_reads.decode_fetch_request, fetch, member_reads.encode_fetch_reply
+            request, context, member_reads.decode_fetch_request, fetch, member_reads.encode_fetch_reply, EXPANDED_BYTES
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -217,20 +218,27 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         decode: Callable[[Any], _Query],
         work: Callable[[BoundedConnection, _Query], _Result],
         encode: Callable[[_Result], Any],
+        expected_bytes: int = 0,
     ) -> Any:
         """Handle a member's call and return its answer. It counts until the answer has left, and where the client has
-        gone before, until its work is over."""
+        gone before, until its work is over. Where the answer may be large, there is room for `expected_bytes` first."""
+        principal = self._gate.get_caller().principal
+        memory, future = ReaderMemory(self.pages, principal), Future[Any]()
+        future.set_result(None)  # there is no work yet
         try:
             query = decode(request)
-            principal = self._gate.get_caller().principal
             self.reads.acquire(principal=principal)
-            future = self._reading.submit(lambda conn: work(conn, query), principal)
             call_when_over(lambda: future.add_done_callback(lambda _: self.reads.release(principal=principal)))
-            result = await asyncio.wrap_future(future)
+            call_when_over(lambda: memory.resize(0))
+            if expected_bytes:
+                await memory.reserve(expected_bytes)
+            future = self._reading.submit(lambda conn: work(conn, query), principal)
+            answer = encode(await asyncio.wrap_future(future))
         except Exception as error:
             await _refuse(context, error)
             raise
-        return encode(result)
+        memory.resize(answer.ByteSize())
+        return answer
 
     def _submit(self, batch: feed_messages.FeedPublishRequest) -> Future[Any]:
         """Submit a batch, which counts until it is over, also where the client has gone."""

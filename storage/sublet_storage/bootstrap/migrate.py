@@ -43,15 +43,11 @@ _TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psyco
 Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
-_NOTHING_FOR_PUBLIC = tuple(
-    f"{statement} from public"
+_NOTHING_NEW_FOR_PUBLIC = tuple(
+    f"alter default privileges in schema {{schema}} revoke all on {kind} from public"
     for kind in ("routines", "tables", "sequences")
-    for statement in (
-        f"revoke all on all {kind} in schema {{schema}}",
-        f"alter default privileges in schema {{schema}} revoke all on {kind}",
-    )
 )
-"""The second is for what is made between migrations: partitions of `block`."""
+"""For what is made between migrations: partitions of `block`."""
 
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
@@ -257,8 +253,8 @@ def _record_compatible_from(connection: Connection) -> None:
 
 def _grant_rights(driver: Any, schema: str) -> None:
     """Revoke everything from PUBLIC, and grant the roles their privileges. This is in the transaction of every
-    migration, so that none can omit it: a function is executable by PUBLIC from its creation on."""
-    for statement in _NOTHING_FOR_PUBLIC:
+    migration, so that none can omit it."""
+    for statement in _NOTHING_NEW_FOR_PUBLIC:
         driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
     for granted in grant_statements(driver, schema, read_existing_roles(driver)):
         driver.execute(granted)

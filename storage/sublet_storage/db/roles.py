@@ -297,13 +297,14 @@ def list_members(conn: Connection) -> list[tuple[DatabaseRole, list[str] | None]
 
 
 def grant_statements(conn: Connection, schema: str, roles: Iterable[DatabaseRole]) -> Iterator[str]:
-    """Yield what gives these roles their rights on the schema as it is, and takes away all others."""
+    """Yield what gives these roles their rights on the schema as it is, and takes away all others, and all of
+    PUBLIC's: it may execute each function that was created, or restored from a dump without its privileges."""
     requested_roles = list(roles)
+    for kind in ("tables", "routines", "sequences"):
+        yield f'revoke all on all {kind} in schema "{schema}" from {", ".join(("public", *requested_roles))}'
     if not requested_roles:
         return
     everyone = ", ".join(requested_roles)
-    for kind in ("tables", "routines", "sequences"):
-        yield f'revoke all on all {kind} in schema "{schema}" from {everyone}'
     yield f'revoke all on schema "{schema}" from {everyone}'
     yield f'grant usage on schema "{schema}" to {everyone}'
     schema_objects = _find_objects(conn, schema)

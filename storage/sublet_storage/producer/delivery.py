@@ -15,6 +15,7 @@ from typing import TypeAlias
 import pyarrow as pa
 from msgspec import Struct
 
+from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.timeouts import check_timeout
@@ -70,6 +71,11 @@ class SharedPublishResult:
         self.entered = 0  # how many of a batch have been queued, which is done part by part
         self.entered_at = time.monotonic()  # of a batch, when its last part was queued before any had failed
 
+    @property
+    def stored_count(self) -> int:
+        """Return the number of messages that are known to be durable."""
+        return sum(len(span.rows) for span in self._spans)
+
     def expect(self, count: int) -> None:
         """Set the number of messages, while none is sent."""
         self._pending_count = count
@@ -101,7 +107,7 @@ class SharedPublishResult:
         self._settle(None, None, error)
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
-        """Wait until settled; return the spans, or raise the error of the first failure. Raise TimeoutError."""
+        """Wait until settled; return the spans, or raise the `error`. Raise TimeoutError."""
         if not self.is_settled_within(check_timeout(timeout_s)):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()
@@ -126,7 +132,7 @@ class SharedPublishResult:
 
     @property
     def error(self) -> Exception | None:
-        """Return the first failure so far."""
+        """Return the first failure so far, or the last one after which messages may be stored or not."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
@@ -150,7 +156,7 @@ class SharedPublishResult:
                 self._spans.append(span)
             if not self._pending_count:
                 return
-            self._error = self._error or error
+            self._error = error if isinstance(error, UnknownOutcome) else self._error or error
             self._pending_count -= self._pending_count if count is None else count
             if self._pending_count:
                 return
@@ -213,6 +219,16 @@ class BatchDelivery(_DeliveryBase):
     """The delivery of a batch: `result()` or `await` returns the spans of its messages once all are durable."""
 
     __slots__ = ()
+
+    @property
+    def error(self) -> Exception | None:
+        """Return what went wrong so far: the first failure, or one after which messages may be stored or not."""
+        return self._ticket.error
+
+    @property
+    def stored_count(self) -> int:
+        """Return the number of messages that are known to be durable by now."""
+        return self._ticket.stored_count
 
     def result(self, timeout_s: float | None = None) -> tuple[AppendedSpan, ...]:
         """Wait for the spans and return them. Raise what went wrong, or TimeoutError while it is still being tried."""

@@ -12,7 +12,7 @@ from datetime import datetime
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
-from sublet_protocol.domain.errors import DatabaseUnreachable, PublisherClosed, UsageError
+from sublet_protocol.domain.errors import PublisherClosed, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect, map_loss
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
@@ -234,7 +234,7 @@ class Publisher:
             self._sender.give_up()
             self._sender.join(SENDER_STOP_TIMEOUT_S)
         if self._sender.is_alive():
-            self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
+            self._buffer.abandon(UnknownOutcome(f"no word within the {timeout_s} s of close() that it is stored."))
         error = self._buffer.pop_error()
         self._close_connections(deadline, abandon=abandon or error is not None)
         if error is not None:

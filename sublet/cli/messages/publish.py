@@ -18,7 +18,7 @@ import typer
 from msgspec import Struct, field
 
 from sublet.cli.base.command import CliCommandContext, Nodes, command, handle_signals
-from sublet_protocol.domain.errors import SubletError, UsageError
+from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, Unavailable, UsageError
 from sublet_protocol.domain.topics import check_topic
 
 if TYPE_CHECKING:
@@ -104,10 +104,11 @@ def publish(
 
 
 class PublishProgress(Struct):
-    """Number of messages that were accepted, and of those that are durable."""
+    """Number of messages that were accepted, of those that are durable, and of those that are certainly not stored."""
 
     accepted: int = 0
     durable: int = 0
+    refused: int = 0
     began: float = field(default_factory=time.monotonic)
     _pending: deque[tuple[int, BatchDelivery]] = field(default_factory=deque)
 
@@ -121,9 +122,11 @@ class PublishProgress(Struct):
         """Count the messages whose delivery has completed."""
         while self._pending and self._pending[0][1].is_done:
             count, delivery = self._pending.popleft()
-            with suppress(Exception):
-                delivery.result(0)
-                self.durable += count
+            stored, error = delivery.stored_count, delivery.error
+            self.durable += stored
+            is_refused = isinstance(error, SubletError) and not isinstance(error, Unavailable | UsageError)
+            if is_refused or isinstance(error, DatabaseUnreachable):
+                self.refused += count - stored
 
     def print_report(self, cli: CliCommandContext, interrupted_by: int | None) -> None:
         """Print the result."""
@@ -133,8 +136,9 @@ class PublishProgress(Struct):
             cli.print_json({**answer, "interrupted": interrupted_by is not None})
             return
         stopped_text = "Stopped when asked to. " if interrupted_by is not None else ""
-        missing = self.accepted - self.durable
-        missing_text = f" {missing} are not known to be: they may be there or not." if missing else ""
+        missing_text = f" {self.refused} are not stored." if self.refused else ""
+        if unknown := self.accepted - self.durable - self.refused:
+            missing_text += f" {unknown} are not known to be: they may be there or not."
         rate = f", {self.durable / elapsed:,.0f} a second" if elapsed > 0 else ""
         cli.print_info(f"{stopped_text}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{missing_text}")
 
@@ -174,12 +178,18 @@ class InputSignalHandler:
 @contextmanager
 def _open_publisher(cli: CliCommandContext, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
     """Provide a factory of publishers: with access to the database, or through nodes."""
+    from sublet_storage.db.connect import connect
+    from sublet_storage.doctor.checks import find_read_only
     from sublet_storage.producer import Publisher
 
     if nodes:
         yield partial(cli.open_feed, nodes)
         return
     with cli.open_database() as database:
+        with connect(database.url, application_name="sublet cli") as connection:
+            # A publisher would wait until the database takes writes, as after a failover.
+            if (finding := find_read_only(connection)) is not None:
+                raise DatabaseUnreachable(f"nothing can be stored: {finding.detail}. {finding.hint}")
         yield partial(Publisher, database.url)
 
 

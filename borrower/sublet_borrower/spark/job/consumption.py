@@ -226,7 +226,8 @@ class Consumption:
         from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
 
         bind, advertised = _choose_addresses(self._spark, driver_host)
-        self._report_server = DriverReportServer(bind, advertised, self._note_failure)
+        speculates = cluster_checks.read_setting(self._spark, "spark.speculation", "false").lower() == "true"
+        self._report_server = DriverReportServer(bind, advertised, self._note_failure, speculates)
         return self._report_server
 
     def _start(self, work: TaskSpec, resources: contextlib.ExitStack) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import grpc.aio
 
-from sublet_borrower.spark.job.task_reports import DRAIN_EVENT, TaskReport, decode_report
+from sublet_borrower.spark.job.driver_link import DRIVER_LOST_S
+from sublet_borrower.spark.job.task_reports import TaskReport, decode_report, make_drain_event
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.gate import AccessGate
@@ -31,12 +32,12 @@ START_TIMEOUT_S = 10.0
 
 class DriverReportServer:
     """The server on the driver, which runs from its construction until `close`. `on_failed` is called at the first
-    failure, from the server's thread.
+    failure, from the server's thread. `speculates`: whether Spark may have several attempts at a task at work.
     """
 
-    def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
+    def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None], speculates: bool = False) -> None:
         self.token = secrets.token_hex(16)
-        self._advertised, self._on_failed = advertised, on_failed
+        self._advertised, self._on_failed, self._speculates = advertised, on_failed, speculates
         self._reports: dict[str, tuple[TaskReport, float]] = {}
         self._subscribers: dict[str, str] = {}
         self._draining = False
@@ -111,7 +112,19 @@ class DriverReportServer:
             self._send_drain(subscriber_id)
 
     def _send_drain(self, subscriber_id: str) -> None:
-        self._sessions.send(subscriber_id, Channel.GROUP, "command", DRAIN_EVENT)
+        drain = make_drain_event(is_alone=self._is_alone(self._subscribers[subscriber_id]))
+        self._sessions.send(subscriber_id, Channel.GROUP, "command", drain)
+
+    def _is_alone(self, session: str) -> bool:
+        """Return whether no other attempt at the session's task is at work. Without speculation none is, though one
+        that has died was not silent for long yet.
+        """
+        partition = self._reports[session][0].partition
+        return not self._speculates or not any(
+            report.partition == partition and report.state != "ended" and age_s < DRIVER_LOST_S
+            for name, (report, age_s) in self.last_reports().items()
+            if name != session
+        )
 
     def _on_expired(self, subscriber_ids: object) -> None:
         for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]

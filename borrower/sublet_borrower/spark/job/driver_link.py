@@ -2,6 +2,8 @@
 
 When the driver has been silent for `DRIVER_LOST_S`, nothing is left that could drain this task or use its result: it
 drains itself.
+
+Spark kills the other attempts at a task when one has ended, also in the middle of a call. So one waits for `may_end`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Self
@@ -50,6 +53,8 @@ class SparkDriverLink:
         self._loop = network_loop()
         self._wake = asyncio.Event()
         self._over = False
+        self.may_end = threading.Event()
+        self.may_end.set()
 
     def __enter__(self) -> Self:
         self._connection_task = asyncio.run_coroutine_threadsafe(self._talk(), self._loop)
@@ -84,6 +89,7 @@ class SparkDriverLink:
                 received_at = time.monotonic()
             elif time.monotonic() - received_at > self._lost_after_s and not has_drained:
                 has_drained = True
+                self.may_end.set()
                 self._drain(f"the driver at {self._address} was silent for {self._lost_after_s:g} s")
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_REPORT_TIMEOUT_S)
@@ -91,8 +97,13 @@ class SparkDriverLink:
     def _on_delivery(self, delivery: SequencedMessage) -> None:
         if not isinstance(delivery.body, GroupEventPayload):
             return
-        command = json.loads(delivery.body.payload).get("command")
+        content = json.loads(delivery.body.payload)
+        command = content.get("command")
         if command == "drain":
+            if content["is_alone"]:
+                self.may_end.set()
+            else:
+                self.may_end.clear()
             self._drain("the driver asked for it")
         else:
             log.warning("unknown command of the driver ignored: command=%r", command)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction, check_has_run
+from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database_credentials import FROM_ENVIRONMENT, task_url
@@ -26,6 +26,7 @@ from sublet_borrower.spark.common.database_reachability import check_socket_reac
 from sublet_borrower.spark.job.exception_transport import UserCodeCalledExit, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignalHandler
 from sublet_borrower.spark.job.task_reports import TaskReport
+from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import Unavailable, UsageError
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -114,7 +115,7 @@ class _Task:
         self._draining = threading.Event()
 
     def run(self, ending: ShutdownSignalHandler) -> TaskSummary:
-        from sublet_borrower.spark.job.driver_link import SparkDriverLink
+        from sublet_borrower.spark.job.driver_link import REPORT_INTERVAL_S, SparkDriverLink
 
         work = self._work
         with SparkDriverLink(work.driver, work.token, self._attempt.session, self._make_report, self._drain) as link:
@@ -129,6 +130,9 @@ class _Task:
             finally:
                 self._release(ending.cut)
                 self._state = "ended"
+                link.report_now()
+            while ending.received_signal is None and not link.may_end.wait(REPORT_INTERVAL_S):
+                pass  # Spark would kill the other attempt at this task, which is still at work
         return TaskSummary(self._attempt, self._summary, self._failure)
 
     def leave(self) -> None:

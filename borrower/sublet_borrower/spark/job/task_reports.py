@@ -12,7 +12,10 @@ from msgspec.structs import asdict
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 
-DRAIN_EVENT = GroupEventPayload(json.dumps({"command": "drain"}).encode())
+
+def make_drain_event(*, is_alone: bool) -> GroupEventPayload:
+    """Return the request to drain; `is_alone`: no other attempt at the same task is at work."""
+    return GroupEventPayload(json.dumps({"command": "drain", "is_alone": is_alone}).encode())
 
 
 class TaskReport(Struct, frozen=True):

@@ -219,6 +219,8 @@ def execute_reset(
     if connection.execute(_EXISTS, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
+    _lock_rows(connection, group, [move.stream_id for move in moves if move.status is not None], force)
+    moves = plan_reset(connection, group, target, streams)  # until it was locked, a holder's transaction moved a row
     new_streams = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new_streams, "consumed": consumed, "now_us": now_us})

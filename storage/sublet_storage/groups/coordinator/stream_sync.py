@@ -117,7 +117,7 @@ def sync_streams(
     if atomic:
         oldest = min(group.after_generation for group in groups if group.is_atomic)
         spaces = consumed_epoch_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
-    added = _add_streams(connection, groups, buffer.now_us, adds_all=bool(atomic))
+    added = _add_streams(connection, groups, buffer.now_us)
     touched = added | _tidy_up(connection, terms, on_data_loss, buffer)
     epochs = consumed_epoch_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
     lendings = _read_report(connection, terms, touched, buffer.now_us)
@@ -154,7 +154,9 @@ def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_Sync
     return [_SyncedGroup(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
 
 
-def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int, *, adds_all: bool) -> set[Key]:
+def _add_streams(
+    connection: Connection, groups: list[_SyncedGroup], now_us: int, *, adds_all: bool = False
+) -> set[Key]:
     """Insert missing rows: of some streams, oldest first, or of all (`adds_all`). An atomic group has all, as an epoch
     may have messages in any. Return the keys of those that are free."""
     generations = read_generation_filters(connection)
@@ -163,8 +165,8 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
         return set()
     oldest, newest = min(group.after_generation for group in groups), generations.newest_generation_id
     until = {group.group_id: newest for group in groups}
-    if not adds_all:
-        behind = {"groups": list(until), "oldest": oldest, "newest": newest}
+    if paged := [group.group_id for group in groups if not (adds_all or group.is_atomic)]:
+        behind = {"groups": paged, "oldest": oldest, "newest": newest}
         until |= connection.execute(_UNTIL, behind).fetchall()
     pairs = to_pairs({group.group_id: generations.matching(TopicFilter(group.filter)) for group in groups})
     pairs["until"] = [until[group] for group in pairs["pair_groups"]]
