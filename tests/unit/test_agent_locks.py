@@ -83,6 +83,7 @@ def informed() -> DeadAgentDetector:
 def test_a_lock_is_free_for_all_of_the_grace() -> None:
     """On one connection, which has seen it held itself: after a failover the database may be another."""
     assert gone(watching(), look(10.1), look(10.5), look(11.1), look(11.2)) == [False, False, False, True]
+    assert gone(watching(10.0), look(10.0), look(11.02)) == [False, True]
     later = [look(at, connected_at=11.0) for at in (13.1, 14.2, 15.4)]
     assert gone(watching(), look(10.1), *later) == [False] * 4
 
@@ -115,6 +116,16 @@ def test_a_lock_never_seen_held_means_nothing() -> None:
 def test_a_watch_ends_with_the_eviction_time() -> None:
     watch = watching()
     watch.expire(10.0 + SETTINGS.eviction_timeout_s)
+    assert watch.keys() == ()
+    watch.note_message("b", WANTED, 20.0)
+    assert watch.keys() == (compute_lock_key("b"),)
+    watch.expire(20.0 + SETTINGS.eviction_timeout_s)
+    assert watch.keys() == ()
+
+
+def test_a_lock_that_is_not_declared_is_not_watched() -> None:
+    watch = DeadAgentDetector(SETTINGS)
+    watch.note_message("a", replace(WANTED, lock_valid_s=0.0), 9.0)
     assert watch.keys() == ()
 
 

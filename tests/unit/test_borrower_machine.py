@@ -606,12 +606,14 @@ def test_a_leader_lost_while_leaving() -> None:
 
 @pytest.mark.conforms("E6")
 def test_it_pings_while_it_leaves_and_gives_up_at_last() -> None:
-    play = unsubscribing(GRANT)
+    play, pinged = unsubscribing(GRANT), list[float]()
     for second in range(1, 15):
         play.do(Tick(), float(second))
         if play.said(Ping):
+            pinged.append(second)
             play.receive(PingResponse(ME, TERM, float(second), GOOD_S))
         assert play.machine.status is BorrowerStatus.UNSUBSCRIBING
+    assert pinged[:2] == [SETTINGS.ping_interval_s, 2 * SETTINGS.ping_interval_s]
     play.do(Tick(), SETTINGS.unsubscribe_timeout_s + SETTINGS.disconnect_timeout_s)
     assert play.end is BorrowerEndReason.DONE
 

@@ -83,5 +83,18 @@ def test_a_stream_with_nothing_left_is_not_moved() -> None:
     assert list(plan_steps({2: streams[2]}, PlanLimits())) == []
 
 
+def test_epochs_of_two_numbers_end_together() -> None:
+    """No limit divides what has no order."""
+    entire = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = tuple(
+        BlockEpochSummary(
+            start, start + 10, 100, LowerFrontier(((number, 0),)), BlockEpochRange(((number, 0),), ((number, 0),))
+        )
+        for number, start in enumerate((0, 10))
+    )
+    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, LowerFrontier(((2, 0),)), 1))
+    assert sizes({1: entire}, PlanLimits(max_messages=1)) == {1: 20}
+
+
 def test_a_query_that_ends_goes_no_further() -> None:
     assert sizes({1: stream(9, 1, 2, 3)}, to=lower(2)) == {1: 10}

@@ -99,7 +99,7 @@ def test_an_old_claim_of_ours_is_trusted_to_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [((9.5, won(5, 0.0)),), ((0.1, Resign(5)), (0.2, won(5, 0.0)))], ids=["too late", "given up"]
+    "steps", [((9.0, won(5, 0.0)),), ((0.1, Resign(5)), (0.2, won(5, 0.0)))], ids=["too late", "given up"]
 )
 def test_a_claim_that_may_not_lead_is_released(steps: tuple[tuple[float, Event], ...]) -> None:
     machine = election()

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier, check_epoch, is_at_or_before
+from sublet_protocol.domain.epoch_frontiers import (
+    Epoch,
+    LowerFrontier,
+    UpperFrontier,
+    check_count,
+    check_epoch,
+    is_at_or_before,
+)
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_protocol.domain.limits import MAX_ANTICHAIN
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH
 from sublet_storage.groups.model.progress_rules import merge_consumed_frontier
 
 
 @pytest.mark.parametrize(
-    ("value", "epoch"), [(5, (5,)), (-1, (-1,)), ((1, 2), (1, 2)), ([3, 4], (3, 4)), (2**63 - 2, (2**63 - 2,))]
+    ("value", "epoch"),
+    [
+        (5, (5,)),
+        (-1, (-1,)),
+        ((1, 2), (1, 2)),
+        ([3, 4], (3, 4)),
+        (2**63 - 2, (2**63 - 2,)),
+        (-(2**63), (-(2**63),)),
+        ((0,) * 8, (0,) * 8),
+    ],
 )
 def test_an_epoch_is_an_integer_or_a_tuple_of_them(value: object, epoch: tuple[int, ...]) -> None:
     assert check_epoch(value) == epoch
@@ -73,6 +89,12 @@ def test_the_greatest_of_many_pairs_are_exact() -> None:
     assert UpperFrontier.from_epochs([*many, (0, 1)]).greatest == ((0, 1), (20_000, 0))
 
 
+def test_after_the_last_epoch_nothing_is_left() -> None:
+    completed = LowerFrontier(((0,),)).after_completing(UpperFrontier(((MAX_EPOCH,),)))
+    assert completed == LowerFrontier(((MAX_EPOCH + 1,),))
+    assert not completed.admits((MAX_EPOCH,))
+
+
 # --- large ones -------------------------------------------------------------------------------------------------------
 
 
@@ -88,6 +110,31 @@ def test_intersecting_large_frontiers_is_bounded() -> None:
     assert one.meet_within_limits([later]) == one
 
 
+def descending(start: int, stop: int) -> tuple[Epoch, ...]:
+    """Return epochs of which none is at or before another."""
+    return tuple((number, -number) for number in range(start, stop))
+
+
+def test_so_many_pairs_are_intersected_exactly() -> None:
+    one, other = LowerFrontier(descending(0, 10)), LowerFrontier(((5, -9), *descending(10, 109)))
+    assert len(one.least) * len(other.least) == MAX_ANTICHAIN
+    assert one.intersect(other) == other.intersect(one) == LowerFrontier(descending(5, 10))
+
+
+def test_so_much_is_completed_exactly() -> None:
+    """As many epochs as a frontier has are left, and as many comparisons are made as are allowed."""
+    left = LowerFrontier(descending(0, MAX_ANTICHAIN)).after_completing(UpperFrontier(((0, 0),)))
+    assert left == LowerFrontier(((0, 1), *descending(1, MAX_ANTICHAIN)))
+    left = LowerFrontier(descending(0, 975)).after_completing(UpperFrontier(((624, 0),)))
+    assert left == LowerFrontier(((0, 1), *descending(625, 975))), "1250 epochs with 1600"
+
+
+def test_a_frontier_has_so_many_epochs() -> None:
+    check_count(descending(0, MAX_ANTICHAIN))
+    with pytest.raises(InvalidEpoch, match=f"the limit is {MAX_ANTICHAIN}"):
+        check_count(descending(0, MAX_ANTICHAIN + 1))
+
+
 @pytest.mark.conforms("X4")
 def test_so_many_epochs_are_merged() -> None:
     """Of one or two numbers any, of more so many, and as many may be left as a frontier has."""
@@ -96,6 +143,8 @@ def test_so_many_epochs_are_merged() -> None:
         each.least[0] for each in antichain[:-1]
     )
     assert antichain[0].meet_within_limits(antichain) is None
+    needless = [LowerFrontier(((number, -number, 2),)) for number in range(24)]
+    assert antichain[0].meet_within_limits([*antichain, *needless]) is None, "two parts have as many as a frontier has"
     for numbers, is_found in ((2, True), (3, False)):
         first, *rest = (LowerFrontier(((number,) * numbers,)) for number in range(20_001))
         assert first.meet_within_limits(rest[1:]) == first

@@ -117,6 +117,8 @@ def test_a_principal_has_half_of_the_bytes() -> None:
     """One request it has in any case, however large."""
     gate = AdmissionLimiter("batches", 10, 100, 30)
     gate.acquire(70, "user:a")
+    gate.acquire(0, "user:a")
+    gate.release(0, "user:a")
     with pytest.raises(NodeBusy, match="with this one 71 bytes; the limits are 5 and 50"):
         gate.acquire(1, "user:a")
     gate.acquire(20, "user:b")
@@ -126,6 +128,20 @@ def test_a_principal_has_half_of_the_bytes() -> None:
     with pytest.raises(NodeBusy, match="with this one 41 bytes; the limits are 4 and 40"):
         gate.acquire(1, "user:a")
     gate.acquire(10, "user:b")
+
+
+@pytest.mark.conforms("X4")
+def test_a_request_grows_as_far_as_one_is_admitted() -> None:
+    """Alone to any size, beside another one of its principal to half of what there is."""
+    gate = AdmissionLimiter("reads", 10, 100, 30)
+    with gate.admit(10, "user:a") as resize:
+        resize(100)
+        resize(10)
+        with gate.admit(10, "user:a"):
+            resize(40)
+            with pytest.raises(NodeBusy):
+                resize(41)
+    assert (gate.inside, gate.bytes_inside) == (0, 0)
 
 
 @pytest.mark.conforms("X4")

@@ -227,6 +227,8 @@ def test_a_name_for_display_gives_no_epoch_to_a_row() -> None:
     assert (bench.row().borrower_id, bench.row().session, bench.row().session_epoch) == ("a/2", "worker", None)
     bench.named("b/1", "worker", 5)
     assert bench.leader.members.get("b/1") is not None
+    bench.pass_time(bench.settings.grant_validity_s + 1, "a/2", "b/1")
+    assert (bench.row().borrower_id, bench.forced()) == ("a/2", []), "a process without an epoch is not older"
 
 
 # --- the strategy, and what is recorded -------------------------------------------------------------------------------
@@ -293,9 +295,10 @@ def test_a_meter_goes_on_under_the_next_grant() -> None:
     meter.record(2, 0, None, 2.0)
     assert meter.load() == StreamLoad(500.0, 7), "a new holder begins to count at nothing, and that is no pause"
     meter.record(2, 0, 3, 2.0 + HALF_LIFE_S)
+    meter.record(2, 100, 4, 2.0 + HALF_LIFE_S)
     found = meter.load()
     assert found is not None
-    assert (round(found.bytes_per_s), found.lag) == (250, 3)
+    assert (round(found.bytes_per_s), found.lag) == (250, 4), "of no time there is no rate"
 
 
 @pytest.mark.conforms("E30")

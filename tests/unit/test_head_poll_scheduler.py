@@ -225,6 +225,9 @@ def test_what_is_pushed_while_reading_counts_later() -> None:
     assert play.push(20) == {}
     assert play.read_to(15).new_heads == {7: 20}
     assert play.read_to(20).new_heads == {}
+    play.do(StreamsCaughtUp({}), 0.2)
+    assert play.push(25) == {}
+    assert play.read_to(25).new_heads == {}, "nothing of it is left"
 
 
 @pytest.mark.conforms("P2")
@@ -258,7 +261,7 @@ def test_a_growing_stream_is_read_without_a_look() -> None:
 def test_streams_due_together_are_polled_together() -> None:
     """Though they grow."""
     play = followed()
-    play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 0)}), 0.4 * S.poll_initial_s)
+    play.do(StreamsCaughtUp({7: (50, 10), 8: (60, 0)}), 0.5 * S.poll_initial_s)
     assert set(play.wait().poll) == {7, 8}
     play.do(HeadsRead({7: 12, 8: 1}))
     play.do(StreamsCaughtUp({7: (50, 12), 8: (60, 1)}))

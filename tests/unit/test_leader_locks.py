@@ -30,6 +30,7 @@ from tests.unit.leader_bench import granted
 from tests.unit.test_node_machine import WANTED, Play, leading
 
 SETTINGS = LeaderSettings()
+RECHECK_S = SETTINGS.lock_recheck_delay_s
 ME, OTHER, THIRD = (NodeIncarnation(name, f"{name}-1", f"{name}:1") for name in ("me", "other", "third"))
 MINE, RIVAL = LeaderLivenessLock.of(ME.incarnation), LeaderLivenessLock.of(OTHER.incarnation)
 FREE, HELD = frozenset({RIVAL.key}), frozenset[int]()
@@ -46,16 +47,18 @@ def look(
     ("looks", "gone"),
     [
         # From the answer to the first to the start of the second: between them the lock was free twice.
-        pytest.param([look(3.0), look(3.159), look(3.17)], "..x", id="some time apart"),
+        pytest.param([look(3.0), look(3.159), look(3.0 + 0.01 + RECHECK_S)], "..x", id="some time apart"),
         pytest.param([look(3.0), look(3.1, HELD), look(3.2), look(3.4)], "...x", id="a lock taken again"),
         # After a restart of the database all locks are free.
-        pytest.param([look(1.0), look(1.9), look(2.1), look(2.3)], "...x", id="a young connection"),
+        pytest.param(
+            [look(1.0), look(1.9), look(SETTINGS.lock_watch_age_s), look(2.3)], "...x", id="a young connection"
+        ),
         pytest.param([look(3.0), look(6.0, connected_at=3.1), look(6.2, connected_at=3.1)], "..x", id="one connection"),
         pytest.param([look(3.0), look(3.2), look(3.4), look(3.6)], ".x.x", id="twice more after a failed claim"),
     ],
 )
 def test_two_looks_have_to_find_a_lock_free(looks: list[PeerLocksChecked], gone: str) -> None:
-    watch = FreeLockDetector(SETTINGS, SETTINGS.lock_recheck_delay_s)
+    watch = FreeLockDetector(SETTINGS, RECHECK_S)
     assert "".join("x" if RIVAL.key in watch.check(each) else "." for each in looks) == gone
 
 
@@ -108,8 +111,8 @@ def test_two_checks_count_for_all_that_a_rival_led() -> None:
     outcome = play(machine, (3.5, ClaimCompleted(2, 3.4, other)))
     assert (outcome.claims, [type(each) for each in outcome.notices]) == ((), [LeadershipHeldElsewhere])
     late = standby()
-    play(late, (3.01, look(3.0)), (3.21, look(3.2)), (3.21 + SETTINGS.lock_grace_s, StartCampaign(2)))
-    assert play(late, (4.3, ClaimCompleted(2, 4.25, other))).claims == ()
+    play(late, (3.01, look(3.0)), (3.21, look(3.2)), (4.2, StartCampaign(2)))
+    assert play(late, (3.21 + SETTINGS.lock_grace_s, ClaimCompleted(2, 4.2, other))).claims == ()
 
 
 @pytest.mark.parametrize("key", [None, MINE.key], ids=["no lock", "the key of another"])

@@ -89,6 +89,14 @@ def granted(position: int = 0) -> GrantedStream:
 
 # --- the direct successor, and nothing else ---------------------------------------------------------------------------
 
+
+@pytest.mark.conforms("P2")
+def test_of_nothing_nothing_is_outstanding() -> None:
+    stream = granted(5)
+    assert stream.advance_read(5, 5, 5)
+    assert (stream.outstanding, stream.next_read_offset, stream.head) == ({}, 5, 5)
+
+
 PAGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=60)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
+import math
 from dataclasses import asdict, fields, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.observe.metrics_settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase, parse_number
+from sublet_protocol.domain.settings_base import MAX_INT, CrossSettingRule, SettingsBase, check_number, parse_number
 from sublet_storage.notify.changes import NotifySettings
 
 TIMES = [LeaderSettings(), BorrowerSettings(), NotifySettings()]
@@ -77,6 +78,16 @@ def test_a_broken_rule_is_named(settings: SettingsBase, rule: CrossSettingRule) 
         broken.check()
     values = " and ".join(f"{name} is {getattr(broken, name)}" for name in rule.names)
     assert str(caught.value) == f"{values}: {rule.text}, because {rule.reason}. {rule.hint}."
+
+
+def test_what_is_just_allowed() -> None:
+    """Two looks in the time that a lock is valid, no and the greatest number, and a lock that is short at its bound."""
+    borrower, leader = BorrowerSettings(), LeaderSettings()
+    replace(borrower, lock_confirm_interval_s=borrower.lock_valid_s / 2).check()
+    for number in (0, MAX_INT):
+        check_number("number", number, default=1)
+    times = 0.0, leader.max_lock_valid_s, math.nextafter(leader.max_lock_valid_s, math.inf)
+    assert [leader.is_lock_short(valid_s) for valid_s in times] == [False, True, False]
 
 
 @pytest.mark.conforms("E10", "E11", "E16")

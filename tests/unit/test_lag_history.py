@@ -1,0 +1,23 @@
+"""Samples of groups' lags: of which groups there are some, and that none are taken where none are kept."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sublet_leader.observe.lag_history import LagHistory
+
+NO_POOL = cast(Any, None)
+
+
+def test_a_group_that_comes_later_has_no_earlier_lag() -> None:
+    history = LagHistory(NO_POOL, minutes=1, max_groups=2)
+    history.add_sample(1.0, {1: 5})
+    history.add_sample(2.0, {1: None, 2: 7, 3: 8})
+    assert history.read((1, 2, 3)) == ([1.0, 2.0], {1: [5, None], 2: [None, 7], 3: [None, None]}), "two have lags"
+
+
+@pytest.mark.parametrize(("minutes", "max_groups"), [(0, 5), (5, 0)])
+def test_without_room_no_sample_is_taken(minutes: int, max_groups: int) -> None:
+    LagHistory(NO_POOL, minutes, max_groups).run()
