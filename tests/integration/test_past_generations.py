@@ -355,22 +355,32 @@ def test_epoch_tails_report_losses_in_new_spaces(house: GroupWorld, entire: bool
 
 @pytest.mark.conforms("E39", "W4")
 def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
-    """Of other topics, among them such as a more specific space had then, or of before the reading began."""
+    """Of other topics, among them such as a more specific space had then, of before the reading began, or what was read to its end."""
     found: list[PositionGone] = []
     conn = house.conn
     newest = Tail(conn, ALL).bookmark.known
     create_space(conn, "a", "a/#", shards=1)
     tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
     create_space(conn, "b", "b/#", shards=1)
-    for space in ("b", "default"):
-        house.lose(space)
+    lost = [house.lose(space) for space in ("b", "default")]
     rollover(conn, "a")
     tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
     tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
     tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
     tails.append(Tail(conn, TopicFilter("a/#"), Bookmark(newest, {}), found.append))
+    tails.append(Tail(conn, ALL, Bookmark(max(lost), {}), found.append))
     assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
     assert found == []
+
+
+def test_a_bookmark_of_the_newest_stream_goes_on_there(house: GroupWorld) -> None:
+    """What it does not name was read to its end, and of what it names nothing was read yet."""
+    stream = house.open_stream()
+    put(house.conn, stream, b"0")
+    tail = Tail(house.conn, ALL, Bookmark(stream, {stream + 1: 0}))
+    assert list(tail.pages()) == []
+    put(house.conn, stream, b"1")
+    assert [value.as_py() for table in tail.pages() for value in table.column("value")] == [b"1"]
 
 
 @pytest.mark.conforms("E39", "W4")
