@@ -355,7 +355,8 @@ def test_epoch_tails_report_losses_in_new_spaces(house: GroupWorld, entire: bool
 
 @pytest.mark.conforms("E39", "W4")
 def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
-    """Of other topics, among them such as a more specific space had then, of before the reading began, or what was read to its end."""
+    """Of other topics, among them such as a more specific space had then, of before the reading began, or of what was
+    read to its end."""
     found: list[PositionGone] = []
     conn = house.conn
     newest = Tail(conn, ALL).bookmark.known
