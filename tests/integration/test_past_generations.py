@@ -202,6 +202,27 @@ def test_rows_of_the_past_go_unless_unread(house: GroupWorld) -> None:
     assert house.rows() == {house.open_stream()}
 
 
+def test_a_group_is_not_behind_where_it_began(house: GroupWorld) -> None:
+    """It has seen the generation that was the newest when it was made."""
+    began = house.ended()
+    assert len(house.keep()) == 1
+    assert house.conn.execute("select from stream where stream_id = %s", (began,)).fetchall() == []
+
+
+def test_a_child_inherits_from_whom_it_has_keys(house: GroupWorld) -> None:
+    """Not from grandparents whose keys only lie next to its own."""
+    asked = "select stream_id, parents from stream where state = 'open' order by hash_from"
+    reshard(house.conn, "default", 2)
+    grandparents = [stream for stream, _ in house.conn.execute(asked)]
+    for stream in grandparents:
+        put(house.conn, stream, b"0")
+    for shards in (1, 2):
+        reshard(house.conn, "default", shards)
+    house.renew()
+    assert len(house.keep()) == 2
+    assert [parents for _, parents in house.conn.execute(asked)] == [[each] for each in grandparents]
+
+
 @pytest.mark.conforms("E39", "W4")
 def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     """Those that a group was to have, and retention has taken, block their stream until the group is gone."""

@@ -279,7 +279,7 @@ def test_small_batches_fill_a_block() -> None:
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
 
 
-@pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 1000)])
+@pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 2 * size_of("t", None, b"x" * 500, None))])
 def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, messages: int, size: int) -> None:
     buffer = a_buffer(BufferLimits(messages, size, 1, buffered_bytes=1 << 20, linger_s=86_400.0))
     publish(buffer, b"x" * 500)
