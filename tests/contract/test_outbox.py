@@ -24,7 +24,7 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.node_directory import NodeIncarnation
 from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
-from sublet_storage.producer import outbox_mover
+from sublet_storage.producer import outbox_conversion, outbox_mover
 from sublet_storage.producer.batches.input_conversion import as_headers, check_size, size_of, to_record_batches
 from sublet_storage.producer.outbox_mover import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
@@ -249,6 +249,21 @@ def test_headers_are_judged_as_by_every_publisher(conn: Connection, user: Connec
         user.commit()
     assert move_all(conn) == 2
     assert read_backlog(conn).rejected == 0
+
+
+def test_the_largest_that_is_fetched_is_entire(
+    conn: Connection, user: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(user, "t", "value", "key", json.dumps([["name", "x"]]))
+    user.commit()
+    sizes = ("octet_length(topic)", "octet_length(key)", "octet_length(value)", "pg_column_size(headers)")
+    ((size,),) = conn.execute(f"select {' + '.join(sizes)} from outbox").fetchall()
+    for module in (outbox_mover, outbox_conversion):
+        monkeypatch.setattr(module, "FETCHED_BYTES", size)
+    assert move_all(conn) == 1
+    (message,) = in_one_stream(conn)
+    headers = [{"key": "name", "value": b"x"}]
+    assert (message["key"], message["value"], message["headers"]) == (b"key", b"value", headers)
 
 
 def test_the_first_and_the_last_moment_are_times(conn: Connection, user: Connection) -> None:

@@ -69,7 +69,8 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (USAGE, ["spaces", "reshard", "default", "-5"], "'-5' is negative, and no argument"),
     (NOT_FOUND, ["spaces", "reshard", "nowhere", "4"], "space 'nowhere': there is no such space. There are"),
     (USAGE, ["leader", "--name", ""], "--name '': a node is named with 1 to 63 printable characters"),
-    (USAGE, ["leader", "--listen", "7411"], "give HOST:PORT"),
+    (USAGE, ["leader", "--name", "n" * 64], "a node is named with 1 to 63 printable characters"),
+    (USAGE, ["leader", "--name", "n" * 63, "--listen", "7411"], "give HOST:PORT"),
     (USAGE, ["spaces", "list", "--database-url", "postgresql://x/y", "--data-dir", "/tmp/x"], "Give one of them"),
 ]
 

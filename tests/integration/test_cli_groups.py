@@ -218,6 +218,9 @@ def test_history_shows_who_led_and_had_what_and_why(shell: Shell, world: World) 
     assert table[0].split() == ["AT", "EVENT", "STREAM", "POSITION", "TWICE", "OWNER", "REASON"]
     assert table[4].split()[1:] == f"force_release {first.stream_id} 0 [0, {first.head}) etl deadline".split()
     assert len(table) == 6
+    world.conn.execute("update lending_history set redelivery_end = position where redelivery_end is not null")
+    table = shell.run("groups", "history", GROUP).out.splitlines()
+    assert table[4].split()[1:] == f"force_release {first.stream_id} 0 nothing etl deadline".split()
     for name in ("lending", "stream"):  # as maintenance does once every group is past it
         world.conn.execute(f"delete from {name} where stream_id = %s", (first.stream_id,))
     assert done(shell.run("groups", "history", GROUP, "--stream", str(first.stream_id), "--json"))["total"] == 3

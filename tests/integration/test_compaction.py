@@ -121,6 +121,14 @@ def test_times_and_stamps_are_found_afterwards(conn: Connection, stream: int) ->
     assert append(conn, [stamped(stream, ProducerStamp("p", 1, 3), b"x")])[0].end_offset == 3
 
 
+def test_pieces_of_one_time_need_no_times(conn: Connection, stream: int) -> None:
+    """The block's own is theirs."""
+    trickle(conn, stream, 3)
+    conn.execute("update block set appended_at = now() - interval '1 min'")
+    assert compact_stream(conn, stream, older_than_s=0) == 2
+    assert conn.execute("select piece_starts, piece_times from block").fetchall() == [(None, None)]
+
+
 @pytest.mark.conforms("W5")
 @pytest.mark.shards(2)
 def test_other_streams_keep_their_blocks(conn: Connection) -> None:

@@ -23,6 +23,7 @@ from sublet_storage.log.fetch import (
     NEXT_BLOCKS,
     fetch,
     fetch_next,
+    limit_ranges_by_size,
     offset_at_time,
     read_heads,
 )
@@ -133,6 +134,18 @@ def test_since_is_what_lies_later_in_order_paged(conn: Connection, stream: int) 
         assert values(read(conn, stream, offset)) == sent[offset:]
         assert values(read(conn, stream, offset, limit_blocks=2)) == sent[offset:]
         assert values(read(conn, stream, offset, limit_bytes=1)) == sent[offset:]
+
+
+def test_a_block_may_reach_the_limit_in_bytes(conn: Connection, stream: int) -> None:
+    """Then the next is left out. What lies before a range does not count."""
+    for _ in range(3):
+        put(conn, stream, b"x" * 100)
+    ((size,),) = conn.execute("select distinct octet_length(payload) from block where stream_id = %s", (stream,))
+    for limit, blocks in ((1, 1), (size, 1), (size + 1, 2)):
+        assert fetch(conn, stream, 0, limit_bytes=limit).position == blocks
+        for start in (0, 1):
+            extent = (stream, generation_of(conn, stream), start, 3)
+            assert limit_ranges_by_size(conn, [extent], limit) == {stream: start + blocks}
 
 
 @pytest.mark.conforms("P3")

@@ -58,6 +58,20 @@ def test_migrating_again_changes_nothing(database: str) -> None:
         assert conn.execute("select shards from space").fetchall() == [(7,)]
 
 
+def test_a_migration_that_was_cut_short_is_completed(empty_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as cut:
+        cut.setattr("sublet_storage.bootstrap.migrate.ensure_default", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            migrate(empty_database)
+    assert current_version(empty_database) == SCHEMA_VERSION
+    assert migrate(empty_database) == SCHEMA_VERSION
+    with connect(empty_database) as conn:
+        assert conn.execute("select name from space").fetchall() == [("default",)]
+
+
 def test_everybody_may_migrate_at_once(empty_database: str) -> None:
     story = f"from sublet_storage.bootstrap.migrate import migrate; migrate({empty_database!r})"
     processes = [subprocess.Popen([sys.executable, "-c", story], cwd=REPOSITORY) for _ in range(2)]

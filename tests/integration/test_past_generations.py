@@ -202,6 +202,31 @@ def test_rows_of_the_past_go_unless_unread(house: GroupWorld) -> None:
     assert house.rows() == {house.open_stream()}
 
 
+def test_a_group_is_not_behind_what_it_noticed_last(house: GroupWorld) -> None:
+    began = house.ended(b"0")
+    house.renew()
+    house.consume(began)
+    noticed = "update consumer_group set after_generation = (select generation_id from stream where stream_id = %s)"
+    house.conn.execute(noticed, (began,))
+    house.retire()
+    assert len(house.keep()) == 1
+    assert house.conn.execute("select from stream where stream_id = %s", (began,)).fetchall() == []
+
+
+def test_a_child_inherits_from_whom_it_has_keys(house: GroupWorld) -> None:
+    """Not from grandparents whose keys only lie next to its own."""
+    asked = "select stream_id, parents from stream where state = 'open' order by hash_from"
+    reshard(house.conn, "default", 2)
+    grandparents = [stream for stream, _ in house.conn.execute(asked)]
+    for stream in grandparents:
+        put(house.conn, stream, b"0")
+    for shards in (1, 2):
+        reshard(house.conn, "default", shards)
+    house.renew()
+    assert len(house.keep()) == 2
+    assert [parents for _, parents in house.conn.execute(asked)] == [[each] for each in grandparents]
+
+
 @pytest.mark.conforms("E39", "W4")
 def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     """Those that a group was to have, and retention has taken, block their stream until the group is gone."""
@@ -355,22 +380,33 @@ def test_epoch_tails_report_losses_in_new_spaces(house: GroupWorld, entire: bool
 
 @pytest.mark.conforms("E39", "W4")
 def test_a_loss_beside_a_reader_is_not_reported(house: GroupWorld) -> None:
-    """Of other topics, among them such as a more specific space had then, or of before the reading began."""
+    """Of other topics, among them such as a more specific space had then, of before the reading began, or of what was
+    read to its end."""
     found: list[PositionGone] = []
     conn = house.conn
     newest = Tail(conn, ALL).bookmark.known
     create_space(conn, "a", "a/#", shards=1)
     tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
     create_space(conn, "b", "b/#", shards=1)
-    for space in ("b", "default"):
-        house.lose(space)
+    lost = [house.lose(space) for space in ("b", "default")]
     rollover(conn, "a")
     tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
     tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
     tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
     tails.append(Tail(conn, TopicFilter("a/#"), Bookmark(newest, {}), found.append))
+    tails.append(Tail(conn, ALL, Bookmark(max(lost), {}), found.append))
     assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
     assert found == []
+
+
+def test_a_bookmark_of_the_newest_stream_goes_on_there(house: GroupWorld) -> None:
+    """What it does not name was read to its end, and of what it names nothing was read yet."""
+    stream = house.open_stream()
+    put(house.conn, stream, b"0")
+    tail = Tail(house.conn, ALL, Bookmark(stream, {stream + 1: 0}))
+    assert list(tail.pages()) == []
+    put(house.conn, stream, b"1")
+    assert [value.as_py() for table in tail.pages() for value in table.column("value")] == [b"1"]
 
 
 @pytest.mark.conforms("E39", "W4")

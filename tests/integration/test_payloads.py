@@ -403,6 +403,9 @@ def test_the_doctor_warns_of_late_payloads(conn: Connection, world: LocalWorld) 
     alter_space(conn, "eu", tier_after_s=None)
     assert move(conn, space) == BLOCKS
     assert overdue(conn) == []
+    assert move(conn, alter_space(conn, "eu", tier_after_s=3600)) == BLOCKS
+    fill(conn, stream_of(conn, "eu"), 1)
+    assert overdue(conn) == [], "what is left came a moment ago"
 
 
 def test_what_is_too_small_to_be_moved_is_not_late(conn: Connection, world: LocalWorld) -> None:

@@ -227,6 +227,8 @@ def test_wrong_directions_and_versions_are_refused(database: str) -> None:
     with pytest.raises(SchemaMismatch, match=f"{SCHEMA_VERSION}, and {NEXT} is not older. Leave out --downgrade"):
         downgrade(database, to=NEXT)
     migrate(database, to=NEXT)
+    with pytest.raises(SchemaMismatch, match=f"{NEXT}, and {NEXT} is not older. Leave out --downgrade"):
+        downgrade(database, to=NEXT)
     with pytest.raises(SchemaMismatch, match=r"To go back, bring every node.*add --downgrade"):
         migrate(database, to=SCHEMA_VERSION)
     assert current_version(database) == NEXT

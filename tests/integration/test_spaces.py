@@ -85,6 +85,8 @@ def test_an_unknown_space_is_named_with_the_others(conn: Connection) -> None:
 BAD_SETTINGS: dict[str, tuple[Callable[..., object], tuple[str, ...], dict[str, Any]]] = {
     "shards 0": (create_space, ("x", "x/#"), {"shards": 0}),
     "space name 'a/b'": (create_space, ("a/b", "x/#"), {}),
+    "space name ''": (create_space, ("", "x/#"), {}),
+    "rollover_s 0: must be above 0 seconds": (create_space, ("x", "x/#"), {"rollover_s": 0}),
     "gzip": (create_space, ("x", "x/#"), {"compression": "gzip"}),
     "retention_s -1": (create_space, ("x", "x/#"), {"retention_s": -1}),
     f"retention_s {MAX_S + 1}: must be at most 31536000000 s": (create_space, ("x", "x/#"), {"retention_s": MAX_S + 1}),

@@ -215,5 +215,6 @@ no_match: Callable[..., list[Path]] = lambda *_: []  # noqa: E731
 
 
 def test_a_name_that_is_not_utf8_is_refused(server_home: Path) -> None:
-    with pytest.raises(EmbeddedDirectoryUnusable, match="its name is not UTF-8"):
-        find_server_user(server_home / os.fsdecode(b"\xff"))
+    for name in (os.fsdecode(b"\xff"), "\ud800", "\udfff"):
+        with pytest.raises(EmbeddedDirectoryUnusable, match="its name is not UTF-8"):
+            find_server_user(server_home / name)

@@ -12,18 +12,27 @@ from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_leader.feed.history_and_follow import encode as encode_page
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.log import arrow_batch_decoder
+from sublet_storage.log import arrow_batch_decoder, block_encoder
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
     MIN_ARROW_VALUES,
     InvalidRecordBatch,
+    count_undecodable,
     decode_block,
     decode_stream,
 )
+from sublet_storage.log.arrow_batch_header import parse_envelope
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, get_runs_flag, stored_schema
+from sublet_storage.log.column_encoding import (
+    BLOCK_SCHEMA,
+    encode_codec,
+    get_absent_flag,
+    get_runs_flag,
+    stored_schema,
+)
+from sublet_storage.log.fast_small_block_decoder import decode_small_blocks
 from tests.unit.test_block import offsets_elsewhere
 
 pytestmark = pytest.mark.conforms("X7")
@@ -223,6 +232,55 @@ def test_what_can_be_packed_is_decoded(count: int, columns: dict[str, Any], comp
 def test_what_cannot_be_packed_is_refused() -> None:
     with pytest.raises(ValueTooLarge, match=f"it may have {MAX_BLOCK_MESSAGES} and {MAX_PACKED_BYTES}"):
         pack(batch(1, value=b"v" * MAX_PACKED_BYTES))
+
+
+def test_a_batch_is_packed_up_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is a part of a larger one."""
+    parts = batch(2, value=[b"v" * 1000, b"v" * 5000])
+    one = parts.slice(0, 1)
+    monkeypatch.setattr(block_encoder, "MAX_PACKED_BYTES", one.nbytes)
+    assert pack(one).count == 1
+    monkeypatch.setattr(block_encoder, "MAX_PACKED_BYTES", one.nbytes - 1)
+    with pytest.raises(ValueTooLarge, match=f"and {one.nbytes} bytes"):
+        pack(one)
+
+
+def test_what_is_decoded_to_find_a_bad_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks that cannot be decoded; what is refused before it is decompressed counts as nothing."""
+    payload = message(batch(timestamp=2**62))
+    size = parse_envelope(pa.ipc.read_message(payload)).decoded_bytes
+    blocks = [(encode_codec(0, 0), payload, 3)] * 4
+    monkeypatch.setattr(arrow_batch_decoder, "MAX_BLOCK_BYTES", size)
+    assert count_undecodable(blocks, 2 * size) == 2
+    monkeypatch.setattr(arrow_batch_decoder, "MAX_BLOCK_BYTES", size - 1)
+    assert count_undecodable(blocks, 2 * size) == 4
+
+
+def test_runs_of_nothing_are_left_to_arrow() -> None:
+    """Which refuses them: a run has a message, and a block too."""
+    topics = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array(["a", "b"]))
+    flags, stored = runs(batch(key=b"k"), topic=topics)
+    flags |= get_absent_flag("headers") | get_absent_flag("epoch")
+    stored = stored.drop_columns(["headers", "epoch"])
+    payload, ends = stored.serialize().to_pybytes(), struct.pack("<2i", 1, 3)
+    assert payload.count(ends) == 1
+    codec = encode_codec(0, flags)
+    assert decode_small_blocks(codec, [(3, payload)], 1, 0) is not None
+    of_none = payload
+    for nodes, none in (
+        (struct.pack("<6q", 3, 0, 2, 0, 2, 0), struct.pack("<6q", 3, 0, 0, 0, 0, 0)),
+        (struct.pack("<10q", 0, 0, 0, 8, 8, 0, 8, 12, 24, 2), struct.pack("<10q", 0, 0, 0, 0, 8, 0, 8, 4, 24, 2)),
+    ):
+        assert of_none.count(nodes) == 1
+        of_none = of_none.replace(nodes, none)
+    for count, wrong in (
+        (3, payload.replace(ends, struct.pack("<2i", 0, 3))),
+        (3, of_none),
+        (0, stored.slice(0, 0).serialize().to_pybytes()),
+    ):
+        assert decode_small_blocks(codec, [(count, wrong)], 1, 0) is None
+        with pytest.raises(PoisonBlock):
+            decode_block(codec, wrong, 1, count, count)
 
 
 def test_a_payload_is_bounded_before_it_is_read() -> None:

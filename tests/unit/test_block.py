@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 
@@ -135,7 +136,9 @@ def test_positions_are_the_same_for_few_and_many(count: int) -> None:
 
 def test_the_skip_index_has_few_topics_or_none() -> None:
     assert build_topic_index(batch(["a", "b", "a"])) == ["a", "b"]
-    assert build_topic_index(batch([f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)])) is None
+    many = [f"t{index}" for index in range(MAX_INDEXED_TOPICS + 1)]
+    assert build_topic_index(batch(many[:-1])) == many[:-1]
+    assert build_topic_index(batch(many)) is None
 
 
 def test_a_packed_block_knows_the_span_of_its_times() -> None:
@@ -201,5 +204,10 @@ def test_what_grows_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch)
     for given, said in ((runs, "columns expand to 3"), (zeros, "decompresses to 3")):
         codec, payload = encode(given, "zstd")
         assert payload.size < 20_000
-        with pytest.raises(PoisonBlock, match=said):
+        with pytest.raises(PoisonBlock, match=said) as refused:
             decode_block(codec, payload, 1, 300, 300)
+        size = re.search(r"(?:expand|decompresses) to (\d+) bytes", refused.value.detail)
+        assert size is not None
+        with monkeypatch.context() as enough:
+            enough.setattr("sublet_storage.log.arrow_batch_decoder.MAX_BLOCK_BYTES", int(size[1]))
+            assert decode_block(codec, payload, 1, 300, 300).equals(given)

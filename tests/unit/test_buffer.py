@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
-from sublet_storage.producer.batches.input_conversion import to_record_batches
+from sublet_storage.producer.batches.input_conversion import size_of, to_record_batches
 from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, RoutedRows
 from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery, Rows
@@ -255,7 +255,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
 
 def test_room_is_reported_when_there_is_some() -> None:
     """At once where there is, or where nothing is taken any more."""
-    buffer = a_buffer(replace(ONE_MESSAGE, buffered_bytes=1))
+    buffer = a_buffer(replace(ONE_MESSAGE, buffered_bytes=size_of("t", None, b"", None)))
     called = Counter[str]()
 
     def ask(name: str) -> Counter[str]:
@@ -279,7 +279,7 @@ def test_small_batches_fill_a_block() -> None:
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
 
 
-@pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 1000)])
+@pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 2 * size_of("t", None, b"x" * 500, None))])
 def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, messages: int, size: int) -> None:
     buffer = a_buffer(BufferLimits(messages, size, 1, buffered_bytes=1 << 20, linger_s=86_400.0))
     publish(buffer, b"x" * 500)

@@ -12,7 +12,7 @@ import pytest
 
 from sublet import cli
 from sublet.cli.base.command import EscapingLogFormatter
-from sublet.cli.base.output import CliOutput
+from sublet.cli.base.output import MAX_FITTED_ROWS, MIN_WRAPPED_WIDTH, CliOutput
 from sublet_protocol.domain.errors import SubletError, UsageError
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
@@ -30,6 +30,27 @@ def test_numbers_and_times_fit_at_any_width(
     for entire in map(str, ROW[:3]):
         assert entire in shown, shown
     assert (ROW[4] in shown) is (width != 80), "it is broken where it has room at all"
+
+
+@pytest.mark.parametrize("room", [0, -1])
+def test_a_table_fits_a_terminal_of_its_width(
+    room: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is wrapped has its least width then; in a narrower one nothing is wrapped."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(len("STREAM>") - 1 + 1 + MIN_WRAPPED_WIDTH + room))
+    CliOutput(json=False).print_table(("STREAM>", "REASON"), [(123456, ROW[4])])
+    assert (ROW[4] in capsys.readouterr().out) is (room < 0)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_table_of_many_rows_is_not_fitted(
+    more: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "20")
+    CliOutput(json=False).print_table(("STREAM>", "REASON"), [(1, ROW[4])] * (MAX_FITTED_ROWS + more))
+    assert (ROW[4] in capsys.readouterr().out) is (more > 0)
 
 
 def test_colours_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sublet.cli.base import text_conversion
 from sublet.cli.base.output import escape_control_characters
 from sublet.cli.base.text_conversion import (
     MAX_JSON_FILE_BYTES,
@@ -23,9 +24,11 @@ from sublet.cli.base.text_conversion import (
     read_json_file,
 )
 from sublet.cli.groups.names import unescape
-from sublet.cli.messages.input_records import NdjsonParser
-from sublet_protocol.domain.errors import UsageError
+from sublet.cli.messages import input_records
+from sublet.cli.messages.input_records import LineParser, NdjsonParser, read_lines
+from sublet_protocol.domain.errors import UsageError, ValueTooLarge
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
+from sublet_storage.producer.batches.input_conversion import size_of
 
 
 def test_a_stored_header_without_a_name_is_shown() -> None:
@@ -51,7 +54,9 @@ def test_a_stored_header_without_a_name_is_shown() -> None:
 
 @pytest.mark.conforms("A9")
 def test_numbers_and_times_out_of_range_are_refused() -> None:
-    assert parse_int("--limit", str(2**63 - 1), minimum=1) == 2**63 - 1
+    assert [parse_int("--limit", text, minimum=1) for text in ("1", str(2**63 - 1))] == [1, 2**63 - 1]
+    with pytest.raises(UsageError, match="give a whole number of at least 1"):
+        parse_int("--limit", "0", minimum=1)
     for text in (str(2**63), "9" * 20, "9" * 5000, "-1", "x", "²", "٣"):
         with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
             parse_int("--limit", text)
@@ -92,7 +97,7 @@ def test_what_is_printed_escaped_is_read_again() -> None:
     for stored in ("evil\x1b]0;P\a", "a\nb\tc\r", "\x9b", "\u202eright", "\U000e0001", "plain", "ü☃", "a\u3164b"):
         assert unescape(escape_control_characters(stored)) == stored
     assert escape_control_characters("a\u3164\ufe0fb") == r"a\u3164\ufe0fb"
-    for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\x1", "a\\"):
+    for literal in (r"a\x41", r"a\q", r"\u00e9", r"\U0001f600", r"\ud800", r"\udfff", r"\x1", "a\\"):
         assert unescape(literal) == literal
 
 
@@ -106,6 +111,15 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
         read_json_file("--from-file /dev/zero", Path("/dev/zero"))
     with pytest.raises(UsageError, match="No such file"):
         read_json_file("--from-file none.json", tmp_path / "none.json")
+
+
+def test_a_file_of_so_many_bytes_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(text_conversion, "MAX_JSON_FILE_BYTES", 10)
+    (tmp_path / "file.json").write_text("[12345678]")
+    assert read_json_file("--from-file", tmp_path / "file.json") == [12345678]
+    (tmp_path / "file.json").write_text("[123456789]")
+    with pytest.raises(UsageError, match="more than 10 bytes"):
+        read_json_file("--from-file", tmp_path / "file.json")
 
 
 @pytest.mark.parametrize(
@@ -125,3 +139,22 @@ def test_what_cannot_be_published_is_refused(line: bytes, reported: str) -> None
     assert columns["value"] == []
     assert isinstance(problem, UsageError)
     assert reported in str(problem)
+
+
+def test_a_line_is_as_long_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(input_records, "MAX_LINE", 4)
+    pieces = iter([b"ab", b"cd", b"\n"])
+    assert list(read_lines(lambda _: next(pieces, b""))) == [[b"abcd"]]
+    pieces = iter([b"ab", b"cde", b"\n"])
+    with pytest.raises(ValueTooLarge, match="a line is longer than 4 bytes"):
+        list(read_lines(lambda _: next(pieces, b"")))
+
+
+def test_a_value_fills_a_message_to_the_byte() -> None:
+    fits = b"v" * (1000 - size_of("t", None, None, None))
+    parser = LineParser("t", None, 1000)
+    assert parser.parse_columns([fits], 1) == ({"topic": "t", "value": [fits]}, None)
+    columns, problem = parser.parse_columns([fits, fits + b"v", fits], 1)
+    assert columns["value"] == [fits]
+    assert isinstance(problem, ValueTooLarge)
+    assert "line 2" in str(problem)

@@ -41,6 +41,15 @@ def test_of_streams_looked_at_in_turn_the_least_counts() -> None:
     assert sizes(streams) == {1: 20, 2: 20}
 
 
+def test_a_step_ends_before_the_next_block() -> None:
+    """And does not read it."""
+    entire = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = tuple(BlockEpochSummary(start, start + 10, 100, None, None) for start in (0, 10))
+    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, None, 1))
+    step = entire.step_to(10, None)
+    assert ([(run.start, run.end) for run in step.runs], step.size) == ([(0, 10)], 100)
+
+
 def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None, 1))

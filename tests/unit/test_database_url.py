@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting
 from sublet_protocol.domain.secret import Secret, hide_secrets
-from sublet_storage.db.connect import connect, resolve_schema_name
+from sublet_storage.db.connect import FIRST_VERSION, SCHEMA_VERSION, connect, is_compatible, resolve_schema_name
 from sublet_storage.db.database_url import as_secret, format_url, parse_secret_parts, parse_url, resolve_database_url
 
 pytestmark = pytest.mark.conforms("X3")
@@ -155,3 +155,13 @@ def test_a_schema_name_in_need_of_quotes_is_refused(name: str, monkeypatch: pyte
     monkeypatch.setenv("SUBLET_SCHEMA", name)
     with pytest.raises(InvalidSetting, match="1 to 63"):
         connect("postgresql://localhost:1/db")
+
+
+def test_a_newer_schema_says_what_it_works_with() -> None:
+    """By itself it works with its own programs alone."""
+    assert is_compatible(SCHEMA_VERSION, None)
+    assert is_compatible(SCHEMA_VERSION, FIRST_VERSION)
+    newer = f"{SCHEMA_VERSION}+"
+    assert [is_compatible(newer, each) for each in (None, FIRST_VERSION, SCHEMA_VERSION, newer)] == [
+        False, True, True, False,
+    ]  # fmt: skip

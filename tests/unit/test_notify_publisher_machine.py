@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_NOTIFICATIONS_PER_S, MAX_NOTIFIED_CHANGES_PER_S
 from sublet_protocol.tick import Tick
 from sublet_storage.notify.changes import (
@@ -21,9 +22,9 @@ from sublet_storage.notify.changes import (
     space_change,
     stream_change,
 )
-from sublet_storage.notify.codec import HEAD_MARK, MAX_CHANNELS, VERSION_MARK, decode, encode
+from sublet_storage.notify.codec import HEAD_MARK, MAX_CHANNELS, MAX_NAME, MAX_NUMBER, VERSION_MARK, decode, encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
-from sublet_storage.notify.drivers.postgres import encode_payload
+from sublet_storage.notify.drivers.postgres import decode_payload, encode_payload
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     Event,
@@ -250,6 +251,7 @@ def test_versions_only_grow() -> None:
         b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",1,0,null,[2,2,1,""]]]}',
         b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",1,0,null,[1,2,1,"!"]]]}',
         b'{"e":["","i","stream"],"s":1,"b":0,"c":[]}',
+        b'{"e":["p","i","stream"],"s":18446744073709551616,"b":0,"c":[]}',
         b'{"p":"p","i":"i","h":{"a":1.5},"l":false}',
         b'{"p":"p","i":"i","h":[],"l":false}',
         b"[" * 100_000,
@@ -328,3 +330,24 @@ def test_a_notification_may_be_as_long_as_the_limit() -> None:
     assert decode(longest) == decode(hello)
     with pytest.raises(MalformedNotification, match="the longest is 6000"):
         decode(longest + b" ")
+
+
+def test_names_and_numbers_go_up_to_their_limits() -> None:
+    for largest in (
+        ChangeNotification("p" * MAX_NAME, "i", "stream", MAX_NUMBER - 1, 0, ()),
+        NotificationHeartbeat("p", "i" * MAX_NAME, {"c" * MAX_NAME: MAX_NUMBER - 1}, False),
+    ):
+        assert decode(encode(largest)) == largest
+    with pytest.raises(MalformedNotification):
+        decode(encode(NotificationHeartbeat("p" * (MAX_NAME + 1), "i", {})))
+
+
+def test_settings_may_be_at_their_least() -> None:
+    assert NotifySettings(poll_interval_s=0.5, catch_up_min_interval_s=0.5).check()
+    with pytest.raises(InvalidSetting, match="poll_interval_s must be at least catch_up_min_interval_s"):
+        NotifySettings(poll_interval_s=0.4, catch_up_min_interval_s=0.5).check()
+
+
+@pytest.mark.parametrize("payload", [b"", b"t", b"b", b"b0!!", b"x0"])
+def test_what_has_no_message_in_it_is_none(payload: bytes) -> None:
+    assert decode_payload(payload) is None

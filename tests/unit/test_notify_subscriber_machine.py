@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.tick import Tick
 from sublet_storage.notify import subscriber_machine as listener_module
-from sublet_storage.notify.catch_up_scheduler import CatchUpCause
+from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
 from sublet_storage.notify.changes import (
     ChangeNotification,
     NotificationHeartbeat,
@@ -306,6 +306,27 @@ def test_doubts_and_wishes_are_read_for() -> None:
     assert harness.reads == [(10.0, frozenset({CatchUpCause.REQUESTED}))]
     harness.do(ChangeOrderUnknown("stream"))
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]
+
+
+def test_a_wish_is_not_put_off_once_the_rate_allows_it() -> None:
+    harness = steady(CatchUpRequested("stream"))
+    harness.until(10.0 + SETTINGS.catch_up_min_interval_s)
+    deferred = harness.machine.catch_ups.deferred
+    harness.do(CatchUpRequested("stream"))
+    assert [at for at, _ in harness.reads] == [10.0, 10.5]
+    assert harness.machine.catch_ups.deferred == deferred
+
+
+def test_of_two_needs_the_later_has_its_own_read() -> None:
+    """It is not tried before its time."""
+    scheduler = CatchUpScheduler(SETTINGS, ["stream"])
+    for at in (10.0, 12.0):
+        scheduler.request("stream", GAP, at)
+    for at in (10.0, 12.0):
+        assert scheduler.wake_at() == at
+        assert [each.causes for each in scheduler.take_due(at, 0.0)] == [{GAP}]
+        scheduler.complete("stream", True, at)
+    assert scheduler.wake_at() > 1e9
 
 
 def test_a_later_gap_needs_a_later_read() -> None:

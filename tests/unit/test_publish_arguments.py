@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import InvalidEpoch, InvalidSetting, InvalidTopic, UsageError
+from sublet_protocol.domain.errors import InvalidEpoch, InvalidSetting, InvalidTopic, UsageError, ValueTooLarge
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
+from sublet_storage.log.arrow_batch_decoder import FIRST_US, LAST_US
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.arguments import check_duration, check_int, check_producer_name
@@ -20,6 +21,7 @@ from sublet_storage.producer.batches.input_conversion import (
     as_bytes,
     as_headers,
     as_timestamp_us,
+    check_sizes,
     size_of,
     to_record_batches,
 )
@@ -53,6 +55,21 @@ def text_of(held: bytes) -> pa.Array:
 def test_a_timestamp_is_a_number_or_aware_datetime(given: Any, micros: int) -> None:
     taken = as_timestamp_us(given)
     assert (taken, type(taken)) == (micros, int)
+
+
+def test_the_first_and_the_last_time_are_taken() -> None:
+    assert [as_timestamp_us(each) for each in (FIRST_US, LAST_US)] == [FIRST_US, LAST_US]
+    for wrong in (FIRST_US - 1, LAST_US + 1):
+        with pytest.raises(UsageError, match="outside of the years 1 to 9999"):
+            as_timestamp_us(wrong)
+
+
+def test_a_message_is_as_large_as_the_limit() -> None:
+    (batch,) = to_record_batches({"topic": "t", "key": "k", "value": [b"", b"x" * 100], "headers": {"a": b"x"}})
+    limit = size_of("t", b"k", b"x" * 100, [("a", b"x")])
+    check_sizes(batch, limit)
+    with pytest.raises(ValueTooLarge, match=f"message 1 of the batch takes {limit} bytes and the limit is {limit - 1}"):
+        check_sizes(batch, limit - 1)
 
 
 @pytest.mark.parametrize("given", [{"a": b"x"}, [("a", "x")], (("a", b"x"),), iter([["a", b"x"]]), None, {}, [], ()])
@@ -265,5 +282,6 @@ def test_what_is_no_text(changes: dict[str, Any]) -> None:
 def test_what_is_fit_is_taken() -> None:
     assert [check_int("block_messages", value, 5) for value in (1, 5, np.int64(5))] == [1, 5, 5]
     assert check_duration("linger_ms", 0, 10.0) == 0
-    assert check_producer_name("Zähler 1") == "Zähler 1"
+    for name in ("Zähler 1", "x" * 255):
+        assert check_producer_name(name) == name
     assert check_producer_name(None) is None

@@ -76,6 +76,15 @@ def test_a_subject_has_only_so_many_causes() -> None:
     assert asked.acquire("a", "cause 0") == 0, "what may be logged again is forgotten where there is no room"
 
 
+def test_the_last_cause_that_there_is_room_for() -> None:
+    """It is one of its own, in place of those that may be logged again."""
+    clock = Clock()
+    asked = LogThrottle(10.0, clock)
+    assert [asked.acquire("a", f"cause {number}") for number in range(CAUSES)] == [0] * CAUSES
+    clock.now += 10.0
+    assert [asked.acquire("a", "new"), asked.acquire("a", "newer"), asked.acquire("a", "new")] == [0, 0, None]
+
+
 def test_a_cause_is_the_same_whatever_ids_it_names() -> None:
     one, two = (error_signature(OSError(f"block_{n}: no space left at 12:0{n}:07 (/mnt/9f{n}e-{n})")) for n in (3, 4))
     assert one == two

@@ -103,6 +103,7 @@ def test_a_snapshot_of_some_has_nothing_of_the_others() -> None:
 def test_unasked_keys_are_forgotten_in_time() -> None:
     cache = holding(space("a", 5), space("c", 5))
     merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 100)
+    assert cache.get("space", "c") is not None
     assert merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 101) == []
     assert list_objects(cache, "space") == {"a": space("a", 5)}
 
