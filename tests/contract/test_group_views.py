@@ -277,7 +277,7 @@ def test_who_reads_a_stream_is_found(postgres: PostgresWorld) -> None:
         found = access_snapshot.read_groups_of_streams(postgres.connection, [stream])
         assert found == [(groups[stream], name.group, name.filter)]
         asked = [first, second], [groups[stream]]
-        assert access_snapshot.find_streams_of_groups(postgres.connection, *asked) == [stream]
+        assert access_snapshot.find_streams_of_groups(postgres.connection, *asked) == {stream: groups[stream]}
     postgres.connection.execute("update consumer_group set deleted_at = now() where group_id = %s", (groups[first],))
     assert access_snapshot.read_groups_of_streams(postgres.connection, [first]) == []
 

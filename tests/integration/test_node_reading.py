@@ -20,7 +20,7 @@ import pytest
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.feed.member_fetch import check_may_fetch, filter_fetchable
+from sublet_leader.feed import member_fetch
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
@@ -308,7 +308,8 @@ def test_answers_that_nobody_takes_fill_a_bound(database: str, monkeypatch: pyte
 
 @pytest.mark.conforms("X4")
 def test_a_call_for_heads_reads_each_group_once(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a row for each stream of each group; and none at all, and no statement, for who may join no group."""
+    """Not a row for each stream of each group, and once in a while; and none at all, and no statement, for who may join
+    no group."""
     conn.execute(
         "insert into consumer_group (kind, name, filter)"
         " select 'share', 'g' || i, 'orders/' || i % 2 || '/#' from generate_series(1, 20) i"
@@ -336,11 +337,24 @@ def test_a_call_for_heads_reads_each_group_once(conn: Connection, monkeypatch: p
     cache = AccessCache(AccessSnapshot("1", AccessRules([rule]), {}), time.monotonic)
     streams = range(1001, 1101)
     member, stranger = (Caller(name, "", "Heads", cache, RefusalLog()) for name in ("user:member", "user:stranger"))
-    assert sorted(filter_fetchable(conn, member, streams)) == list(range(1011, 1051))
+    read, rights = list(range(1011, 1051)), member_fetch.StreamRights()
+    assert sorted(rights.filter(conn, member, streams)) == read
     assert sum(map(len, rows)) <= 20 + 40
     assert sorted(parsed) == ["orders/0/#", "orders/1/#"]
     rows.clear()
-    assert not filter_fetchable(conn, stranger, streams)
+    assert not rights.filter(conn, stranger, streams)
     with pytest.raises(PermissionDenied):
-        check_may_fetch(conn, stranger, FetchRequest(1001, 0, TopicFilter("orders/1/#"), 1, 1, 1))
+        rights.check(conn, stranger, FetchRequest(1011, 0, rule.filter, 1, 1, 1))
+    assert sorted(rights.filter(conn, member, read)) == read
+    rights.check(conn, member, FetchRequest(1011, 0, rule.filter, 1, 1, 1))
     assert not rows
+    with pytest.raises(PermissionDenied):
+        rights.check(conn, member, FetchRequest(1011, 0, TopicFilter("orders/#"), 1, 1, 1))
+    cache.replace(AccessSnapshot("2", AccessRules([]), {}))
+    assert not rights.filter(conn, member, read), "a rule that is gone counts no more"
+    cache.replace(AccessSnapshot("3", AccessRules([rule]), {}))
+    monkeypatch.setattr(member_fetch, "VALID_S", 0.0)
+    past = member_fetch.StreamRights()
+    assert sorted(past.filter(conn, member, read)) == read
+    conn.execute("update consumer_group set deleted_at = now()")
+    assert not past.filter(conn, member, read), "what was found is looked up again"

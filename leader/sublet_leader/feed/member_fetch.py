@@ -6,15 +6,17 @@ positions are per message, so the next page continues there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 
 from sublet_leader.feed.history_and_follow import READ_BYTES, encode, split_table
-from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PositionGone
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.member_reads import FetchedPage, FetchPositionGone, FetchRequest
 from sublet_storage.db.bounded_connection import BoundedConnection
@@ -26,34 +28,70 @@ from sublet_storage.log.deleted_streams import find_deleted_streams
 PAGE_BYTES = 8 << 20
 """A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
 cut off is read again."""
+VALID_S = 2.0
+"""How long a group that was deleted may still be one that reads a stream."""
+MAX_KNOWN = 20_000
+"""Streams of principals that are looked up no more, in that time."""
 
 
-def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range. A
-    deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some group."""
-    if caller.principal is None:
-        return
-    caller.check_token()
-    if not caller.may_somewhere(Right.JOIN):
-        raise caller.denied_error(Right.JOIN, request.filter)
-    groups = read_groups_of_streams(conn, [request.stream_id])
-    if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for _, group, filter in groups):
-        return
-    if groups or not find_deleted_streams(conn, [request.stream_id]):
-        raise caller.denied_error(Right.JOIN, request.filter)
+class StreamRights:
+    """Which streams members may fetch: those that a group reads which they may join. That a group reads a stream is
+    looked up at most once in `VALID_S`; rights are checked each time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], tuple[float, str, TopicFilter]] = {}
+        """{(principal, stream): until when, name and filter of a group that it may join}"""
+
+    def check(self, conn: psycopg.Connection[Any], caller: Caller, request: FetchRequest) -> None:
+        """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested
+        range. A deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some
+        group."""
+        stream_ids = [request.stream_id]
+        if self.filter(conn, caller, stream_ids, request.filter):
+            return
+        if not caller.may_somewhere(Right.JOIN) or read_groups_of_streams(conn, stream_ids):
+            raise caller.denied_error(Right.JOIN, request.filter)
+        if not find_deleted_streams(conn, stream_ids):
+            raise caller.denied_error(Right.JOIN, request.filter)
+
+    def filter(
+        self, conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int], range: TopicFilter | None = None
+    ) -> Sequence[int]:
+        """Return those of the streams that are read by groups that the caller may join, within the range; without a
+        right to join any, none, and the database is not queried."""
+        if caller.principal is None:
+            return stream_ids
+        caller.check_token()
+        if not stream_ids or not caller.may_somewhere(Right.JOIN):
+            return ()
+        now = time.monotonic()
+        known = [id for id in stream_ids if self._is_known(caller, id, range, now)]
+        if len(known) == len(stream_ids):
+            return known
+        found = self._find(conn, caller, set(stream_ids).difference(known), range)
+        if len(self._groups) + len(found) > MAX_KNOWN:
+            self._groups.clear()
+        self._groups |= {(caller.principal, id): (now + VALID_S, *group) for id, group in found.items()}
+        return [*known, *found]
+
+    def _is_known(self, caller: Caller, stream_id: int, range: TopicFilter | None, now: float) -> bool:
+        until, name, filter = self._groups.get((str(caller.principal), stream_id)) or (now, "", ALL)
+        return until > now and _may_join(caller, name, filter, range)
+
+    def _find(
+        self, conn: psycopg.Connection[Any], caller: Caller, stream_ids: Collection[int], range: TopicFilter | None
+    ) -> dict[int, tuple[str, TopicFilter]]:
+        groups = {
+            group_id: (name, filter)
+            for group_id, name, filter in read_groups_of_streams(conn, stream_ids)
+            if _may_join(caller, name, filter, range)
+        }
+        found = find_streams_of_groups(conn, stream_ids, groups) if groups else {}
+        return {stream_id: groups[group_id] for stream_id, group_id in found.items()}
 
 
-def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
-    """Return those of the streams that are read by groups that the caller may join; without a right to join any, none,
-    and the database is not queried."""
-    if caller.principal is None:
-        return stream_ids
-    caller.check_token()
-    if not caller.may_somewhere(Right.JOIN):
-        return ()
-    groups = read_groups_of_streams(conn, stream_ids)
-    may_join = [group_id for group_id, name, filter in groups if caller.may(Right.JOIN, filter, name)]
-    return find_streams_of_groups(conn, stream_ids, may_join) if may_join else ()
+def _may_join(caller: Caller, name: str, filter: TopicFilter, range: TopicFilter | None) -> bool:
+    return (range is None or filter.covers(range)) and caller.may(Right.JOIN, filter, name)
 
 
 def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | FetchPositionGone:

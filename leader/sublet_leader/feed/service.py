@@ -23,7 +23,7 @@ from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.history_and_follow import EXPANDED_BYTES, ClientStalled, FeedReadCall
-from sublet_leader.feed.member_fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
+from sublet_leader.feed.member_fetch import StreamRights, fetch_page, read_heads
 from sublet_leader.feed.page_memory import PageMemory, ReaderMemory
 from sublet_leader.feed.publish import FeedPublishWriter, to_publish_result
 from sublet_leader.run_with_timeout import run_with_timeout
@@ -118,7 +118,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
         self._gate = gate or AccessGate()
-        self._writer = FeedPublishWriter()
+        self._writer, self._rights = FeedPublishWriter(), StreamRights()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter(
             "readers", limits.max_readers, limits.max_reader_bytes, limits.reader_retry_after_ms
@@ -173,7 +173,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         caller = self._gate.get_caller()
 
         def fetch(conn: BoundedConnection, fetch_request: member_reads.FetchRequest) -> Any:
-            check_may_fetch(conn, caller, fetch_request)
+            self._rights.check(conn, caller, fetch_request)
             return fetch_page(conn, fetch_request)
 
         return await self._answer(
@@ -185,7 +185,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         caller = self._gate.get_caller()
 
         def read(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
-            return read_heads(conn, filter_fetchable(conn, caller, stream_ids))
+            return read_heads(conn, self._rights.filter(conn, caller, stream_ids))
 
         return await self._answer(
             request, context, member_reads.decode_heads_request, read, member_reads.encode_heads_reply

@@ -33,8 +33,8 @@ _GROUPS = """
 select group_id, name, filter from consumer_group
  where deleted_at is null and group_id in (select l.group_id from lending l where l.stream_id = any(%s::bigint[]))"""
 _STREAMS = """
-select u.stream_id from unnest(%s::bigint[]) as u (stream_id)
- where exists (select from lending l where l.stream_id = u.stream_id and l.group_id = any(%s::bigint[]))"""
+select u.stream_id, l.group_id from unnest(%s::bigint[]) as u (stream_id) cross join lateral (
+  select group_id from lending where stream_id = u.stream_id and group_id = any(%s::bigint[]) limit 1) as l"""
 _USED = """
 update token set last_used = current_date
  where token_id = any(%s) and last_used is distinct from current_date"""
@@ -104,12 +104,12 @@ def read_groups_of_streams(
     filters: dict[str, TopicFilter] = {}
     return [
         (group_id, name, filters.get(text) or filters.setdefault(text, TopicFilter(text)))
-        for group_id, name, text in conn.execute(_GROUPS, (list(stream_ids),)).fetchall()
+        for group_id, name, text in conn.execute(_GROUPS, (list(stream_ids),), prepare=True).fetchall()
     ]
 
 
 def find_streams_of_groups(
     conn: psycopg.Connection[Any], stream_ids: Collection[int], group_ids: Collection[int]
-) -> list[int]:
-    """Return those of the streams that one of the groups reads."""
-    return [stream_id for (stream_id,) in conn.execute(_STREAMS, (list(stream_ids), list(group_ids))).fetchall()]
+) -> dict[int, int]:
+    """Return those of the streams that the groups read, {stream: one that does}."""
+    return dict(conn.execute(_STREAMS, (list(stream_ids), list(group_ids)), prepare=True).fetchall())
