@@ -172,6 +172,7 @@ def test_what_could_not_be_opened_is_tried_again(database: str, monkeypatch: pyt
             with pytest.raises(DatabaseUnreachable, match="not there now"):
                 await publisher.publish("a", b"x")
         await publisher.flush()
+        assert tries == 2, "there is nothing to be flushed"
         async with publisher:
             await (await publisher.publish("a", b"x"))
 

@@ -140,7 +140,7 @@ def rows(world: World) -> tuple[Lending, Lending]:
 
 @pytest.mark.conforms("E11", "A2", "A9")
 def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World) -> None:
-    """Until they are long over."""
+    """Until they are long over, and who led until then."""
     retained, moved = rows(world)
     assert min(retained.head, moved.head) > 1
     ours = world.lend(retained.stream_id, epoch=5)
@@ -159,17 +159,21 @@ def test_reserved_streams_and_forced_moves_are_shown(shell: Shell, world: World)
     shown = [forced[name] for name in ("stream_id", "event", "position", "redelivery_end", "agent", "reason")]
     assert shown == [moved.stream_id, "force_release", 1, moved.head, "host:1:x", "evicted: no ping in time"]
     prose = shell.run("groups", "describe", GROUP).out
+    (leader,) = (line for line in prose.splitlines() if line.startswith("leader"))
+    assert "last was" not in leader
     assert "reserved for etl, " in prose
     assert "(reserved for etl)" in prose
     (line,) = (line.split()[1:] for line in prose.splitlines() if "evicted" in line)
     assert line == f"{moved.stream_id} 1 {moved.head} host:1:x evicted: no ping in time".split()
     world.conn.execute("update lending set held_until = held_until - interval '1 hour'")
     world.conn.execute("update lending_history set at = at - interval '2 days'")
+    world.conn.execute("update leadership set expires_at = expires_at - interval '1 day'")
     reported = done(shell.run("groups", "describe", GROUP, "--json"))
     assert (reported["reserved_for_sessions"], reported["forced_moves"]) == ([], [])
     assert {(line["session"], line["reserved_s"]) for line in reported["streams"]} == {(None, None)}
     prose = shell.run("groups", "describe", GROUP).out
     assert ("etl" in prose, "evicted" in prose) == (False, False)
+    assert f"leader   none (last was {leader.split()[1]}, term" in prose
 
 
 @pytest.mark.conforms("A2")

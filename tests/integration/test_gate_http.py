@@ -235,6 +235,7 @@ def test_the_audit_log_has_who_did_what(audited: Running, tokens: Tokens) -> Non
     assert json.loads(done["object"]) == reason
     assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
     assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
+    assert "SUBLET_ADMIN_TOKEN" not in audited.err, "there is none that would be ignored"
     assert not any(token in audited.err for token in tokens.values() if token is not None)
 
 

@@ -546,6 +546,23 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
     assert [bench.row(s).position for s in (1, 2)] == [0, 0]
 
 
+@pytest.mark.conforms("E10")
+def test_a_report_of_anothers_stream_ends_no_grant() -> None:
+    """Who reports it has lost it: its holder has not."""
+    bench = granted(2)
+    bench.join(OTHER)
+    bench.settle()
+    stream, holder = next(iter(bench.holders().items()))
+    other = OTHER if holder == BORROWER else BORROWER
+    bench.report(StreamProgress(stream, bench.grant_id(stream) - 1, 5), borrower_id=other)
+    (lost,) = (m for m in bench.received(Revoked) if m.reason is GrantEndOutcome.LOST)
+    assert (lost.borrower_id, lost.stream_id) == (other, stream)
+    bench.report(StreamProgress(stream, bench.grant_id(stream), 5), borrower_id=holder)
+    bench.settle()
+    assert bench.row(stream).position == 5
+    assert bench.holders()[stream] == holder
+
+
 @pytest.mark.conforms("E10", "X4")
 def test_what_is_lost_is_answered_in_slices() -> None:
     """A reclaim may name a hundred thousand grants: what is not answered at once is when its borrower reports it."""
