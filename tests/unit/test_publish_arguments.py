@@ -209,6 +209,8 @@ def test_one_message_is_no_batch() -> None:
     with pytest.raises(UsageError, match=r"give the values as a list, or call publish\(\) for one"):
         to_record_batches({"topic": "a", "value": b"x"})
     assert to_record_batches({"topic": "a", "value": []}) == []
+    with pytest.raises(UsageError, match="a batch of type list: give an Arrow table or a mapping"):
+        to_record_batches([{"topic": "a", "value": b"x"}])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
