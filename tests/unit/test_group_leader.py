@@ -552,15 +552,14 @@ def test_a_report_of_anothers_stream_ends_no_grant() -> None:
     bench = granted(2)
     bench.join(OTHER)
     bench.settle()
-    stream, holder = next(iter(bench.holders().items()))
-    other = OTHER if holder == BORROWER else BORROWER
-    bench.report(StreamProgress(stream, bench.grant_id(stream) - 1, 5), borrower_id=other)
+    stream = next(stream for stream, holder in bench.holders().items() if holder == BORROWER)
+    bench.report(StreamProgress(stream, bench.grant_id(stream) - 1, 5), borrower_id=OTHER)
     (lost,) = (m for m in bench.received(Revoked) if m.reason is GrantEndOutcome.LOST)
-    assert (lost.borrower_id, lost.stream_id) == (other, stream)
-    bench.report(StreamProgress(stream, bench.grant_id(stream), 5), borrower_id=holder)
+    assert (lost.borrower_id, lost.stream_id) == (OTHER, stream)
+    bench.report(StreamProgress(stream, bench.grant_id(stream), 5), borrower_id=BORROWER)
     bench.settle()
     assert bench.row(stream).position == 5
-    assert bench.holders()[stream] == holder
+    assert bench.holders()[stream] == BORROWER
 
 
 @pytest.mark.conforms("E10", "X4")

@@ -210,7 +210,7 @@ def test_one_message_is_no_batch() -> None:
         to_record_batches({"topic": "a", "value": b"x"})
     assert to_record_batches({"topic": "a", "value": []}) == []
     with pytest.raises(UsageError, match="a batch of type list: give an Arrow table or a mapping"):
-        to_record_batches([{"topic": "a", "value": b"x"}])  # type: ignore[arg-type]
+        to_record_batches([{"topic": "a", "value": b"x"}])
 
 
 @pytest.mark.parametrize(
