@@ -120,7 +120,8 @@ class Nearness:
 
     def runs(self, fault: Fault) -> list[tuple[float, list[str]]]:
         """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
-        lock or an order, the nearest single slow tests, from the fastest to the slowest, the simulator, and `BROAD`."""
+        lock or an order, the nearest single slow tests, from the fastest to the slowest, all quick tests, the
+        simulator, and `BROAD`."""
         function, definition = _enclosing(self._texts[fault.file], fault.start)
         callers = self._callers(fault.file, function)
         distances = self._distances(fault.file, callers)
@@ -149,6 +150,7 @@ class Nearness:
             (QUICK_S, quick),
             (SLOW_S, orders),
             (SLOW_S, slow),
+            (SLOW_S, [f"tests/{folder}" for folder in QUICK] if quick else []),
             (SLOW_S, nearest(1, "simulation", distance=SIMULATED)),
             (SLOW_S, [test for each in BROAD if (test := f"tests/integration/{each}") in self._tests]),
         )
