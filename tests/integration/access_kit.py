@@ -12,9 +12,9 @@ from tests.kit_nodes import Fleet
 DAY_S = 86_400.0
 
 
-def serve_asking(fleet: Fleet, conn: Connection) -> str:
-    """Start a node that asks who calls, and return its address."""
-    fleet.extra = {"SUBLET_AUTH": "required"}
+def serve_asking(fleet: Fleet, conn: Connection, **settings: str) -> str:
+    """Start a node that asks who calls, with these settings, and return its address."""
+    fleet.extra = {"SUBLET_AUTH": "required", **settings}
     fleet.serve("n1")
     ((address,),) = conn.execute("select address from node").fetchall()
     return str(address)

@@ -377,7 +377,7 @@ def test_two_sources_are_done_together(url: str, guard: Guard, conn: Connection,
     publish(url, 0, 10)
     ours, theirs = Checkpoint(), Checkpoint()
     for checkpoint, group in ((ours, "$share/g/#"), (theirs, "$share/h/#")):
-        dies(Run(checkpoint, url, subscription=group), "read")
+        dies(Run(checkpoint, url, subscription=group, inDoubtTimeout=LONG), "read")
     logged(tmp_path, 0, {"topic": {"0": 7}}, ours.offsets[0], theirs.offsets[0])
     with pytest.raises(ZeroDivisionError):
         write(guard, then=fail)
