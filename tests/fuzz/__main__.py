@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import arrow, faults, text, wire
+from tests.fuzz import arrow, command_line, faults, text, wire
 
 TARGETS: dict[str, Callable[[int, int], bool]] = {
     "arrow": arrow.execute,
+    "command_line": command_line.execute,
     "text": text.execute,
     "wire": wire.execute,
     "faults": faults.execute,

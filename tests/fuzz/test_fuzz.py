@@ -17,7 +17,7 @@ def test_mutated_blocks_end_no_process() -> None:
     assert EXECUTIONS / 20 < decoded < EXECUTIONS / 2, "they are neither all refused nor hardly changed"
 
 
-@pytest.mark.parametrize("target", ["text", "wire"])
+@pytest.mark.parametrize("target", ["command_line", "text", "wire"])
 @pytest.mark.conforms("X4", "X7")
 def test_mutated_text_and_messages_are_read_or_refused(target: str) -> None:
     decoded, failures = fuzz.run(target, 1, range(EXECUTIONS))
