@@ -251,11 +251,10 @@ class PositionGone(SubletError):
 
     def __init__(self, stream_id: int, offset: int, oldest: int | None) -> None:
         self.stream_id, self.offset, self.oldest = stream_id, offset, oldest
-        remainder = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
-        super().__init__(
-            f"stream {stream_id}: offset {offset} is gone, {remainder}. "
-            "Start from the oldest. A space created with a longer retention keeps more."
-        )
+        remainder, hint = f"oldest is {oldest}", "Start from the oldest. A space with a longer retention keeps more."
+        if oldest is None:
+            remainder, hint = "nothing of it is left", "Retention took it, or its space was dropped."
+        super().__init__(f"stream {stream_id}: offset {offset} is gone, {remainder}. {hint}")
 
 
 class InDoubtRangeReassigned(SubletError):
