@@ -169,7 +169,7 @@ def test_the_nearest_tests_of_a_fault_come_first(tree: Path, monkeypatch: pytest
         return [[test.removeprefix("tests/") for test in tests] for _, tests in Nearness(tree).runs(fault)]
 
     log = ["contract/test_log.py::test_append", "contract/test_log.py::test_other"]
-    assert runs("comparison") == [["unit/test_work.py"], log, ["unit", "scenarios"]]
+    assert runs("comparison") == [["unit/test_work.py"], log, ["unit"]]
     assert runs("lock") == [[*log, "contract/test_a.py::test_a"]], "no quick test runs SQL"
     monkeypatch.setattr(sample, "SLOW_TESTS", 1)
     assert runs("lock") == [log[:1]]

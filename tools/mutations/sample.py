@@ -143,6 +143,7 @@ class Nearness:
             return sorted((test for test in near if distances[_file(test)] <= distance), key=rank)[:count]
 
         quick = nearest(QUICK_FILES, *QUICK, distance=QUICK_DISTANCE) if fault.file.endswith(".py") else []
+        all_quick = sorted({f"tests/{folder}" for test in self._tests if (folder := _folder(test)) in QUICK})
         orders = nearest(99, "interleavings") if fault.kind in ("lock", "order") else []
         slow = nearest(SLOW_TESTS, *SLOW if "spark" in fault.file else SLOW[:-1])
         slow = sorted((test for test in slow if test not in orders), key=lambda test: SLOW.index(_folder(test)))
@@ -150,7 +151,7 @@ class Nearness:
             (QUICK_S, quick),
             (SLOW_S, orders),
             (SLOW_S, slow),
-            (SLOW_S, [f"tests/{folder}" for folder in QUICK] if quick else []),
+            (SLOW_S, all_quick if quick else []),
             (SLOW_S, nearest(1, "simulation", distance=SIMULATED)),
             (SLOW_S, [test for each in BROAD if (test := f"tests/integration/{each}") in self._tests]),
         )
