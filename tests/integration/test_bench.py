@@ -142,12 +142,12 @@ def test_cost_of_push_that_processes_receive(page: Path) -> None:
 
 @pytest.mark.long
 def test_memory_of_subscriptions(page: Path) -> None:
-    small = "--sizes 400 800 --each 20 --largest-calls 400 --rounds 1"
+    small = "--sizes 100 200 --each 20 --largest-calls 100 --rounds 1"
     subscriptions.main(arguments(page, *small.split()))
     few, many = figures(page, "Memory of subscriptions and idle agents")["curve"]
-    assert (few["subscriptions"], few["agents"]) == (400, 20)
-    assert few["call"]["per_subscription_bytes"] > 0
-    assert many["session"]["per_subscription_bytes"] > 0
+    assert (few["subscriptions"], few["agents"]) == (100, 5)
+    assert few["call"]["idle_agent_bytes"] > 0
+    assert many["session"]["idle_agent_bytes"] > 0
     assert "call" not in many
 
 
