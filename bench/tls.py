@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench tls", description=__doc__)
-    parser.add_argument("--messages", type=int, default=200_000, help="published and read, per round and side")
+    parser.add_argument("--messages", type=int, default=1_000_000, help="published and read, per round and side")
     parser.add_argument("--calls", type=int, default=2_000, help="per round and side")
     parser.add_argument("--connections", type=int, default=200, help="per round and side")
     parser.add_argument("--rounds", type=int, default=7)
