@@ -301,14 +301,14 @@ def test_a_thousand_spread_their_reads(loses: str) -> None:
     assert max(in_each_tenth.values()) < 150
 
 
-def test_doubts_and_wishes_are_read_for() -> None:
+def test_doubts_and_requests_are_read_for() -> None:
     harness = steady(CatchUpRequested("stream"), CatchUpRequested("unknown"))
     assert harness.reads == [(10.0, frozenset({CatchUpCause.REQUESTED}))]
     harness.do(ChangeOrderUnknown("stream"))
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]
 
 
-def test_a_wish_is_not_put_off_once_the_rate_allows_it() -> None:
+def test_a_request_within_the_rate_is_not_put_off() -> None:
     harness = steady(CatchUpRequested("stream"))
     harness.until(10.0 + SETTINGS.catch_up_min_interval_s)
     deferred = harness.machine.catch_ups.deferred

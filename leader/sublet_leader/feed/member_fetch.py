@@ -31,7 +31,7 @@ cut off is read again."""
 VALID_S = 2.0
 """How long a group that was deleted may still be one that reads a stream."""
 MAX_KNOWN = 20_000
-"""Streams of principals that are looked up no more, in that time."""
+"""Number of (principal, stream) for which that is stored."""
 
 
 class StreamRights:
@@ -49,9 +49,8 @@ class StreamRights:
         stream_ids = [request.stream_id]
         if self.filter(conn, caller, stream_ids, request.filter):
             return
-        if not caller.may_somewhere(Right.JOIN) or read_groups_of_streams(conn, stream_ids):
-            raise caller.denied_error(Right.JOIN, request.filter)
-        if not find_deleted_streams(conn, stream_ids):
+        may_join_some = caller.may_somewhere(Right.JOIN)
+        if not may_join_some or read_groups_of_streams(conn, stream_ids) or not find_deleted_streams(conn, stream_ids):
             raise caller.denied_error(Right.JOIN, request.filter)
 
     def filter(
