@@ -16,12 +16,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from bench._report import quantile
+from bench._report import quantile, read_lines
 
 MESSAGE_BYTES = 100
 MIN_MEASURED = 2
 """Fewest measured messages, for which a load may exceed its time if the publisher is slow."""
 TICKS_PER_S = 1000
+RESULT_LINES = 2
+"""Lines of a consumer's file once the result is there."""
 
 _HEAD = struct.Struct("<qqb")
 _REST = b"x" * (MESSAGE_BYTES - _HEAD.size)
@@ -96,15 +98,16 @@ class Recorder:
         self._promised: int | None = None
 
     def ready(self) -> None:
-        """Record that the consumer waits for messages. What it has imported is left out of garbage collection: a full
-        one takes longer than what is measured."""
-        gc.collect()
-        gc.freeze()
+        """Record that the consumer waits for messages."""
         self._write({"ready": True})
 
     def take(self, values: Iterable[bytes]) -> None:
-        """Record that the consumer has received these messages."""
+        """Record that the consumer has received these messages; write the result after the last. When the first comes,
+        what was imported is left out of garbage collection: a full one takes longer than what is measured."""
         now = time.monotonic_ns()
+        if not self._count:
+            gc.collect()
+            gc.freeze()
         for value in values:
             sent, number, kind = _HEAD.unpack_from(value)
             if kind == Kind.LAST:
@@ -114,15 +117,17 @@ class Recorder:
             self._numbers.add(number)
             if kind == Kind.MEASURED:
                 self._took.append(now - sent)
+        if self.over:
+            self._write(self.result())
 
     @property
     def over(self) -> bool:
         """Return whether the last message has been received."""
         return self._promised is not None
 
-    def finish(self) -> None:
-        """Write the result."""
-        self._write(self.result())
+    def has_result(self) -> bool:
+        """Return whether the result is written, by this recorder or a copy of it in another process."""
+        return len(read_lines(self._file)) == RESULT_LINES
 
     def result(self) -> dict[str, Any]:
         """Return latencies in milliseconds, and how many messages were measured, lost, and received twice."""
