@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench._report import quantile, read_lines
 
@@ -35,6 +35,20 @@ class Kind(IntEnum):
     WARM_UP = 0  # not counted
     MEASURED = 1
     LAST = 2  # its number is the number of messages before it
+
+
+class Head(NamedTuple):
+    """What a message begins with. `sent_ns`: when it was given to `publish`, by CLOCK_MONOTONIC; `number`: its own, or
+    how many came before the last."""
+
+    sent_ns: int
+    number: int
+    kind: int
+
+
+def read_head(message: bytes) -> Head:
+    """Return what a message begins with."""
+    return Head._make(_HEAD.unpack_from(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,7 @@ class Recorder:
             gc.collect()
             gc.freeze()
         for value in values:
-            sent, number, kind = _HEAD.unpack_from(value)
+            sent, number, kind = read_head(value)
             if kind == Kind.LAST:
                 self._promised = number
                 continue
