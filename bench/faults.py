@@ -294,10 +294,9 @@ def _run(name: str, fault: str, rate: int, seconds: float) -> Outcome:
         at_work.start()
         with bystander:
             time.sleep(seconds)
-        dead_rows = scene.count_dead_rows() if fault != "no-connections" else 0
         over.set()
         at_work.join()
-        ended_ns = time.monotonic_ns()
+        ended_ns, dead_rows = time.monotonic_ns(), scene.count_dead_rows()
         expected = _await_all(scene, publisher)
         received = [(at_ns, head) for at_ns, head in scene.received() if head.kind != Kind.LAST]
         numbers = {head.number for _, head in received}
@@ -315,7 +314,7 @@ def _run(name: str, fault: str, rate: int, seconds: float) -> Outcome:
 
 def _await_all(scene: Scene, publisher: Running) -> int:
     """Wait until all messages have been received, or the time for it is over. Return how many were published."""
-    deadline = time.monotonic() + CATCH_UP_S
+    deadline = time.monotonic() + 2 * LEAD_S + CATCH_UP_S
     while True:
         publisher.check()
         heads = [head for _, head in scene.received()]
@@ -324,8 +323,6 @@ def _await_all(scene: Scene, publisher: Running) -> int:
             return last
         if time.monotonic() >= deadline:
             return max(head.number for head in heads) + 1 if last is None else last
-        if publisher.is_running:
-            deadline = time.monotonic() + CATCH_UP_S
         time.sleep(0.2)
 
 

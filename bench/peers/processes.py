@@ -47,11 +47,6 @@ class Running:
         """Return the process id."""
         return self._popen.pid
 
-    @property
-    def is_running(self) -> bool:
-        """Return whether it has not ended."""
-        return self._popen.poll() is None
-
     def said(self) -> str:
         """Return the end of its output so far."""
         return self._log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
