@@ -54,8 +54,13 @@ def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None, 1))
     assert meet_completed({1: entire}) is None
-    assert sizes({1: entire}) == {1: 10}
+    assert sizes({1: entire}) == sizes({1: entire}, to=lower(2)) == {1: 10}
     assert sizes({}) == {}
+    assert sizes({1: entire, 2: stream(9, 1, 2)}) == {1: 10, 2: 0}, "one of them knows of none"
+    before = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = (BlockEpochSummary(0, 10, 100, None, None), BlockEpochSummary(10, 20, 100, lower(1), None))
+    before.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(2), 1))
+    assert sizes({1: before}, PlanLimits(max_messages=1)) == {1: 10}, "what came before the first epoch"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,9 @@ def test_a_stream_with_nothing_left_is_not_moved() -> None:
     streams = {1: stream(2, 1), 2: stream(2)}
     assert list(plan_steps(streams, PlanLimits())) == [1]
     assert list(plan_steps({2: streams[2]}, PlanLimits())) == []
+    waiting = stream(1, 1)
+    waiting.complete_step(plan_steps({1: waiting}, PlanLimits())[1])
+    assert (waiting.is_waiting, plan_steps({1: waiting}, PlanLimits())) == (True, {})
 
 
 def test_epochs_of_two_numbers_end_together() -> None:
@@ -107,3 +115,4 @@ def test_epochs_of_two_numbers_end_together() -> None:
 
 def test_a_query_that_ends_goes_no_further() -> None:
     assert sizes({1: stream(9, 1, 2, 3)}, to=lower(2)) == {1: 10}
+    assert sizes({1: stream(2, 1, 2, 3)}, to=lower(3)) == {1: 10}, "nor behind what is completed"
