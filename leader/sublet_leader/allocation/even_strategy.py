@@ -65,7 +65,7 @@ def _plan_grants(
     grants = []
     strays = []
     for stream_id in free:
-        home = last_holders.get(stream_id)
+        home = last_holders.get(stream_id, "")
         if home in share and count[home] < share[home]:
             grants.append((stream_id, home))
             count[home] += 1
