@@ -147,7 +147,7 @@ class OneBlock(DatabaseMessageReader):
         return None if self.is_away else BlockEpochSummaries((block,), 10, False, lower(2), 1)
 
 
-def test_the_database_is_asked_only_for_what_may_be_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_may_be_new_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     reader, said = OneBlock(), list[ProgressReported]()
     ledger = MicroBatchPlanLedger(said.append, 60.0)
     ledger.restore((), ())
