@@ -1,0 +1,199 @@
+"""Calls to nodes: what a failed one means for the client, and the pages that are taken ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from sublet_borrower.node_client import node_calls as module
+from sublet_borrower.node_client.node_calls import (
+    AHEAD,
+    FailoverNodeClient,
+    FeedPagePrefetcher,
+    RetryableCallError,
+    map_grpc_error,
+    validate_nodes,
+)
+from sublet_protocol.domain.errors import (
+    InvalidSetting,
+    PermissionDenied,
+    PoisonBlock,
+    SubletError,
+    Unauthenticated,
+)
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from tests.kit import WAIT_S, eventually
+
+CODES = grpc.StatusCode
+
+
+class Failure(grpc.RpcError):
+    """A call that has failed, as gRPC reports it."""
+
+    def __init__(self, code: CODES, details: str = "text", **metadata: str) -> None:
+        self._code, self._details = code, details
+        self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
+
+    def code(self) -> CODES:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> list[tuple[str, str]]:
+        return self._metadata
+
+
+def named(name: str, text: str = "text") -> Failure:
+    return Failure(CODES.INVALID_ARGUMENT, text, **{ERROR_METADATA.replace("-", "_"): name})
+
+
+def busy(after_ms: str) -> Failure:
+    return Failure(CODES.RESOURCE_EXHAUSTED, **{RETRY_AFTER_METADATA.replace("-", "_"): after_ms})
+
+
+POISON = str(PoisonBlock(3, (5, 9), "is no Arrow."))
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "text"),
+    [
+        (named("InvalidFilter", "filter a#"), "InvalidFilter", "filter a#"),
+        (named("PoisonBlock", POISON), "PoisonBlock", POISON),
+        (named("PositionGone", "offset 3 is gone"), "SubletError", "offset 3 is gone"),
+        (named("re"), "UsageError", "node n:1 refuses: text (INVALID_ARGUMENT). Is it of this release of sublet?"),
+        (named("Path"), "UsageError", "node n:1 refuses: text (INVALID_ARGUMENT). Is it of this release of sublet?"),
+        (named("format_error"), "UsageError", "refuses: text (INVALID_ARGUMENT)"),
+        (Failure(CODES.RESOURCE_EXHAUSTED), "UsageError", "refuses: text (RESOURCE_EXHAUSTED)"),
+        (Failure(CODES.UNIMPLEMENTED), "ProtocolMismatch", "refuses: text (UNIMPLEMENTED)"),
+        (Failure(CODES.UNAUTHENTICATED, "no token."), "Unauthenticated", "node n:1 refuses: no token."),
+        (Failure(CODES.PERMISSION_DENIED, "no right"), "PermissionDenied", "node n:1 refuses: no right."),
+        (Failure(CODES.UNAVAILABLE), "RetryableCallError", "node n:1: text (UNAVAILABLE)"),
+        (Failure(CODES.UNAVAILABLE, ""), "RetryableCallError", "node n:1: no answer (UNAVAILABLE)"),
+        (busy("30"), "RetryableCallError", "node n:1: text"),
+    ],
+)
+def test_a_failure_is_one_of_sublets(failure: Failure, kind: str, text: str) -> None:
+    """Of the class that the node names, if it is an error, else by its code."""
+    error = map_grpc_error("n:1", failure)
+    assert (type(error).__name__, text in str(error)) == (kind, True), error
+
+
+def test_a_busy_node_is_asked_later() -> None:
+    """By its word, within bounds."""
+    waits = [map_grpc_error("n:1", busy(after_ms)) for after_ms in ("30", "1e9")]
+    assert [error.after_s for error in waits if isinstance(error, RetryableCallError)] == [0.03, 60.0]
+
+
+def test_a_replaced_certificate_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is a replaced token; what is refused as it is, is refused for good."""
+    token = ["old"]
+    monkeypatch.setattr(module, "load_access_token", lambda: None)
+    monkeypatch.setattr(module, "call_metadata", lambda _: (("authorization", token[0]),))
+    monkeypatch.setattr(module, "is_replaced", lambda _, sent: sent[0][1] != token[0])
+    monkeypatch.setattr(module, "is_outdated", lambda _, opened_with: opened_with == "outdated")
+    monkeypatch.setattr(module, "compute_channel_signature", lambda _: signature)
+    refusal = Failure(CODES.UNAUTHENTICATED, "unknown")
+
+    class Stub:
+        def __init__(self, channel: object) -> None:
+            """Each call fails."""
+
+        def Publish(self, request: object, timeout: float, metadata: object) -> None:  # noqa: N802 gRPC's name
+            token[0] = after
+            raise refusal
+
+    monkeypatch.setattr(module.sublet_pb2_grpc, "FeedStub", Stub)
+    for signature, after, refusal, kind, said in (
+        ("new", "old", Failure(CODES.UNAUTHENTICATED, "unknown"), Unauthenticated, "refuses: unknown"),
+        ("outdated", "old", Failure(CODES.UNAUTHENTICATED), RetryableCallError, "the certificate was replaced"),
+        ("new", "another", Failure(CODES.UNAUTHENTICATED), RetryableCallError, "the access token was replaced"),
+        ("outdated", "another", Failure(CODES.PERMISSION_DENIED), PermissionDenied, "refuses: text"),
+    ):
+        token[0] = "old"
+        with pytest.raises(kind, match=said):
+            FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [
+        (5, r"nodes 5: give a list of addresses"),
+        ([], r"nodes: none is given"),
+        ([5], r"node 5: give HOST:PORT"),
+        (["n:1", "nowhere"], r"node 'nowhere': give HOST:PORT"),
+    ],
+)
+def test_nodes_are_addresses(nodes: Any, said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        validate_nodes(nodes)
+    assert (validate_nodes("n:1"), validate_nodes(["n:1", "m:2"])) == (("n:1",), ("n:1", "m:2"))
+
+
+# --- pages ahead ------------------------------------------------------------------------------------------------------
+
+
+class Call:
+    """In the place of a call of gRPC's: sends pages without end, or up to an error. `taken`: how many."""
+
+    def __init__(self, end: Exception | None = None, count: int = 10**9) -> None:
+        self.taken, self.is_cancelled = 0, threading.Event()
+        self._end, self._count = end, count
+
+    def __iter__(self) -> Iterator[int]:
+        while self.taken < self._count:
+            self.taken += 1
+            yield self.taken
+        if self._end is not None:
+            raise self._end
+
+    def cancel(self) -> None:
+        self.is_cancelled.set()
+
+
+def explained(error: Any) -> Exception:
+    return SubletError(error.details())
+
+
+def test_few_pages_are_taken_ahead() -> None:
+    """In their order; when nobody wants more of them the call is given up."""
+    call = Call()
+    pages = FeedPagePrefetcher("n:1", lambda: call, explained)
+    eventually(lambda: call.taken == AHEAD + 1)
+    assert [pages.get(WAIT_S) for _ in range(3)] == [1, 2, 3]
+    eventually(lambda: call.taken == AHEAD + 4)
+    pages.close()
+    assert call.is_cancelled.wait(WAIT_S)
+    eventually(lambda: not [each for each in threading.enumerate() if each.name == "sublet feed of n:1"])
+    assert call.taken <= AHEAD + 5
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"), [(None, None), (Failure(CODES.UNKNOWN, "failed"), SubletError), (ValueError("x"), ValueError)]
+)
+def test_pages_come_before_the_end(end: Exception | None, raised: type[Exception] | None) -> None:
+    pages = FeedPagePrefetcher("n:1", lambda: Call(end, AHEAD), explained)
+    assert [pages.get(WAIT_S) for _ in range(AHEAD)] == [1, 2]
+    if raised is None:
+        assert pages.get(WAIT_S) is None
+    else:
+        with pytest.raises(raised):
+            pages.get(WAIT_S)
+
+
+def test_a_page_that_does_not_come_is_not_the_end() -> None:
+    over = threading.Event()
+
+    def start() -> Call:
+        assert over.wait(WAIT_S)
+        return Call(count=1)
+
+    pages = FeedPagePrefetcher("n:1", start, explained)
+    with pytest.raises(TimeoutError):
+        pages.get(0.0)
+    over.set()
+    assert [pages.get(WAIT_S), pages.get(WAIT_S)] == [1, None]
