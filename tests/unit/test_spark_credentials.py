@@ -153,7 +153,8 @@ def test_an_option_with_a_secret_is_refused(options: Any, given: dict[str, str])
             options({**given, name: value})
         assert name in str(raised.value)
         assert "s3cret" not in str(raised.value)
-    for credentials in ("s3cret", "file:s3cret", "class:s3cret", "env:s3cret", ""):
+    malformed = ("class:s3cret", "class:os.s3cret-", "s3cret:os.abort", "s3cret:/a")
+    for credentials in ("s3cret", "file:s3cret", *malformed, "env:s3cret", ""):
         with pytest.raises(InvalidSetting, match=r"credentials") as raised:
             options({**given, "credentials": credentials})
         assert "s3cret" not in str(raised.value)
