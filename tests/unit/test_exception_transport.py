@@ -59,7 +59,14 @@ def test_a_users_exception_is_named_and_not_made() -> None:
 
 @pytest.mark.conforms("X7")
 @pytest.mark.parametrize(
-    "name", ["builtins.ValueError", "os.system", "sublet_protocol.domain.errors.re", "sublet_protocol.domain.errors.", "sublet_protocol.domain.errors.Sequence"]
+    "name",
+    [
+        "builtins.ValueError",
+        "os.system",
+        "sublet_protocol.domain.errors.re",
+        "sublet_protocol.domain.errors.",
+        "sublet_protocol.domain.errors.Sequence",
+    ],
 )
 def test_no_other_class_is_made(name: str) -> None:
     found = unpack(json.dumps([{"class": name, "message": "x", "traceback": ""}]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -66,7 +67,11 @@ POISON = str(PoisonBlock(3, (5, 9), "is no Arrow."))
         (named("PoisonBlock", POISON), "PoisonBlock", POISON),
         (named("PositionGone", "offset 3 is gone"), "SubletError", "offset 3 is gone"),
         (named("re"), "UsageError", "node n:1 refuses: text (INVALID_ARGUMENT). Is it of this release of sublet?"),
-        (named("Path"), "UsageError", "node n:1 refuses: text (INVALID_ARGUMENT). Is it of this release of sublet?"),
+        (
+            named("Sequence"),
+            "UsageError",
+            "node n:1 refuses: text (INVALID_ARGUMENT). Is it of this release of sublet?",
+        ),
         (named("format_error"), "UsageError", "refuses: text (INVALID_ARGUMENT)"),
         (Failure(CODES.RESOURCE_EXHAUSTED), "UsageError", "refuses: text (RESOURCE_EXHAUSTED)"),
         (Failure(CODES.UNIMPLEMENTED), "ProtocolMismatch", "refuses: text (UNIMPLEMENTED)"),
@@ -89,34 +94,29 @@ def test_a_busy_node_is_asked_later() -> None:
     assert [error.after_s for error in waits if isinstance(error, RetryableCallError)] == [0.03, 60.0]
 
 
-def test_a_replaced_certificate_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is a replaced token; what is refused as it is, is refused for good."""
-    token = ["old"]
-    monkeypatch.setattr(module, "load_access_token", lambda: None)
-    monkeypatch.setattr(module, "call_metadata", lambda _: (("authorization", token[0]),))
-    monkeypatch.setattr(module, "is_replaced", lambda _, sent: sent[0][1] != token[0])
-    monkeypatch.setattr(module, "is_outdated", lambda _, opened_with: opened_with == "outdated")
-    monkeypatch.setattr(module, "compute_channel_signature", lambda _: signature)
-    refusal = Failure(CODES.UNAUTHENTICATED, "unknown")
+@pytest.mark.parametrize(
+    ("code", "opened_with", "token", "kind", "said"),
+    [
+        (CODES.UNAUTHENTICATED, "new", "as sent", Unauthenticated, "refuses: text"),
+        (CODES.UNAUTHENTICATED, "outdated", "as sent", RetryableCallError, "the certificate was replaced"),
+        (CODES.UNAUTHENTICATED, "new", "another", RetryableCallError, "the access token was replaced"),
+        (CODES.PERMISSION_DENIED, "outdated", "another", PermissionDenied, "refuses: text"),
+    ],
+)
+def test_what_was_replaced_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, code: CODES, opened_with: str, token: str, kind: type[Exception], said: str
+) -> None:
+    """A certificate or a token; what is refused as it is, is refused for good."""
 
-    class Stub:
-        def __init__(self, channel: object) -> None:
-            """Each call fails."""
+    def fail(request: object, timeout: float, metadata: object) -> None:
+        raise Failure(code)
 
-        def Publish(self, request: object, timeout: float, metadata: object) -> None:  # noqa: N802 gRPC's name
-            token[0] = after
-            raise refusal
-
-    monkeypatch.setattr(module.sublet_pb2_grpc, "FeedStub", Stub)
-    for signature, after, refusal, kind, said in (
-        ("new", "old", Failure(CODES.UNAUTHENTICATED, "unknown"), Unauthenticated, "refuses: unknown"),
-        ("outdated", "old", Failure(CODES.UNAUTHENTICATED), RetryableCallError, "the certificate was replaced"),
-        ("new", "another", Failure(CODES.UNAUTHENTICATED), RetryableCallError, "the access token was replaced"),
-        ("outdated", "another", Failure(CODES.PERMISSION_DENIED), PermissionDenied, "refuses: text"),
-    ):
-        token[0] = "old"
-        with pytest.raises(kind, match=said):
-            FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
+    monkeypatch.setattr(module, "is_replaced", lambda *_: token == "another")
+    monkeypatch.setattr(module, "is_outdated", lambda address, signature: signature == "outdated")
+    monkeypatch.setattr(module, "compute_channel_signature", lambda _: opened_with)
+    monkeypatch.setattr(module.sublet_pb2_grpc, "FeedStub", lambda _: SimpleNamespace(Publish=fail))
+    with pytest.raises(kind, match=said):
+        FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,16 @@ def test_a_final_answer_is_not_asked_for_again(nodes: Nodes, answer: Any, raised
 
     nodes.answer = refuse
     nodes.opened.set()
-    with pytest.raises(raised, match=said), Feed("n:1") as feed:
-        delivery = feed.publish("t", "bad")
-        with pytest.raises(raised, match=said):
-            delivery.result(WAIT_S)
-        assert feed.publish("t", "good").result(WAIT_S).stream == 1
+
+    def use() -> None:
+        with Feed("n:1") as feed:
+            delivery = feed.publish("t", "bad")
+            with pytest.raises(raised, match=said):
+                delivery.result(WAIT_S)
+            assert feed.publish("t", "good").result(WAIT_S).stream == 1
+
+    with pytest.raises(raised, match=said):
+        use()
     assert (nodes.batches, nodes.turned) == ([[b"bad"], [b"good"]], 0)
 
 
@@ -205,9 +210,14 @@ def test_an_error_under_way_has_that_of_closing(nodes: Nodes) -> None:
 
     nodes.answer = refuse
     nodes.opened.set()
-    with pytest.raises(ZeroDivisionError) as raised, Feed("n:1") as feed:
-        feed.publish("t", "bad")
-        raise ZeroDivisionError
+
+    def use() -> None:
+        with Feed("n:1") as feed:
+            feed.publish("t", "bad")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        use()
     assert raised.value.__notes__ == ["and while closing the feed: no such topic"]
 
 

@@ -13,11 +13,19 @@ from sublet_borrower.fetch import node_reader as module
 from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.errors import (
+    PositionBeyondHead,
+    PositionGone,
+    ProtocolMismatch,
+    SubletError,
+    Unavailable,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.member_reads import (
     FetchedPage,
+    FetchPositionGone,
     encode_fetch_reply,
     encode_heads_reply,
     encode_session_epoch_reply,
@@ -175,6 +183,24 @@ def test_only_the_next_page_is_taken(calls: Calls) -> None:
     for _ in ("a repeat", "of the future"):
         assert reader.fetch(stream, always) is None
         assert (stream.next_read_offset, stream.head) == (5, None)
+    assert reader.fetch(stream, always) is not None
+
+
+@pytest.mark.conforms("P2")
+def test_what_is_gone_is_raised(calls: Calls) -> None:
+    reader = calls.reader(a=[encode_fetch_reply(FetchPositionGone(9)), encode_fetch_reply(FetchPositionGone(None))])
+    for oldest in (9, None):
+        with pytest.raises(PositionGone) as gone:
+            reader.fetch(granted(), always)
+        assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (7, 5, oldest)
+
+
+@pytest.mark.conforms("E34")
+def test_a_page_that_may_not_be_taken_is_discarded(calls: Calls) -> None:
+    """By the time that it has come."""
+    reader, stream = calls.reader(a=[found(5, 8), found(5, 8)]), granted()
+    assert reader.fetch(stream, lambda _: False) is None
+    assert stream.next_read_offset == 5
     assert reader.fetch(stream, always) is not None
 
 

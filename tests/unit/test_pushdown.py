@@ -41,7 +41,10 @@ PREFIX, EQUAL, ONE_OF = spark.StringStartsWith, spark.EqualTo, spark.In
         ([topic(EQUAL, "a")], PushedFilters(topics=frozenset("a"))),
         ([topic(spark.EqualNullSafe, "a")], PushedFilters(topics=frozenset("a"))),
         ([topic(ONE_OF, ("a", "b")), topic(ONE_OF, ("b", "c"))], PushedFilters(topics=frozenset("b"))),
-        ([at(EQUAL, "eu", "space"), at(EQUAL, 3, "stream")], PushedFilters(None, "", frozenset({"eu"}), frozenset({3}))),
+        (
+            [at(EQUAL, "eu", "space"), at(EQUAL, 3, "stream")],
+            PushedFilters(None, "", frozenset({"eu"}), frozenset({3})),
+        ),
         ([at(EQUAL, 5)], PushedFilters(start=5, end=6)),
         ([at(spark.GreaterThan, 5), at(spark.GreaterThanOrEqual, 4)], PushedFilters(start=6)),
         ([at(spark.LessThan, 5), at(spark.LessThanOrEqual, 5)], PushedFilters(end=5)),

@@ -137,6 +137,38 @@ def test_a_task_that_leaves_needs_no_database(
     ended.result()
 
 
+@pytest.mark.usefixtures("_no_driver")
+def test_a_call_that_is_cut_off_has_not_failed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's code has not asked for the end."""
+    monkeypatch.setattr(task, "CALL_SHARE", 0.001)
+
+    def take_long(attempt: task.TaskAttempt) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(LONG_S)
+
+    with the_process_ends(signal.SIGTERM):
+        task.run_attempt(some_work("t", "postgresql://127.0.0.1:1/none", take_long), task.TaskAttempt(0, 0, "t"))
+    assert "task failed" not in caplog.text
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_a_session_is_drained_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by itself."""
+    calls: list[str] = []
+    session = SimpleNamespace(
+        drain=lambda: calls.append("drain"),
+        close=lambda aborted: calls.append(f"close {aborted}"),
+        assignment=dict,
+        lag=dict,
+    )
+    monkeypatch.setattr("sublet_borrower.consumer.session.Session", lambda *_, **__: session)
+    monkeypatch.setattr(task, "run_function", lambda *_, **__: calls.append("run"))
+    task.run_attempt(some_work("t", "postgresql://127.0.0.1:1/none"), task.TaskAttempt(0, 0, "t"))
+    assert calls == ["run", "close False"]
+
+
 @pytest.mark.conforms("E25")
 @pytest.mark.usefixtures("_no_driver")
 def test_each_attempt_is_another_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from sublet.demo.local_spark import open_local_session
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.spark.common.database_credentials import driver_url
 from sublet_borrower.spark.common import database_reachability
+from sublet_borrower.spark.common.database_credentials import driver_url
 from sublet_borrower.spark.common.database_reachability import (
     check_database_exists,
     check_socket_reachable,
