@@ -206,3 +206,4 @@ def test_a_driver_has_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("SUBLET_DATABASE_URL", SECRET)
     assert driver_url(None, None, "env") == Secret(SECRET)
     assert parse_url(driver_url("postgresql://ann@host/db", None, "env") or "")["password"] == "s3cret"
+    assert parse_url(driver_url("postgresql://ann@host/other", None, "env") or "")["dbname"] == "other"
