@@ -58,7 +58,7 @@ def started(
     host: str | None = None,
     **more: str,
 ) -> Consumption:
-    """A consumption whose job ends so, and whose database does not end well. `more`: settings, by their last words."""
+    """A consumption whose job ends so, and whose database does not end well. `more`: settings without "spark.""""
 
     @contextlib.contextmanager
     def database(*_: object) -> Iterator[SimpleNamespace]:
@@ -138,7 +138,7 @@ def test_driver_knows_of_speculation(monkeypatch: pytest.MonkeyPatch, setting: s
     ],
 )
 def test_driver_listens_where_its_tasks_reach_it(
-    monkeypatch: pytest.MonkeyPatch, driver_host: str | None, settings: dict[str, str], listens: str, is_reached: str
+    monkeypatch: pytest.MonkeyPatch, driver_host: str | None, settings: dict[str, Any], listens: str, is_reached: str
 ) -> None:
     """Where it is said, or on this machine alone, or where Spark's driver does."""
     received: list[str] = []

@@ -211,7 +211,7 @@ def test_a_push_of_less_than_was_found_is_a_miss() -> None:
         assert play.machine.counters.missed_pushes == misses
 
 
-def test_heads_of_a_stream_that_was_dropped_are_ignored() -> None:
+def test_heads_of_a_dropped_stream_are_ignored() -> None:
     """They may have been asked for while it was followed."""
     play = followed()
     assert play.do(HeadsRead({99: 15})).new_heads == {}

@@ -27,19 +27,20 @@ from sublet_protocol.domain.errors import (
     Unauthenticated,
 )
 from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.kit import WAIT_S, eventually
 
 CODES = grpc.StatusCode
 
 
-class Failure(grpc.RpcError):
+class Failure(grpc.RpcError):  # type: ignore[misc]
     """A call that has failed, as gRPC reports it."""
 
-    def __init__(self, code: CODES, details: str = "text", **metadata: str) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str = "text", **metadata: str) -> None:
         self._code, self._details = code, details
         self._metadata = [(name.replace("_", "-"), value) for name, value in metadata.items()]
 
-    def code(self) -> CODES:
+    def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
@@ -104,7 +105,12 @@ def test_a_busy_node_is_asked_later() -> None:
     ],
 )
 def test_what_was_replaced_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, code: CODES, opened_with: str, token: str, kind: type[Exception], said: str
+    monkeypatch: pytest.MonkeyPatch,
+    code: grpc.StatusCode,
+    opened_with: str,
+    token: str,
+    kind: type[Exception],
+    said: str,
 ) -> None:
     """A certificate or a token; what is refused as it is, is refused for good."""
 
@@ -114,7 +120,7 @@ def test_what_was_replaced_is_tried_again(
     monkeypatch.setattr(module, "is_replaced", lambda *_: token == "another")
     monkeypatch.setattr(module, "is_outdated", lambda address, signature: signature == "outdated")
     monkeypatch.setattr(module, "compute_channel_signature", lambda _: opened_with)
-    monkeypatch.setattr(module.sublet_pb2_grpc, "FeedStub", lambda _: SimpleNamespace(Publish=fail))
+    monkeypatch.setattr(sublet_pb2_grpc, "FeedStub", lambda _: SimpleNamespace(Publish=fail))
     with pytest.raises(kind, match=said):
         FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
 

@@ -152,7 +152,7 @@ def test_a_final_answer_is_not_asked_for_again(nodes: Nodes, answer: Any, raised
     assert (nodes.batches, nodes.turned) == ([[b"bad"], [b"good"]], 0)
 
 
-def test_what_a_lost_node_has_not_answered_goes_to_the_next(nodes: Nodes) -> None:
+def test_what_is_not_answered_goes_to_the_next_node(nodes: Nodes) -> None:
     def lose(values: list[bytes]) -> Any:
         if not nodes.turned:
             raise LOST

@@ -253,7 +253,7 @@ def test_a_stream_is_not_readable_before_it_was_read(
 
 
 @pytest.mark.parametrize("is_unreadable", [False, True])
-def test_an_epochs_page_that_does_not_come_ends_the_turn(is_unreadable: bool) -> None:
+def test_a_page_that_does_not_come_ends_the_turn(is_unreadable: bool) -> None:
     """Unless it never will: then the stream has moved on."""
     nothing: Any = SimpleNamespace(fetch=lambda *_: None, fetch_block_summaries=lambda _: None)
     assignment = SessionAssignment(print)

@@ -61,7 +61,7 @@ def test_offsets_are_read_wherever_they_are(place: Any) -> None:
     assert read_offsets(url, 3) == [{"a": 1}, None, 17]
 
 
-def test_a_path_without_scheme_may_be_on_sparks_default(spark: Spark, tmp_path: Path) -> None:
+def test_a_bare_path_may_be_on_sparks_default(spark: Spark, tmp_path: Path) -> None:
     """Which is another file system than this machine's where a cluster says so."""
     spark.files[f"{tmp_path}/offsets/0"] = ["v1", "{}", "5"]
     assert read_offsets(str(tmp_path), 0) == [5]

@@ -175,7 +175,7 @@ def test_a_known_node_that_leads_is_not_followed_twice(monkeypatch: pytest.Monke
     assert watch.subscribed == ["localhost:1", "localhost:2", "127.0.0.1:4"]
 
 
-def test_a_leader_without_tls_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_must_have_tls_where_others_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, "tls://localhost:1")
     assert watch.leads("tls://localhost:1", "n1", "n2", "127.0.0.1:2") == ["tls://localhost:1"]
     refused, answer = watch.taken()
