@@ -58,7 +58,7 @@ def started(
     host: str | None = None,
     **more: str,
 ) -> Consumption:
-    """A consumption whose job ends so, and whose database does not end well. `more`: settings without "spark.""""
+    """A consumption whose job ends so, and whose database does not end well. `more`: settings of Spark."""
 
     @contextlib.contextmanager
     def database(*_: object) -> Iterator[SimpleNamespace]:
