@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -194,25 +193,6 @@ def test_task_obeys_its_driver_alone(monkeypatch: pytest.MonkeyPatch, caplog: py
             connection.deliver(SequencedMessage(1, Channel.GROUP, "command", make_drain_event(is_alone=is_alone)))
             assert link.may_end.is_set() == is_alone
     assert reasons == ["the driver asked for it"] * 2
-
-
-@pytest.mark.timeout(60)
-def test_signal_ends_a_task_beside_its_twin(driver: DriverReportServer, caplog: pytest.LogCaptureFixture) -> None:
-    """Its executor is gone: it cannot wait for the other attempt."""
-    caplog.set_level("INFO")
-
-    def end(attempt: object) -> None:
-        eventually(lambda: "task draining: session=second: the driver asked for it" in caplog.messages, WAIT_S)
-        signal.raise_signal(signal.SIGTERM)
-
-    facts = ("$share/g/#", print, "postgresql://127.0.0.1:1/none", driver.address, driver.token, "", "t", None, 1.0)
-    work = task.TaskSpec(*facts, "latest", 1, False, RetryPolicy(), BorrowerSettings(), None, end)
-    first = Attempt(driver, 0, 0)
-    with first.link:
-        eventually(lambda: len(driver.last_reports()) == 1, WAIT_S)
-        driver.drain()
-        with pytest.raises(SystemExit):
-            task.run_attempt(work, task.TaskAttempt(0, 1, "second"))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,40 @@ def test_a_call_that_is_cut_off_has_not_failed(
     assert "task failed" not in caplog.text
 
 
+@pytest.mark.parametrize("is_signalled", [False, True])
+def test_a_signal_ends_a_task_beside_its_twin(monkeypatch: pytest.MonkeyPatch, is_signalled: bool) -> None:
+    """Its executor is gone: it cannot wait until the other attempt has ended."""
+    waits: list[float] = []
+
+    class Link:
+        """In the place of the link to the driver."""
+
+        may_end = SimpleNamespace(wait=lambda seconds: bool(waits.append(seconds)) or len(waits) > 1)
+
+        def __init__(self, *_: object) -> None:
+            """Nobody is asked."""
+
+        def __enter__(self) -> Link:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to end."""
+
+        def report_now(self) -> None:
+            """To nobody."""
+
+    def begin(attempt: task.TaskAttempt) -> None:
+        if is_signalled:
+            signal.raise_signal(signal.SIGTERM)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(driver_link, "SparkDriverLink", Link)
+    work = some_work("t", "postgresql://127.0.0.1:1/none", begin)
+    with the_process_ends(signal.SIGTERM) if is_signalled else contextlib.nullcontext():
+        task.run_attempt(work, task.TaskAttempt(0, 0, "t"))
+    assert waits == ([] if is_signalled else [driver_link.REPORT_INTERVAL_S] * 2)
+
+
 @pytest.mark.usefixtures("_no_driver")
 def test_a_session_is_drained_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not by itself."""
