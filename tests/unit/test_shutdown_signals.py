@@ -161,10 +161,12 @@ def test_a_signal_ends_a_task_beside_its_twin(monkeypatch: pytest.MonkeyPatch, i
     class Link:
         """In the place of the link to the driver."""
 
-        may_end = SimpleNamespace(wait=lambda seconds: bool(waits.append(seconds)) or len(waits) > 1)
-
         def __init__(self, *_: object) -> None:
-            """Nobody is asked."""
+            self.may_end = self
+
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            return len(waits) > 1
 
         def __enter__(self) -> Link:
             return self
