@@ -11,8 +11,10 @@ import pytest
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, run
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UsageError, UserFunctionFailed
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
@@ -24,10 +26,11 @@ FIRST = 100
 class Source:
     """A session with these many messages in each of its batches, all of one stream that begins at `FIRST`."""
 
-    def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
+    def __init__(self, *sizes: int, key: bytes | None = b"k", consumed: ConsumedFrontier | None = None) -> None:
         self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
+        grant = Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", consumed=consumed, grant_key=GRANT_KEY)
+        self.handler.apply_update(StreamGranted(grant))
         self.granted = cast("GrantedStream", self.handler.next_readable(lambda _: True))
         self.sizes, self.key = list(sizes), key
         self.waits: list[float] = []
@@ -40,7 +43,10 @@ class Source:
             return None
         first = self.granted.next_read_offset
         end = first + self.sizes.pop(0)
-        assert self.granted.advance_read(first, end, end)
+        if isinstance(self.granted, CompleteEpochStream):
+            self.granted.outstanding[first] = first
+        else:
+            assert self.granted.advance_read(first, end, end)
         self.handler.mark_delivered(self.granted, first)
         offsets = list(range(first, end))
         table = pa.table({"offset": offsets, "topic": ["t"] * len(offsets), "key": [self.key] * len(offsets)})
@@ -111,6 +117,32 @@ def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> No
     summary = run(source, one_by_one, policy=AT_ONCE)
     assert seen == [*range(FIRST, FIRST + 4)]
     assert (summary.failures, source.acknowledged) == (calls, FIRST + 4)
+
+
+def test_what_a_function_acknowledged_is_done() -> None:
+    """Though it raises then."""
+    source, called = Source(2), list[Batch]()
+
+    def acknowledge(batch: Batch) -> None:
+        called.append(batch)
+        batch.ack()
+        raise ValueError("cannot")
+
+    assert run(source, acknowledge, policy=AT_ONCE) == RunSummary(batches=1, messages=2, failures=1)
+    assert (len(called), source.acknowledged) == (1, FIRST + 2)
+
+
+def test_of_an_atomic_group_no_part_is_tried() -> None:
+    """It would divide epochs."""
+    source, sizes = Source(4, consumed=ConsumedFrontier(FIRST, LowerFrontier(((1,),)))), list[int]()
+
+    def fail(batch: Batch) -> None:
+        sizes.append(len(batch))
+        raise ValueError("cannot")
+
+    with pytest.raises(UserFunctionFailed, match=f"at stream 7, offset {FIRST}"):
+        run(source, fail, policy=AT_ONCE)
+    assert sizes == [4] * AT_ONCE.max_attempts
 
 
 @pytest.mark.parametrize("bad", [(0,), (1,), (4,), (7,), (8,), (8, 5, 6)])

@@ -26,6 +26,7 @@ from sublet_protocol.domain.errors import (
     PoisonBlock,
     PositionBeyondHead,
     PositionGone,
+    SubscriptionEnded,
 )
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
@@ -45,10 +46,11 @@ class Agent:
     def __init__(self) -> None:
         self.reports: list[ProgressReported] = []
         self.inbox = SessionEventQueue()
+        self.wanted: dict[str, object] = {}
         self.trusts: Callable[[], bool] = lambda: True
 
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
-        self.inbox = inbox
+        self.inbox, self.wanted = inbox, wanted
         for stream_id in (STREAM, OTHER):
             inbox.put(granted(stream_id))
         return 1
@@ -151,6 +153,28 @@ def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, mo
     monkeypatch.setattr(group_membership, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(agent, "unsubscribe", lambda handle: None)
     session.close()
+    assert session.is_closed
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize(("name", "is_stable", "epoch"), [("a", True, 5), ("a", False, 0), (None, True, 0)])
+def test_only_a_stable_name_has_an_epoch(
+    monkeypatch: pytest.MonkeyPatch, agent: Agent, name: str | None, is_stable: bool, epoch: int
+) -> None:
+    """By which its newest session fences those before it."""
+    monkeypatch.setattr(database_or_node_access, "connect", lambda *_, **__: contextlib.nullcontext())
+    drawn = SimpleNamespace(next_session_epoch=lambda *_: 5)
+    monkeypatch.setattr(database_or_node_access, "consumer_progress", drawn)
+    Session("$share/g/none/#", name=name, is_name_stable=is_stable).close()
+    assert (agent.wanted["session"], agent.wanted["session_epoch"]) == (name, epoch)
+
+
+def test_a_session_ends_with_its_own_subscription(session: Session, agent: Agent) -> None:
+    agent.inbox.put(SubscriptionClosed(0, BorrowerEndReason.DENIED, "that of before"))
+    session.wait(0.0)
+    agent.inbox.put(SubscriptionClosed(1, BorrowerEndReason.DENIED, "it is refused"))
+    with pytest.raises(SubscriptionEnded, match="it is refused"):
+        session.wait(0.0)
     assert session.is_closed
 
 
