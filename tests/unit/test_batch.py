@@ -11,6 +11,7 @@ import pytest
 from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome
 from tests.unit.test_assignment import FROM, Play
 
 
@@ -97,4 +98,45 @@ def test_what_is_left_of_a_failed_batch_comes_again() -> None:
     assert (left.first, first.is_done, queue.has_earlier(second)) == (second.first, True, False)
     other = Play()
     other.granted.stream_id = 8
-    assert not queue.has_earlier(given(other, 1, left_out=9))
+    other.give(9)
+    assert not queue.has_earlier(given(other, 1)), "it is of another stream"
+
+
+def test_a_batch_is_done_up_to_its_end() -> None:
+    """Before its beginning there is nothing to do, and nothing once it is done or its stream is gone."""
+    play, calls = Play(), list[None]()
+    batch, other = given(play, 2, left_out=1), given(play, 1)
+    batch.ack(FROM)
+    batch.ack(FROM - 1)
+    assert (play.reports, batch.is_outstanding, batch.is_done) == ([], True, False)
+    batch.ack(batch.end)
+    assert (play.last(), batch.is_outstanding, batch.is_done) == ((FROM + 3, False), False, True)
+    play.handler.came_back = lambda: calls.append(None)
+    batch.ack(FROM + 1)
+    assert calls == []
+    play.remove(GrantEndOutcome.LOST)
+    assert (other.is_outstanding, batch.is_done) == (False, False)
+    assert not batch.is_same_as(given(Play(), 2))
+
+
+@pytest.mark.conforms("E29")
+def test_a_transaction_is_over_when_all_is_done() -> None:
+    play = Play()
+    batch, other = given(play, 2, left_out=1), given(play, 2)
+    assert not batch.has_uncommitted_transaction
+    for each in (batch, other):
+        each.begin_transaction()
+        assert each.has_uncommitted_transaction
+    batch.ack(FROM + 2)
+    other.complete_transaction()
+    assert [each.has_uncommitted_transaction for each in (batch, other)] == [False, False]
+
+
+def test_only_what_was_committed_is_recovered() -> None:
+    """The rows of which its user does not know that yet, all together or less, and not without any."""
+    batch = given(Play(), 4)
+    batch.slice(1, 2).complete_transaction(recovered=True)
+    parts = {part: batch.slice(*part) for part in ((1, 2), (1, 1), (2, 1), (0, 2), (1, 3), (1, 0), (3, 0))}
+    assert {part for part, each in parts.items() if each.is_recovered} == {(1, 2), (1, 1), (2, 1)}
+    parts[1, 1].forget_recovery()
+    assert {part for part, each in parts.items() if each.is_recovered} == {(2, 1)}

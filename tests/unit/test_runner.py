@@ -32,7 +32,7 @@ class Source:
         grant = Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", consumed=consumed, grant_key=GRANT_KEY)
         self.handler.apply_update(StreamGranted(grant))
         self.granted = cast("GrantedStream", self.handler.next_readable(lambda _: True))
-        self.sizes, self.key = list(sizes), key
+        self.sizes, self.key, self.left_out = list(sizes), key, 0
         self.waits: list[float] = []
         self.trusted = True
         self.is_closed = False
@@ -42,13 +42,14 @@ class Source:
         if not self.sizes or self.is_closed:
             return None
         first = self.granted.next_read_offset
-        end = first + self.sizes.pop(0)
+        count = self.sizes.pop(0)
+        end = first + count + self.left_out
         if isinstance(self.granted, CompleteEpochStream):
             self.granted.outstanding[first] = first
         else:
             assert self.granted.advance_read(first, end, end)
         self.handler.mark_delivered(self.granted, first)
-        offsets = list(range(first, end))
+        offsets = list(range(first, first + count))
         table = pa.table({"offset": offsets, "topic": ["t"] * len(offsets), "key": [self.key] * len(offsets)})
         return Batch(table, first, end, self.granted, self.handler.mark_acknowledged, self.handler.mark_progress)
 
@@ -191,6 +192,20 @@ def test_with_the_database_away_it_tries_the_same() -> None:
     assert summary == RunSummary(batches=1, messages=4)
 
 
+def test_what_is_done_is_not_tried_with_nothing() -> None:
+    """Where only what does not match lies behind the last that was done."""
+    source, called = Source(2), list[Batch]()
+    source.left_out = 1
+
+    def work(batch: Batch) -> None:
+        called.append(batch)
+        batch.ack(FIRST + 2)
+        raise DatabaseUnreachable("away")
+
+    run(source, work, policy=AT_ONCE)
+    assert (len(called), source.acknowledged) == (1, FIRST + 3)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_stream_lost_between_tries_is_dropped(ends: bool) -> None:
@@ -282,6 +297,7 @@ def test_an_exit_passes_and_does_not_count(leaving: BaseException) -> None:
         (None, "key none)"),
         ("ключ".encode(), "key 'ключ')"),
         (b"\xff\x00", r"key b'\xff\x00')"),
+        (b"x" * 60, "key '" + "x" * 60 + "')"),
         (b"x" * 200, "key '" + "x" * 60 + "'... of 200 bytes)"),
     ],
 )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer import database_or_node_access, group_membership
+from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
@@ -27,11 +32,12 @@ from sublet_protocol.domain.errors import (
     PositionBeyondHead,
     PositionGone,
     SubscriptionEnded,
+    UsageError,
 )
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
-from tests.kit import GRANT_KEY
+from tests.kit import GRANT_KEY, WAIT_S, in_loop
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -102,6 +108,7 @@ class Reader:
 
 
 Skim = Callable[..., None]
+NO_BATCH: Any = SimpleNamespace(stream_id=STREAM, grant_id=1)
 
 
 @pytest.fixture
@@ -115,12 +122,29 @@ def reader() -> Reader:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
-    monkeypatch.setattr(
-        database_or_node_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url=""))
-    )
+def gate() -> Iterator[threading.Event]:
+    """An event that opening a database waits for."""
+    gate = threading.Event()
+    gate.set()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader, gate: threading.Event) -> None:
+    """Sessions without a server."""
+
+    def open_database(*_: object) -> AbstractContextManager[Any]:
+        gate.wait(WAIT_S)
+        return contextlib.nullcontext(SimpleNamespace(url=""))
+
+    monkeypatch.setattr(database_or_node_access, "open_database", open_database)
     monkeypatch.setattr(group_membership, "AgentLoop", lambda *_: agent)
     monkeypatch.setattr(database_or_node_access, "DatabaseMessageReader", lambda *_: reader)
+
+
+@pytest.fixture
+def session(_alone: None) -> Iterator[Session]:
     with Session("$share/g/none/#") as session:
         yield session
 
@@ -156,7 +180,7 @@ def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, mo
     assert session.is_closed
 
 
-@pytest.mark.usefixtures("session")
+@pytest.mark.usefixtures("_alone")
 @pytest.mark.parametrize(("name", "is_stable", "epoch"), [("a", True, 5), ("a", False, 0), (None, True, 0)])
 def test_only_a_stable_name_has_an_epoch(
     monkeypatch: pytest.MonkeyPatch, agent: Agent, name: str | None, is_stable: bool, epoch: int
@@ -296,3 +320,74 @@ def test_a_stream_without_position_is_named_once(
     skim(30, {20: lend})
     assert (reader.read[:20].count(STREAM), reader.read[20:].count(STREAM)) == (1, 5)
     assert [each.count(str(problem)) for each in caplog.messages] == [1]
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_session_is_open_when_it_has_opened(gate: threading.Event) -> None:
+    """For each of several tasks, and closed when it has closed; then it is of no use."""
+    gate.clear()
+    session = AsyncSession("$share/g/none/#")
+    assert (session.is_closed, session.may_continue(NO_BATCH)) == (False, False)
+    opening = [asyncio.ensure_future(session.open()) for _ in range(2)]
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(0)
+    assert not session.is_closed
+    gate.set()
+    assert await asyncio.gather(*opening) == [session] * 2
+    await closing
+    assert session.is_closed
+    with pytest.raises(UsageError, match="this session is closed"):
+        async for _ in session:
+            pass
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_wait_ends_with_its_session(agent: Agent) -> None:
+    """Whether that is drained, or still closing."""
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as drained:
+        drained.drain()
+        assert await drained.poll() is None
+        await drained.wait(3600.0)
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as session:
+        leave, agent.unsubscribe = agent.unsubscribe, lambda handle: None  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(session.wait(3600.0))
+        closing = asyncio.ensure_future(session.close())
+        await waiting
+        assert not closing.done()
+        leave(1)
+        await closing
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_poll_is_broken_off_by_its_time_only(agent: Agent, reader: Reader) -> None:
+    """Or by the end: no batch is given out then, though it was fetched."""
+    gate, fetched = threading.Event(), threading.Event()
+
+    def wait(number: int) -> None:
+        reader.messages = (pa.record_batch({"value": [b"x"]}),) if number > 3 else ()
+        if number == 5:
+            fetched.set()
+            gate.wait(WAIT_S)
+
+    reader.before_page = wait
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as session:
+        await session.open()
+        polling = asyncio.ensure_future(session.poll(WAIT_S))
+        await session.wait(0.0)
+        batch = await polling
+        assert batch is not None
+        assert session.may_continue(batch)
+        agent.trusts = lambda: False
+        assert not session.may_continue(batch)
+        agent.trusts = lambda: True
+        polling = asyncio.ensure_future(session.poll())
+        await asyncio.to_thread(fetched.wait, WAIT_S)
+        closing = asyncio.ensure_future(session.close())
+        await asyncio.sleep(0)
+        gate.set()
+        assert await polling is None
+        await closing
