@@ -13,6 +13,7 @@ import pytest
 from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import UnknownOutcome, UsageError
+from sublet_storage.groups import consumer_progress
 
 
 def batch(ticket: int, stream_id: int = 7) -> Any:
@@ -60,7 +61,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         ("is_committed", server.is_committed),
         ("read_position", lambda *_: server.position),
     ):
-        monkeypatch.setattr(transaction.consumer_progress, name, call)
+        monkeypatch.setattr(consumer_progress, name, call)
     return server
 
 
