@@ -12,8 +12,11 @@ import pytest
 
 from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import UnknownOutcome, UsageError
 from sublet_storage.groups import consumer_progress
+from tests.unit.test_assignment import FROM, Play
+from tests.unit.test_batch import given
 
 
 def batch(ticket: int, stream_id: int = 7) -> Any:
@@ -22,7 +25,7 @@ def batch(ticket: int, stream_id: int = 7) -> Any:
 
 
 class Server:
-    """In a server's place: it loses the answer to each commit, and says of it what it is told to say."""
+    """In a server's place: the answer to each commit is lost, and what became of it is as a test sets it."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -110,3 +113,30 @@ def test_what_is_durable_was_committed(
     server.leave_in_doubt(batch(10))
     server.is_away, server.was_committed, server.position = False, was_committed, position
     assert server.transactions.find_out() is is_done
+
+
+@pytest.mark.conforms("E29")
+@pytest.mark.parametrize(
+    ("choose", "is_refused"),
+    [
+        (lambda one, two: (one.slice(0, 2), one.slice(0, 2)), False),
+        (lambda one, two: (one.slice(0, 2), one), True),
+        (lambda one, two: (one, two), True),
+        (lambda one, two: (two, one), True),
+    ],
+    ids=["the same", "more of it", "a later one", "an earlier one"],
+)
+def test_what_was_not_begun_is_not_acknowledged(
+    server: Server, choose: Callable[[Batch, Batch], tuple[Batch, Batch]], is_refused: bool
+) -> None:
+    """A block does not run while another's outcome is unknown, though that turns out to be committed."""
+    play, known = Play(), server.transactions
+    doubted, again = choose(given(play, 4), given(play, 2))
+    server.leave_in_doubt(doubted)
+    with pytest.raises(UnknownOutcome), known.run([again]):
+        pytest.fail("it runs")
+    server.is_away, server.position = False, FROM + 100
+    assert known.find_out()
+    with pytest.raises(UsageError) if is_refused else contextlib.nullcontext():
+        known.check_outcome(7, 1, again.ticket)
+    known.check_outcome(7, 1, again.ticket)
