@@ -54,6 +54,7 @@ class Agent:
         self.inbox = SessionEventQueue()
         self.wanted: dict[str, object] = {}
         self.trusts: Callable[[], bool] = lambda: True
+        self.held_back: tuple[int, ...] = ()
 
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
         self.inbox, self.wanted = inbox, wanted
@@ -68,7 +69,7 @@ class Agent:
         self.reports.append(progress)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        return True
+        return stream_id not in self.held_back
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
         return self.trusts()
@@ -231,6 +232,30 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
     batch = session.poll(5.0)
     assert batch is not None
     assert (batch.stream_id, batch.first) == (STREAM, 0)
+
+
+def test_a_stream_that_may_not_start_is_not_read(skim: Skim, reader: Reader, agent: Agent) -> None:
+    agent.held_back = (STREAM,)
+    skim(10, {})
+    assert reader.read == [OTHER] * 10
+
+
+def test_draining_waits_for_what_failed(session: Session, reader: Reader, agent: Agent) -> None:
+    """Nothing else is read meanwhile."""
+    reader.messages = (pa.record_batch({"value": [b"x"], "offset": [0]}),)
+    with contextlib.suppress(RuntimeError):
+        for _ in session:
+            raise RuntimeError
+    agent.trusts = lambda: False
+    session.drain()
+    assert session.poll(0.2) is None
+    assert (reader.read, session.is_closed) == ([STREAM], False)
+    agent.trusts = lambda: True
+    batch = session.poll(5.0)
+    assert batch is not None
+    assert (batch.stream_id, batch.first) == (STREAM, 0)
+    assert session.poll() is None
+    assert (reader.read, session.is_closed) == ([STREAM], True)
 
 
 @pytest.mark.usefixtures("_a_page_takes_a_second")
