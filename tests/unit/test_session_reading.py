@@ -358,11 +358,11 @@ async def test_an_async_session_is_open_when_it_has_opened(gate: threading.Event
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(session.close())
     await asyncio.sleep(0)
-    assert not session.is_closed
+    is_closed = [session.is_closed]
     gate.set()
     assert await asyncio.gather(*opening) == [session] * 2
     await closing
-    assert session.is_closed
+    assert [*is_closed, session.is_closed] == [False, True]
     with pytest.raises(UsageError, match="this session is closed"):
         async for _ in session:
             pass
