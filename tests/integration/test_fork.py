@@ -40,7 +40,8 @@ with sublet.Publisher() as publisher:
         publisher.publish(f"a/{number}", b"1").result(30)
 session = sublet.Session("$share/g/#", starting_position="earliest", max_batch_bytes=1, auto_ack=False)
 batch = session.poll(30)
-waiting = sublet.AsyncSession("$share/g/#")
+waiting = sublet.AsyncSession("$share/waiting/#")
+asyncio.run(waiting.open())
 
 def work():
     def says(what, use):
@@ -81,6 +82,7 @@ assert session.assignment()
 batch.ack()
 assert session.poll(30) is not None
 session.close()
+asyncio.run(waiting.close())
 
 def held():
     return [keys.session.epoch for keys in read_grant_keys("$share/g/#", "q")]

@@ -30,7 +30,7 @@ def test_of_what_is_pushed_the_newest_remains() -> None:
     for each in saved:
         inbox.put(each)
     assert inbox.take() == (*saved, pushed(999), pushed(999, 2, 8))
-    assert inbox.take() == ()
+    assert inbox.take(2 * MIN_LISTEN_S) == ()
 
 
 def test_a_late_change_does_not_replace_newer() -> None:
@@ -73,7 +73,7 @@ class ScriptedListener:
 
     def __init__(self, *calls: Callable[[], object]) -> None:
         self._calls = list(calls)
-        self.is_released = True
+        self.is_released, self.ended_waits = True, 0
         self._is_ended = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
@@ -87,6 +87,7 @@ class ScriptedListener:
         return True
 
     def end_wait(self) -> None:
+        self.ended_waits += 1
         self._is_ended.set()
 
     def release_fully(self) -> None:
@@ -101,6 +102,17 @@ def test_a_reader_listens_until_there_is_something() -> None:
     assert inbox.take(60.0) == (PUSHED,)
     inbox.listener = ScriptedListener(inbox.wakeup)
     assert inbox.take(60.0) == ()
+
+
+def test_one_thread_at_a_time_listens() -> None:
+    """Whoever waits meanwhile does not, and nobody who listens is disturbed by what comes before."""
+    inbox, taken = SessionEventQueue(), list[object]()
+    inbox.listener = listener = ScriptedListener(
+        lambda: taken.append(inbox.take(2 * MIN_LISTEN_S)), lambda: inbox.put(PUSHED)
+    )
+    inbox.put(pushed(2))
+    assert (inbox.take(), listener.ended_waits) == ((pushed(2),), 0)
+    assert (inbox.take(60.0), taken, listener.ended_waits) == ((PUSHED,), [()], 1)
 
 
 def test_a_reader_that_may_not_listen_waits() -> None:

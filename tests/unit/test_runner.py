@@ -11,8 +11,10 @@ import pytest
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, run
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.streams.batch import Batch
+from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UsageError, UserFunctionFailed
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from tests.kit import GRANT_KEY
@@ -24,12 +26,13 @@ FIRST = 100
 class Source:
     """A session with these many messages in each of its batches, all of one stream that begins at `FIRST`."""
 
-    def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
+    def __init__(self, *sizes: int, key: bytes | None = b"k", consumed: ConsumedFrontier | None = None) -> None:
         self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
+        grant = Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", consumed=consumed, grant_key=GRANT_KEY)
+        self.handler.apply_update(StreamGranted(grant))
         self.granted = cast("GrantedStream", self.handler.next_readable(lambda _: True))
-        self.sizes, self.key = list(sizes), key
+        self.sizes, self.key, self.left_out = list(sizes), key, 0
         self.waits: list[float] = []
         self.trusted = True
         self.is_closed = False
@@ -39,10 +42,14 @@ class Source:
         if not self.sizes or self.is_closed:
             return None
         first = self.granted.next_read_offset
-        end = first + self.sizes.pop(0)
-        assert self.granted.advance_read(first, end, end)
+        count = self.sizes.pop(0)
+        end = first + count + self.left_out
+        if isinstance(self.granted, CompleteEpochStream):
+            self.granted.outstanding[first] = first
+        else:
+            assert self.granted.advance_read(first, end, end)
         self.handler.mark_delivered(self.granted, first)
-        offsets = list(range(first, end))
+        offsets = list(range(first, first + count))
         table = pa.table({"offset": offsets, "topic": ["t"] * len(offsets), "key": [self.key] * len(offsets)})
         return Batch(table, first, end, self.granted, self.handler.mark_acknowledged, self.handler.mark_progress)
 
@@ -113,6 +120,32 @@ def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> No
     assert (summary.failures, source.acknowledged) == (calls, FIRST + 4)
 
 
+def test_what_a_function_acknowledged_is_done() -> None:
+    """Though it raises then."""
+    source, called = Source(2), list[Batch]()
+
+    def acknowledge(batch: Batch) -> None:
+        called.append(batch)
+        batch.ack()
+        raise ValueError("cannot")
+
+    assert run(source, acknowledge, policy=AT_ONCE) == RunSummary(batches=1, messages=2, failures=1)
+    assert (len(called), source.acknowledged) == (1, FIRST + 2)
+
+
+def test_of_an_atomic_group_no_part_is_tried() -> None:
+    """It would divide epochs."""
+    source, sizes = Source(4, consumed=ConsumedFrontier(FIRST, LowerFrontier(((1,),)))), list[int]()
+
+    def fail(batch: Batch) -> None:
+        sizes.append(len(batch))
+        raise ValueError("cannot")
+
+    with pytest.raises(UserFunctionFailed, match=f"at stream 7, offset {FIRST}"):
+        run(source, fail, policy=AT_ONCE)
+    assert sizes == [4] * AT_ONCE.max_attempts
+
+
 @pytest.mark.parametrize("bad", [(0,), (1,), (4,), (7,), (8,), (8, 5, 6)])
 def test_the_first_bad_record_is_named(bad: tuple[int, ...]) -> None:
     """All before it counts, and nothing else."""
@@ -157,6 +190,20 @@ def test_with_the_database_away_it_tries_the_same() -> None:
     summary = run(source, work, policy=AT_ONCE)
     assert parts == [(FIRST, 4)] * 3 * AT_ONCE.max_attempts
     assert summary == RunSummary(batches=1, messages=4)
+
+
+def test_what_is_done_is_not_tried_with_nothing() -> None:
+    """Where only what does not match lies behind the last that was done."""
+    source, called = Source(2), list[Batch]()
+    source.left_out = 1
+
+    def work(batch: Batch) -> None:
+        called.append(batch)
+        batch.ack(FIRST + 2)
+        raise DatabaseUnreachable("away")
+
+    run(source, work, policy=AT_ONCE)
+    assert (len(called), source.acknowledged) == (1, FIRST + 3)
 
 
 @pytest.mark.timeout(60)
@@ -250,6 +297,7 @@ def test_an_exit_passes_and_does_not_count(leaving: BaseException) -> None:
         (None, "key none)"),
         ("ключ".encode(), "key 'ключ')"),
         (b"\xff\x00", r"key b'\xff\x00')"),
+        (b"x" * 60, "key '" + "x" * 60 + "')"),
         (b"x" * 200, "key '" + "x" * 60 + "'... of 200 bytes)"),
     ],
 )

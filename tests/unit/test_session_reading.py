@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer import database_or_node_access, group_membership
+from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.fetch.stream_fetcher import SessionStreamFetcher
@@ -29,11 +33,13 @@ from sublet_protocol.domain.errors import (
     PoisonBlock,
     PositionBeyondHead,
     PositionGone,
+    SubscriptionEnded,
+    UsageError,
 )
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
-from tests.kit import GRANT_KEY
+from tests.kit import GRANT_KEY, WAIT_S, in_loop
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -48,10 +54,12 @@ class Agent:
     def __init__(self) -> None:
         self.reports: list[ProgressReported] = []
         self.inbox = SessionEventQueue()
+        self.wanted: dict[str, object] = {}
         self.trusts: Callable[[], bool] = lambda: True
+        self.held_back: tuple[int, ...] = ()
 
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
-        self.inbox = inbox
+        self.inbox, self.wanted = inbox, wanted
         for stream_id in (STREAM, OTHER):
             inbox.put(granted(stream_id))
         return 1
@@ -63,7 +71,7 @@ class Agent:
         self.reports.append(progress)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        return True
+        return stream_id not in self.held_back
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
         return self.trusts()
@@ -105,6 +113,7 @@ class Reader:
 
 
 Skim = Callable[..., None]
+NO_BATCH: Any = SimpleNamespace(stream_id=STREAM, grant_id=1)
 
 
 @pytest.fixture
@@ -118,12 +127,29 @@ def reader() -> Reader:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
-    monkeypatch.setattr(
-        database_or_node_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url=""))
-    )
+def gate() -> Iterator[threading.Event]:
+    """An event that opening a database waits for."""
+    gate = threading.Event()
+    gate.set()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def _alone(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader, gate: threading.Event) -> None:
+    """Sessions without a server."""
+
+    def open_database(*_: object) -> AbstractContextManager[Any]:
+        gate.wait(WAIT_S)
+        return contextlib.nullcontext(SimpleNamespace(url=""))
+
+    monkeypatch.setattr(database_or_node_access, "open_database", open_database)
     monkeypatch.setattr(group_membership, "AgentLoop", lambda *_: agent)
     monkeypatch.setattr(database_or_node_access, "DatabaseMessageReader", lambda *_: reader)
+
+
+@pytest.fixture
+def session(_alone: None) -> Iterator[Session]:
     with Session("$share/g/none/#") as session:
         yield session
 
@@ -159,6 +185,28 @@ def test_closing_waits_until_its_time_is_over(session: Session, agent: Agent, mo
     assert session.is_closed
 
 
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize(("name", "is_stable", "epoch"), [("a", True, 5), ("a", False, 0), (None, True, 0)])
+def test_only_a_stable_name_has_an_epoch(
+    monkeypatch: pytest.MonkeyPatch, agent: Agent, name: str | None, is_stable: bool, epoch: int
+) -> None:
+    """By which its newest session fences those before it."""
+    monkeypatch.setattr(database_or_node_access, "connect", lambda *_, **__: contextlib.nullcontext())
+    drawn = SimpleNamespace(next_session_epoch=lambda *_: 5)
+    monkeypatch.setattr(database_or_node_access, "consumer_progress", drawn)
+    Session("$share/g/none/#", name=name, is_name_stable=is_stable).close()
+    assert (agent.wanted["session"], agent.wanted["session_epoch"]) == (name, epoch)
+
+
+def test_a_session_ends_with_its_own_subscription(session: Session, agent: Agent) -> None:
+    agent.inbox.put(SubscriptionClosed(0, BorrowerEndReason.DENIED, "that of before"))
+    session.wait(0.0)
+    agent.inbox.put(SubscriptionClosed(1, BorrowerEndReason.DENIED, "it is refused"))
+    with pytest.raises(SubscriptionEnded, match="it is refused"):
+        session.wait(0.0)
+    assert session.is_closed
+
+
 @pytest.mark.parametrize("wake", [False, True], ids=["a drain", "a wakeup"])
 def test_the_skipping_ends(session: Session, skim: Skim, wake: bool) -> None:
     skim(5, {}, wake=wake)
@@ -188,6 +236,30 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
     batch = session.poll(5.0)
     assert batch is not None
     assert (batch.stream_id, batch.first) == (STREAM, 0)
+
+
+def test_a_stream_that_may_not_start_is_not_read(skim: Skim, reader: Reader, agent: Agent) -> None:
+    agent.held_back = (STREAM,)
+    skim(10, {})
+    assert reader.read == [OTHER] * 10
+
+
+def test_draining_waits_for_what_failed(session: Session, reader: Reader, agent: Agent) -> None:
+    """Nothing else is read meanwhile."""
+    reader.messages = (pa.record_batch({"value": [b"x"], "offset": [0]}),)
+    with contextlib.suppress(RuntimeError):
+        for _ in session:
+            raise RuntimeError
+    agent.trusts = lambda: False
+    session.drain()
+    assert session.poll(0.2) is None
+    assert (reader.read, session.is_closed) == ([STREAM], False)
+    agent.trusts = lambda: True
+    batch = session.poll(5.0)
+    assert batch is not None
+    assert (batch.stream_id, batch.first) == (STREAM, 0)
+    assert session.poll() is None
+    assert (reader.read, session.is_closed) == ([STREAM], True)
 
 
 @pytest.mark.usefixtures("_a_page_takes_a_second")
@@ -325,3 +397,74 @@ def test_a_stream_without_position_is_named_once(
     skim(30, {20: lend})
     assert (reader.read[:20].count(STREAM), reader.read[20:].count(STREAM)) == (1, 5)
     assert [each.count(str(problem)) for each in caplog.messages] == [1]
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_session_is_open_when_it_has_opened(gate: threading.Event) -> None:
+    """For each of several tasks, and closed when it has closed; then it is of no use."""
+    gate.clear()
+    session = AsyncSession("$share/g/none/#")
+    assert (session.is_closed, session.may_continue(NO_BATCH)) == (False, False)
+    opening = [asyncio.ensure_future(session.open()) for _ in range(2)]
+    await asyncio.sleep(0)
+    closing = asyncio.ensure_future(session.close())
+    await asyncio.sleep(0)
+    is_closed = [session.is_closed]
+    gate.set()
+    assert await asyncio.gather(*opening) == [session] * 2
+    await closing
+    assert [*is_closed, session.is_closed] == [False, True]
+    with pytest.raises(UsageError, match="this session is closed"):
+        async for _ in session:
+            pass
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_wait_ends_with_its_session(agent: Agent) -> None:
+    """Whether that is drained, or still closing."""
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as drained:
+        drained.drain()
+        assert await drained.poll() is None
+        await drained.wait(3600.0)
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as session:
+        leave, agent.unsubscribe = agent.unsubscribe, lambda handle: None  # type: ignore[method-assign]
+        waiting = asyncio.ensure_future(session.wait(3600.0))
+        closing = asyncio.ensure_future(session.close())
+        await waiting
+        assert not closing.done()
+        leave(1)
+        await closing
+
+
+@pytest.mark.usefixtures("_alone")
+@in_loop
+async def test_an_async_poll_is_broken_off_by_its_time_only(agent: Agent, reader: Reader) -> None:
+    """Or by the end: no batch is given out then, though it was fetched."""
+    gate, fetched = threading.Event(), threading.Event()
+
+    def wait(number: int) -> None:
+        reader.messages = (pa.record_batch({"value": [b"x"]}),) if number > 3 else ()
+        if number == 5:
+            fetched.set()
+            gate.wait(WAIT_S)
+
+    reader.before_page = wait
+    async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as session:
+        await session.open()
+        polling = asyncio.ensure_future(session.poll(WAIT_S))
+        await session.wait(0.0)
+        batch = await polling
+        assert batch is not None
+        assert session.may_continue(batch)
+        agent.trusts = lambda: False
+        assert not session.may_continue(batch)
+        agent.trusts = lambda: True
+        polling = asyncio.ensure_future(session.poll())
+        await asyncio.to_thread(fetched.wait, WAIT_S)
+        closing = asyncio.ensure_future(session.close())
+        await asyncio.sleep(0)
+        gate.set()
+        assert await polling is None
+        await closing

@@ -39,9 +39,6 @@ def check_arguments(
         raise InvalidSubscription(
             f"subscription {_quote(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
         )
-    if not (url is None or isinstance(url, str)):
-        kind = type(url).__name__
-        raise InvalidSetting(f"url of type {kind}: it is a text such as postgresql://USER@HOST/DATABASE, or left out.")
     check_name(name)
     _check_weight(weight)
     _check_start(starting_position)

@@ -178,8 +178,8 @@ class _Runner:
 
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
         """Process rows [first, last), which failed together, in order, up to the one record that fails by itself."""
-        if last - first <= 1:
-            if self._policy.dead_letter_topic is None or last == first:
+        if last - first == 1:
+            if self._policy.dead_letter_topic is None:
                 raise _blame(batch, first, self._policy.max_attempts, _format_error(error)) from error
             self._keep(batch, batch.slice(first, 1), self._policy.dead_letter_topic, error)
             return
@@ -222,8 +222,6 @@ def _get_range(batch: Batch) -> tuple[int, int, int]:
 
 
 def _blame(batch: Batch, row: int, tries: int, error_text: str) -> UserFunctionFailed:
-    if row >= len(batch):
-        return UserFunctionFailed(batch.stream_id, batch.first, "", tries, error_text)
     record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
     location = f" (topic {record['topic']!r}, key {_format_key(record['key'])})"
     return UserFunctionFailed(batch.stream_id, record["offset"], location, tries, error_text)

@@ -213,7 +213,7 @@ class Session:
             has_polled = self._member.monitor.wait_s == 0
             if has_polled:
                 self._member.monitor.poll()
-            if self._batch_reader.is_draining and not self.is_closed and self._is_drained():
+            if self._batch_reader.is_draining and self._is_drained():
                 self._leave()
             batch, has_moved = None, False
             if not self._member.is_leaving:

@@ -1,0 +1,142 @@
+"""What a session knows of a transaction whose commit got no answer, without a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_borrower.consumer import transaction
+from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import UnknownOutcome, UsageError
+from sublet_storage.groups import consumer_progress
+from tests.unit.test_assignment import FROM, Play
+from tests.unit.test_batch import given
+
+
+def batch(ticket: int, stream_id: int = 7) -> Any:
+    facts = {"grant_key": None, "consumed_frontier": None, "complete_transaction": lambda **_: None}
+    return SimpleNamespace(stream_id=stream_id, grant_id=1, ticket=ticket, next_offset=ticket + 5, **facts)
+
+
+class Server:
+    """In a server's place: the answer to each commit is lost, and what became of it is as a test sets it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.was_committed: bool | None = None
+        self.position: int | None = None
+        self.is_away = True
+        self.transactions = ProgressTransactions("", lambda: 1, 60.0)
+
+    def is_committed(self, *_: object) -> bool | None:
+        self.asked += 1
+        if self.is_away:
+            raise psycopg.OperationalError
+        return self.was_committed
+
+    @contextlib.contextmanager
+    def commit(self, connection: object, advance: Callable[[], None]) -> Iterator[None]:
+        yield
+        advance()
+        raise psycopg.OperationalError
+
+    def leave_in_doubt(self, *batches: Any) -> None:
+        with pytest.raises(UnknownOutcome), self.transactions.begin(batches):
+            pass
+        self.asked = 0
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    lost = SimpleNamespace(closed=True)
+    connecting = SimpleNamespace(get_answering_connection=lambda: lost, get_connection=lambda: lost, close=lambda: None)
+    monkeypatch.setattr(transaction, "ReconnectingConnection", lambda _: connecting)
+    server = Server()
+    monkeypatch.setattr(transaction, "user_transaction", server.commit)
+    for name, call in (
+        ("advance", lambda *_, **__: None),
+        ("is_committed", server.is_committed),
+        ("read_position", lambda *_: server.position),
+    ):
+        monkeypatch.setattr(consumer_progress, name, call)
+    return server
+
+
+@pytest.mark.conforms("E29")
+def test_only_its_own_batch_waits_for_a_transaction(server: Server) -> None:
+    """While it is open, and while its outcome is unknown."""
+    known = server.transactions
+    with contextlib.suppress(UnknownOutcome), known.begin([batch(10)]):
+        known.check_outcome(7, 1, 20)
+        known.check_outcome(8, 1, 10)
+        with pytest.raises(UsageError, match="its transaction is open"):
+            known.check_outcome(7, 1, 10)
+    places = ((7, None), (7, 10), (7, 20), (8, None), (8, 10))
+    assert [place for place in places if known.is_in_doubt(*place)] == [(7, None), (7, 10)]
+    known.check_outcome(7, 1, 20)
+    with pytest.raises(UnknownOutcome):
+        known.check_outcome(7, 1, 10)
+
+
+def test_an_outcome_is_asked_for_once_in_a_while(server: Server) -> None:
+    server.transactions.resolve(3600.0)
+    server.leave_in_doubt(batch(10))
+    for _ in range(2):
+        server.transactions.resolve(3600.0)
+    assert server.asked == 1
+    server.transactions.resolve()
+    assert server.asked == 2
+
+
+@pytest.mark.conforms("E29")
+@pytest.mark.parametrize(
+    ("was_committed", "position", "is_done"),
+    [
+        (None, 14, False),
+        (None, 15, True),
+        (True, 15, True),
+        (True, 14, False),
+        (False, 14, False),
+        (False, None, False),
+    ],
+)
+def test_what_is_durable_was_committed(
+    server: Server, was_committed: bool | None, position: int | None, is_done: bool
+) -> None:
+    """What the server has rolled back was not, whoever has the stream now."""
+    server.leave_in_doubt(batch(10))
+    server.is_away, server.was_committed, server.position = False, was_committed, position
+    assert server.transactions.find_out() is is_done
+
+
+@pytest.mark.conforms("E29")
+@pytest.mark.parametrize(
+    ("choose", "is_refused"),
+    [
+        (lambda one, two: (one.slice(0, 2), one.slice(0, 2)), False),
+        (lambda one, two: (one.slice(0, 2), one), True),
+        (lambda one, two: (one, two), True),
+        (lambda one, two: (two, one), True),
+    ],
+    ids=["the same", "more of it", "a later one", "an earlier one"],
+)
+def test_what_was_not_begun_is_not_acknowledged(
+    server: Server, choose: Callable[[Batch, Batch], tuple[Batch, Batch]], is_refused: bool
+) -> None:
+    """A block does not run while another's outcome is unknown, though that turns out to be committed."""
+    play, known = Play(), server.transactions
+    doubted, again = choose(given(play, 4), given(play, 2))
+    server.leave_in_doubt(doubted)
+    with pytest.raises(UnknownOutcome), known.run([again]):
+        pytest.fail("it runs")
+    server.is_away, server.position = False, FROM + 100
+    assert known.find_out()
+    with pytest.raises(UsageError) if is_refused else contextlib.nullcontext():
+        known.check_outcome(7, 1, again.ticket)
+    known.check_outcome(7, 1, again.ticket)
