@@ -221,8 +221,10 @@ def test_a_database_user_draws_for_so_many_names(postgres: PostgresWorld, strang
 
 
 def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> None:
-    """Not of a session that has a stream; what was drawn by one that is forgotten is still accepted of it."""
-    etl, gone = drawn(postgres), drawn(postgres, "gone").epoch
+    """Not of a session that has a stream in that group; what was drawn by one that is forgotten is still accepted of
+    it."""
+    etl, _ = drawn(postgres), next_session_epoch(postgres.connection, OTHER, "etl")
+    gone = drawn(postgres, "gone").epoch
     given(postgres.led(), etl)
     postgres.connection.execute("update session_epoch set drawn_at = drawn_at - interval '1 day'")
     young = drawn(postgres, "young").epoch
@@ -238,6 +240,8 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
+    next_session_epoch(conn, Subscription.parse("$share/unbound/#"), "etl")
+    session_name_owners.next_session_epoch(conn, SHARE, "nightly", "user:b")
     session_name_owners.next_session_epoch(conn, OTHER, "etl", "user:a")
     first = session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
@@ -250,6 +254,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
     assert session_name_owners.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
+    assert session_name_owners.release(conn, SHARE, "nightly") == "user:b", "and so does another of the group"
 
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
