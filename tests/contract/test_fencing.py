@@ -212,18 +212,19 @@ def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
     other = "update lending set status = 'blocked' where stream_id = %s and group_id <> %s"
     assert postgres.connection.execute(other, (unblocked, led.group_id)).rowcount == 1
     damaged = led.grant(moved)
-    damaged.record("unreadable", "damaged")
-    assert len(led.events()) == 6
+    for event in ("unreadable", "readable", "unreadable"):
+        damaged.record(event, "damaged")
+    assert len(led.events()) == 8
     copy = """
         insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, position, term)
         select at, %s, %s, %s, reason, grant_id + %s, %s, 0, 0 from lending_history where event = 'unreadable' limit 1"""
     taken = "update lending set (status, grant_id, borrower_id) = ('held', %s, 'b1') where stream_id = %s and group_id <> %s"
-    postgres.connection.execute(taken, (damaged.grant_id, unblocked, led.group_id))
+    postgres.connection.execute(taken, (damaged.grant_id + 1, moved, led.group_id))
     for line in (
         (led.group_id, unblocked, "unreadable", 0, "b1"),
         (led.group_id, moved, "unreadable", 1, "b1"),
         (led.group_id, moved, "unreadable", 0, "b2"),
-        (led.group_id, unblocked, "readable", 0, "b1"),
+        (led.group_id, blocked, "readable", 0, "b1"),
         (led.group_id + 1, moved, "readable", 0, "b1"),
     ):
         postgres.connection.execute(copy, line)
@@ -231,7 +232,7 @@ def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
     postgres.clock.now_us = now_us(postgres)
     postgres.lead(led.group).succeed(TWO)
     assert delete_old_history(postgres.connection, 3 * 3600.0) == 0
-    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 10
+    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 12
     left = [(line.event, line.stream_id) for line in led.history()]
     assert left == [("block", blocked), ("unreadable", moved), ("takeover", 0)]
     assert delete_old_history(postgres.connection, 3600.0, limit=2) == 0

@@ -230,6 +230,9 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
     young = drawn(postgres, "young").epoch
     for _ in range(2):
         delete_old_session_epochs(postgres.connection, 3600.0)
+        postgres.connection.execute(
+            "update session_epoch set drawn_at = drawn_at - interval '1 day' where session = ''"
+        )
     left = postgres.connection.execute("select session, last from session_epoch order by session").fetchall()
     assert left == [("", gone), ("etl", etl.epoch), ("young", young)]
     assert postgres.store.read_last_session_epoch(SHARE, "gone") == gone
