@@ -217,9 +217,12 @@ def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
     assert len(led.events()) == 8
     copy = """
         insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, position, term)
-        select at, %s, %s, %s, reason, grant_id + %s, %s, 0, 0 from lending_history where event = 'unreadable' limit 1"""
-    taken = "update lending set (status, grant_id, borrower_id) = ('held', %s, 'b1') where stream_id = %s and group_id <> %s"
-    postgres.connection.execute(taken, (damaged.grant_id + 1, moved, led.group_id))
+        select at, %s, %s, %s, reason, grant_id + %s, %s, 0, 0
+          from lending_history where event = 'unreadable' limit 1"""
+    taken = (
+        "update lending set (status, grant_id, borrower_id) = ('held', %s, 'b1') where (group_id, stream_id) = (%s, %s)"
+    )
+    postgres.connection.execute(taken, (damaged.grant_id + 1, led.group_id + 1, moved))
     for line in (
         (led.group_id, unblocked, "unreadable", 0, "b1"),
         (led.group_id, moved, "unreadable", 1, "b1"),

@@ -135,6 +135,7 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
     leads = "update leadership set timeline = %s where leadership_id = %s"
     postgres.connection.execute(leads, ("former", other.group_id))
     postgres.connection.execute("update lending set status = 'blocked'")
+    assert held.advance(5).outcome == "refused"
     with pytest.raises(GrantLost):
         consumer_progress.advance(postgres.connection, *held.uses, 5)
     postgres.connection.execute("update lending set status = 'held'")
