@@ -245,7 +245,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
     next_session_epoch(conn, Subscription.parse("$share/unbound/#"), "etl")
-    session_name_owners.next_session_epoch(conn, SHARE, "nightly", "user:b")
+    session_name_owners.next_session_epoch(conn, SHARE, "nightly", "user:c")
     session_name_owners.next_session_epoch(conn, OTHER, "etl", "user:a")
     first = session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
@@ -258,7 +258,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
     assert session_name_owners.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
-    assert session_name_owners.release(conn, SHARE, "nightly") == "user:b", "and so does another of the group"
+    assert session_name_owners.release(conn, SHARE, "nightly") == "user:c", "and so does another of the group"
 
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:

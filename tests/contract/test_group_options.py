@@ -247,9 +247,9 @@ def test_commands_are_stored_and_recorded_once(world: World) -> None:
         "weight of session 's': as requested",
     ]
     assert {(line.stream_id, line.term, line.is_forced) for line in lines} == {(0, led.term, False)}
-    kept = world.store.find_group(other.group_id)
-    assert kept is not None
-    assert kept.desired_state == GroupDesiredState("theirs")
+    unchanged = world.store.find_group(other.group_id)
+    assert unchanged is not None
+    assert unchanged.desired_state == GroupDesiredState("theirs")
 
 
 def test_looking_for_a_group_creates_none(world: World) -> None:
