@@ -201,7 +201,8 @@ def test_history_is_read_from_its_end(postgres: PostgresWorld) -> None:
 
 
 def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
-    """Kept is why a stream is blocked, and who leads now; not what another group has blocked."""
+    """Kept is why a stream is blocked or its holder cannot read it, and who leads now; not what another group has
+    blocked, nor what another grant, holder or stream could not read."""
     led = postgres.led(3)
     blocked, unblocked, moved = led.streams
     for stream in (blocked, unblocked):
@@ -210,15 +211,36 @@ def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
     postgres.declare(Subscription.parse("$share/other/orders/#"))
     other = "update lending set status = 'blocked' where stream_id = %s and group_id <> %s"
     assert postgres.connection.execute(other, (unblocked, led.group_id)).rowcount == 1
-    led.grant(moved)
-    assert len(led.events()) == 5
+    damaged = led.grant(moved)
+    for event in ("unreadable", "readable", "unreadable"):
+        damaged.record(event, "damaged")
+    assert len(led.events()) == 8
+    copy = """
+        insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, position, term)
+        select at, %s, %s, %s, reason, grant_id + %s, %s, 0, 0
+          from lending_history where event = 'unreadable' limit 1"""
+    taken = (
+        "update lending set (status, grant_id, borrower_id) = ('held', %s, 'b1') where (group_id, stream_id) = (%s, %s)"
+    )
+    postgres.connection.execute(taken, (damaged.grant_id + 1, led.group_id + 1, moved))
+    for line in (
+        (led.group_id, unblocked, "unreadable", 0, "b1"),
+        (led.group_id, moved, "unreadable", 1, "b1"),
+        (led.group_id, moved, "unreadable", 0, "b2"),
+        (led.group_id, blocked, "readable", 0, "b1"),
+        (led.group_id + 1, moved, "readable", 0, "b1"),
+    ):
+        postgres.connection.execute(copy, line)
     postgres.connection.execute("update lending_history set at = clock_timestamp() - interval '2 hours'")
     postgres.clock.now_us = now_us(postgres)
     postgres.lead(led.group).succeed(TWO)
     assert delete_old_history(postgres.connection, 3 * 3600.0) == 0
-    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 5
-    assert [(line.event, line.stream_id) for line in led.history()] == [("block", blocked), ("takeover", 0)]
+    assert delete_old_history(postgres.connection, 3600.0, limit=2) == 12
+    left = [(line.event, line.stream_id) for line in led.history()]
+    assert left == [("block", blocked), ("unreadable", moved), ("takeover", 0)]
     assert delete_old_history(postgres.connection, 3600.0, limit=2) == 0
+    postgres.connection.execute("update lending set status = 'blocked' where stream_id = %s", (moved,))
+    assert delete_old_history(postgres.connection, 3600.0) == 1, "it is held no more"
 
 
 def now_us(world: PostgresWorld) -> int:

@@ -135,6 +135,7 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
     leads = "update leadership set timeline = %s where leadership_id = %s"
     postgres.connection.execute(leads, ("former", other.group_id))
     postgres.connection.execute("update lending set status = 'blocked'")
+    assert held.advance(5).outcome == "refused"
     with pytest.raises(GrantLost):
         consumer_progress.advance(postgres.connection, *held.uses, 5)
     postgres.connection.execute("update lending set status = 'held'")
@@ -221,13 +222,18 @@ def test_a_database_user_draws_for_so_many_names(postgres: PostgresWorld, strang
 
 
 def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> None:
-    """Not of a session that has a stream; what was drawn by one that is forgotten is still accepted of it."""
-    etl, gone = drawn(postgres), drawn(postgres, "gone").epoch
+    """Not of a session that has a stream in that group; what was drawn by one that is forgotten is still accepted of
+    it."""
+    etl, _ = drawn(postgres), next_session_epoch(postgres.connection, OTHER, "etl")
+    gone = drawn(postgres, "gone").epoch
     given(postgres.led(), etl)
     postgres.connection.execute("update session_epoch set drawn_at = drawn_at - interval '1 day'")
     young = drawn(postgres, "young").epoch
     for _ in range(2):
         delete_old_session_epochs(postgres.connection, 3600.0)
+        postgres.connection.execute(
+            "update session_epoch set drawn_at = drawn_at - interval '1 day' where session = ''"
+        )
     left = postgres.connection.execute("select session, last from session_epoch order by session").fetchall()
     assert left == [("", gone), ("etl", etl.epoch), ("young", young)]
     assert postgres.store.read_last_session_epoch(SHARE, "gone") == gone
@@ -238,6 +244,8 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
+    next_session_epoch(conn, Subscription.parse("$share/unbound/#"), "etl")
+    session_name_owners.next_session_epoch(conn, SHARE, "nightly", "user:c")
     session_name_owners.next_session_epoch(conn, OTHER, "etl", "user:a")
     first = session_name_owners.next_session_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
@@ -250,6 +258,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
     assert session_name_owners.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
+    assert session_name_owners.release(conn, SHARE, "nightly") == "user:c", "and so does another of the group"
 
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, Subscription
 from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.coordinator.leader_commits import elect
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
@@ -241,9 +241,15 @@ def test_a_grant_is_of_the_timeline_of_its_id(grant_id: int, found: bool) -> Non
 
 @pytest.mark.conforms("E11", "P10")
 def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> None:
-    """Of what nobody holds, too: on the former timeline it may have been consumed."""
-    led = postgres.led(5)
-    held, planned, free, never, empty = led.streams
+    """Of what nobody holds, too: on the former timeline it may have been consumed. Not what another group has."""
+    streams = postgres.add_space(shards=5)
+    held, planned, free, never, empty = streams
+    other = postgres.lead(postgres.group(Subscription.parse("$share/other/#")))
+    other.grant(free)
+    other.succeed()
+    led = postgres.lead(postgres.group(), streams=streams)
+    of_other = f"select grant_id from lending where group_id = {other.group_id} order by stream_id"
+    before = postgres.connection.execute(of_other).fetchall()
     for stream in (held, planned, free, never):
         postgres.append(stream, 10)
     led.grant(held)
@@ -259,6 +265,7 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     ]
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
     assert (now.row(planned).status, now.row(empty).status) == ("reserved", "free")
+    assert postgres.connection.execute(of_other).fetchall() == before
 
 
 @pytest.mark.conforms("E11", "P10")

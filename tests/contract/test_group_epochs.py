@@ -15,6 +15,7 @@ from sublet_storage.groups.model.records import EPOCHS_CONSUMED, MAX_LOSSES, Gro
 from tests.contract.group_world import Led, PostgresWorld, World, outcome, row_of
 
 EARLIEST = StartingPosition.EARLIEST
+OTHER = Subscription.parse("$share/other/orders/#")
 LATEST, MIDDLE, NEVER = map(StartingPosition.parse, ("latest", "offset:0", "2099-01-01T00:00:00Z"))
 
 
@@ -138,13 +139,17 @@ def test_a_reset_leaves_out_what_the_shadow_has(postgres: PostgresWorld, target:
     postgres.complete(3, space_id=2)
     group = postgres.declare(atomic=True)
     postgres.append(*postgres.streams.open_streams(1), 5, 8)
+    postgres.rollover(1)
+    postgres.lead(group).sync()
     postgres.retire(1)
     assert postgres.delete_past() == [1]
     postgres.reset(group, target)
+    led = postgres.lead(group)
+    of_own = {"latest": [3], "offset": [8, 3], "epoch": [9]}[target.kind]
+    assert reached(led) == of_own, "an open stream of the shadow is none of its"
     (again,) = postgres.drop_space(2, rolls=(1,))
     first_epoch = {"latest": 9, "offset": 8, "epoch": 9}[target.kind]
-    led = postgres.lead(group)
-    assert reached(led) == [first_epoch, 9 if target.kind == "epoch" else 3]
+    assert reached(led) == [first_epoch, of_own[-1]]
     assert led.row(again).consumed == consumed(0, first_epoch)
 
 
@@ -186,7 +191,42 @@ def test_who_starts_in_the_middle_skips_what_had_begun(world: World) -> None:
     world.complete(0)
     for epoch in (1, 2, 3):
         world.append(stream, 10, epoch)
+    world.declare(OTHER, atomic=True)  # at the end
     assert atomic(world, StartingPosition.at_offset(15)).row(stream).consumed == consumed(15, 3)
+
+
+def test_who_starts_at_a_time_skips_what_had_begun(world: World) -> None:
+    """Not what begins later in another stream, at a lower offset."""
+    first, second = world.add_space(shards=2)
+    world.complete(0)
+    world.append(first, 10, 1)
+    world.clock.advance(10)
+    world.append(first, 10, 3)
+    world.append(second, 10, 5)
+    led = atomic(world, StartingPosition.parse("2023-11-14T22:13:25Z"))
+    assert [led.row(stream).consumed for stream in (first, second)] == [consumed(10, 2), consumed(0, 2)]
+
+
+def test_each_group_begins_in_each_space_by_itself(world: World) -> None:
+    (first,) = world.add_space()
+    world.complete(3)
+    world.append(first, 10, 3)
+    other = world.lead(world.declare(OTHER, atomic=True))
+    world.add_space("orders", "orders/#", rolls=(1,))
+    (second,) = world.streams.open_streams(2)
+    world.complete(20, space_id=2)
+    world.append(second, 10, 20)
+    other.sync()
+    other.grant(second).advance(5, consumed(5, 20))
+    before = other.rows()
+    world.retire(1)
+    led = atomic(world)
+    assert led.row(second).consumed == consumed(10, 21)
+    assert reached(led) == [21], "it has no streams of the other space, as another group does"
+    assert other.rows() == before
+    third = world.lead(world.declare(Subscription.parse("$share/third/#"), atomic=True))
+    (shadow,) = world.streams.open_streams(1)
+    assert [third.row(stream).consumed for stream in (shadow, second)] == [consumed(0, 4), consumed(10, 21)]
 
 
 def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
@@ -364,8 +404,9 @@ def test_each_space_has_a_frontier_of_its_own(world: World) -> None:
     assert reached(led) == [3, 100], "a new space has nothing to be consumed"
     world.append(stream, 10, 100)
     world.complete(200, space_id=2)
+    world.append(*world.streams.open_streams(1), 10, 3)
     world.complete(4)
-    assert reached(led) == [4, 100]
+    assert reached(led) == [4, 100], "what the shadow has holds nothing back"
 
 
 def test_a_deleted_group_leaves_no_frontier(world: World) -> None:

@@ -27,10 +27,12 @@ def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
     first.grant(had)
     other = world.lead(world.group(Subscription.parse("$share/billing/#")))
     other.grant(free)
+    third = world.group(Subscription.parse("$share/third/#"))
     for led in (first, other):
         world.store.delete_group(led.group.subscription)
     world.clock.advance(3)
     assert since(world.lead(world.declare())) == {had: 3.0}
+    assert since(world.lead(third)) == {}
     world.store.delete_group(SHARE)
     world.clock.advance(2)
     led = world.lead(world.declare())

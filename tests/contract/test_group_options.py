@@ -222,6 +222,8 @@ def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
 
 @pytest.mark.conforms("A5")
 def test_commands_are_stored_and_recorded_once(world: World) -> None:
+    other = world.declare(Subscription.parse("$share/other/#"))
+    world.store.apply_command(other.subscription, PauseGroup("theirs"))
     led = world.led()
     assert led.write(sync=True).desired_state == led.group.desired_state == GroupDesiredState()
     paused = world.store.apply_command(SHARE, PauseGroup("the sink is repaired"))
@@ -245,6 +247,9 @@ def test_commands_are_stored_and_recorded_once(world: World) -> None:
         "weight of session 's': as requested",
     ]
     assert {(line.stream_id, line.term, line.is_forced) for line in lines} == {(0, led.term, False)}
+    unchanged = world.store.find_group(other.group_id)
+    assert unchanged is not None
+    assert unchanged.desired_state == GroupDesiredState("theirs")
 
 
 def test_looking_for_a_group_creates_none(world: World) -> None:

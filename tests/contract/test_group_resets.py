@@ -154,10 +154,18 @@ def test_a_granted_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
 @pytest.mark.conforms("A4")
 @pytest.mark.parametrize("force", [False, True])
 def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force: bool) -> None:
+    """Not with who waits for that, in an older transaction."""
     first, second = postgres.add_space(shards=2)
-    group = postgres.declare()
-    with psycopg.connect(postgres.url) as user:
-        user.execute("select from sublet.lending where stream_id = %s for update", (second,))
+    group, lock = postgres.declare(), f"select from sublet.lending where stream_id = {second} for update"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(postgres.url) as waiting,
+        psycopg.connect(postgres.url) as user,
+    ):
+        waiting.execute("select")
+        user.execute(lock)
+        pool.submit(waiting.execute, lock)
+        eventually(lambda: waiting_for_locks(postgres.url))
         named = f"the first is {second}, have a row that an open transaction keeps locked: process"
         with pytest.raises(Conflict, match=f"{named} {user.info.backend_pid}"):
             postgres.reset(group, ResetTarget.latest(), force=force)

@@ -248,11 +248,15 @@ def test_a_grant_id_is_above_its_leaders_term(world: World) -> None:
 @pytest.mark.conforms("E13", "E10")
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: bool) -> None:
-    led = world.led(2)
+    """Though another group is led under a term of that number."""
+    led, other = world.led(2), world.lead(world.group(Subscription.parse("$share/other/#")))
     first, second = led.streams
     held = led.grant(first)
     world.append(first, 5)
-    world.clock.advance(LEASE_S)
+    world.clock.advance(LEASE_S / 2)
+    assert other.term == led.term
+    assert world.store.renew(ONE, {other.group_id: other.term}, LEASE_S) == {other.group_id}
+    world.clock.advance(LEASE_S / 2)
     if succeeded:
         world.lead(led.group, TWO)
     entries = (records.AdvancePosition(first, held.grant_id, 4), grant(second))

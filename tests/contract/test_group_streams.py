@@ -63,6 +63,18 @@ def test_children_wait_for_all_their_parents(world: World) -> None:
     assert led.grant(child).row.position == 0
 
 
+@pytest.mark.conforms("E21")
+def test_each_group_waits_for_its_own_parents(world: World) -> None:
+    led = world.led(2)
+    world.group(Subscription.parse("$share/other/orders/#"))  # which reads nothing
+    for stream in led.streams:
+        world.append(stream, 1)
+    children = world.rollover(1, shards=2)
+    led.sync()
+    led.consume(led.streams[1])
+    assert [led.is_granted(child) for child in children] == [False, True]
+
+
 @pytest.mark.conforms("E21", "W3")
 def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
     held = world.granted(3)

@@ -57,7 +57,8 @@ def test_a_free_lock_counts_for_its_leader_alone(world: World) -> None:
     world.store.claim(1, ONE, LEASE_S, FIRST.key)
     second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
     assert world.store.claim(1, THREE, LEASE_S, None, FIRST) == second
-    assert world.store.claim(1, THREE, LEASE_S, None, replace(SECOND, key=FIRST.key)) == second
+    for other in (replace(SECOND, key=FIRST.key), replace(FIRST, key=SECOND.key)):
+        assert world.store.claim(1, THREE, LEASE_S, None, other) == second
     for undeclared in (None, FIRST.key):
         assert world.store.renew(TWO, {1: second.term}, LEASE_S, undeclared) == {1}
         assert world.store.claim(1, THREE, LEASE_S, None, SECOND).node == TWO

@@ -14,6 +14,7 @@ import pytest
 
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import register_producer
+from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.log_kit import Connection, block, read
 from tests.support.streams import open_streams
 
@@ -243,3 +244,35 @@ def test_a_sinks_name_has_a_bound(conn: Connection, sink: str | None) -> None:
     assert "its name has 1 to 260 bytes" in refused(
         conn, {"sink": sink}, "select * from enter_sink_batch(%(sink)s, 1, 10, false)"
     )
+
+
+def test_what_others_have_staged_is_left_alone(conn: Connection, good: dict[str, Any]) -> None:
+    """The same attempt of another sink or batch, another attempt, another stream."""
+    closed = good["stream"]
+    create_space(conn, "other", "other/#")
+    conn.execute("update space set (lower_frontier, epoch_dimensions) = ('[[7]]', 1) where name = 'other'")
+    reshard(conn, "default", 1)
+    stream = max(each.stream_id for each in open_streams(conn))
+    own, broken = {**good, "stream": stream}, {**good, "payload": b"x" * 64, "stream": 2**40}
+    rows = [("s", 1, ATTEMPT, own), ("s", 1, ATTEMPT, {**own, "stream": closed}), ("s", 1, UUID(int=2), broken)]
+    rows += [("t", 1, ATTEMPT, broken), ("s", 2, ATTEMPT, broken), ("s", 0, ATTEMPT, broken)]
+    stage = STAGE.replace("('s', 1, %(attempt)s, 0", "(%(sink)s, %(batch)s, %(attempt)s, %(ordinal)s")
+    for ordinal, (sink, batch, attempt, row) in enumerate(rows):
+        conn.execute(stage, {**row, "sink": sink, "batch": batch, "attempt": attempt, "ordinal": ordinal})
+
+    def found(statement: LiteralString) -> list[int]:
+        asked = {"attempt": ATTEMPT, "stream": stream, "all": [stream, closed, 2**40]}
+        return sorted(row[0] for row in conn.execute(statement, asked).fetchall())
+
+    assert found("select lock_staged_streams('s', 1, array[%(attempt)s::uuid])") == [closed]
+    read = "select ordinal from read_staged_blocks('s', 1, %(attempt)s, "
+    assert found(read + "%(all)s, -1)") == [0, 1]
+    assert found(read + "%(all)s, 0)") == [1]
+    assert found(read + "array[%(stream)s::bigint], -1)") == [0]
+    assert found("select of_stream from append_staged_blocks('s', 1, array[%(attempt)s::uuid])") == [stream]
+    assert conn.execute("select lower_frontier from block where stream_id = %s", (stream,)).fetchall() == [(None,)]
+    left = "select ordinal from staged_block"
+    conn.execute("select delete_staged_blocks('s', 1, %s, %s)", (ATTEMPT, [stream, 2**40]))
+    assert found(left) == [1, 2, 3, 4, 5]
+    conn.execute("select discard_staged_blocks('s', 1)")
+    assert found(left) == [3, 4]

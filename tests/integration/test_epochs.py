@@ -28,7 +28,14 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH, MAX_HELD_EPOCHS, MIN_EPOCH
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epoch_leases
-from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
+from sublet_storage.log.append import (
+    AppendOutcome,
+    BlockAppend,
+    ProducerIdentity,
+    ProducerStamp,
+    append,
+    register_producer,
+)
 from sublet_storage.log.epoch_leases import hold, read_lower_frontier, release, renew
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.producer import Publisher
@@ -225,8 +232,11 @@ def test_a_later_life_keeps_what_is_known_of_earlier(world: World) -> None:
         world.hold(who, (epoch,), lease_s=0.0)
         world.expire()
     world.hold(ProducerIdentity("a", 3), (7,))
-    known = world.conn.execute("select incarnation, least, expired_at is null from capability order by incarnation")
-    assert known.fetchall() == [(1, [[3]], False), (2, [[6]], False), (3, [[7]], True)]
+    asked = "select incarnation, least, expired_at is null from capability order by incarnation"
+    known = [(1, [[3]], False), (2, [[6]], False)]
+    assert world.conn.execute(asked).fetchall() == [*known, (3, [[7]], True)]
+    world.release(ProducerIdentity("a", 3))
+    assert world.conn.execute(asked).fetchall() == known
 
 
 @pytest.mark.conforms("S9")
@@ -276,6 +286,12 @@ def test_a_later_life_takes_over_what_was_held(world: World) -> None:
     assert world.hold(A2, (4,)) == [(4,)]
     with pytest.raises(ProducerFenced):
         world.hold(A, (5,))
+    world.hold(C, (9,))
+    register_producer(world.conn, "c")
+    lease = world.conn.execute("select expires_at from capability where producer_id = 'c'").fetchall()
+    with pytest.raises(ProducerFenced):
+        renew(world.conn, C)
+    assert world.conn.execute("select expires_at from capability where producer_id = 'c'").fetchall() == lease
     assert world.hold(B, (6,)) == [(4,)], "no other producer is fenced"
     with pytest.raises(ProducerFenced):
         world.release(A)
