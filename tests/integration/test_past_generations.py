@@ -218,6 +218,9 @@ def test_what_has_ended_is_looked_at_once_after_a_rest(house: GroupWorld) -> Non
     clean(house.conn)
     assert gone
     assert set(gone) <= set(drop_gone(house.conn)), "its partition goes first"
+    for _ in range(6):
+        clean(house.conn)
+    assert house.conn.execute("select from generation").rowcount == 2, "the unread one holds up no other"
 
 
 def test_a_group_is_not_behind_what_it_noticed_last(house: GroupWorld) -> None:
