@@ -100,6 +100,8 @@ NOTHING = pa.array([[None]] * 3, HEADERS)
 def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(PoisonBlock, match=said):
         decode(0, message(batch(**columns)), 3)
+    codec, payload = encode(batch(**columns))
+    assert decode_small_blocks(codec, [(3, payload.to_pybytes())], 1, 0) is None, "which is left to that"
 
 
 @pytest.mark.parametrize("count", [MIN_ARROW_VALUES - 1, MIN_ARROW_VALUES])
