@@ -174,6 +174,13 @@ def test_a_buffer_lies_within_the_body(start: int, size: int) -> None:
     struct.pack_into("<qq", payload, payload.index(struct.pack("<q", 1234)) - 8, start, size)
     with pytest.raises(PoisonBlock, match=f"a buffer of {size} bytes at {start}, in a body of"):
         decode(0, bytes(payload), 1)
+    codec, small = encode(batch(1, value=[b"x" * 1234]))
+    payload = bytearray(small)
+    struct.pack_into("<qq", payload, payload.index(struct.pack("<q", 1234)) - 8, start, size)
+    ends = bytearray(small)
+    struct.pack_into("<2i", ends, ends.rindex(struct.pack("<2i", 0, 1234)), 0, 2000)
+    for wrong in (payload, ends):
+        assert decode_small_blocks(codec, [(1, bytes(wrong))], 1, 0) is None
 
 
 @pytest.mark.parametrize(
