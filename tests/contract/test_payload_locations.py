@@ -485,8 +485,11 @@ def test_what_cannot_come_back_holds_up_nothing_else(
 
 
 def test_a_mover_without_its_place_moves_nothing(
-    conn: Connection, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: PlaceWorld, space: Space, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alter_space(conn, "eu", payload_location=None)
+    assert (tiering.tier_space(conn, space).blocks, waiting(conn)) == (0, 0)
+    alter_space(conn, "eu", payload_location=world.uri)
     move(conn, space)
     a_closed_stream(conn, 3)
     _meanwhile(monkeypatch, lambda: alter_space(conn, "eu", payload_location=None))

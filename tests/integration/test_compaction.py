@@ -228,6 +228,7 @@ def test_a_pass_that_ends_early_is_gone_on_with(conn: Connection, stream: int) -
     compact = partial(compact_stream, conn, stream, older_than_s=0, block_messages=10, unfinished=unfinished)
     with pytest.raises(PoisonBlock):
         compact(most_s=0)
+    assert list_newly_fragmented(conn, at_least=30, older_than_s=0) == [stream]
     for upto in (20, 30, 40):
         assert compact(most_s=0) == 9
         assert unfinished == {stream: upto}
@@ -249,6 +250,7 @@ def test_what_changed_meanwhile_is_not_merged(conn: Connection, stream: int, mon
     monkeypatch.setattr(small_block_compaction, "pack", pack_meanwhile)
     assert compact_stream(conn, stream, older_than_s=0) == 0
     assert [row["value"] for row in read(conn, stream)] == [b"0", b"1", b"repaired", b"3", b"4"]
+    assert list_newly_fragmented(conn, at_least=5, older_than_s=0) == [stream], "it is tried again"
 
 
 def test_a_deposed_maintainer_merges_nothing(conn: Connection, stream: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -262,7 +263,9 @@ def test_a_living_one_that_is_writing_delays_no_pass(world: World) -> None:
     assert world.expire() == []
 
 
-def test_one_that_is_writing_is_left_for_next_time(world: World) -> None:
+def test_one_that_is_writing_is_left_for_next_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One alone is waited for as long as the connection says."""
+    monkeypatch.setattr(epoch_leases, "LOCK_WAIT_S", math.inf)
     world.hold(A, (3,), lease_s=0.0)
     world.conn.execute("set lock_timeout = 50")
     with world.connections:

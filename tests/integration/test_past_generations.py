@@ -60,7 +60,7 @@ from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
-from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
+from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
@@ -200,6 +200,27 @@ def test_rows_of_the_past_go_unless_unread(house: GroupWorld) -> None:
     assert house.keep() == {max(left)}
     house.renew()
     assert house.rows() == {house.open_stream()}
+
+
+def test_what_has_ended_is_looked_at_once_after_a_rest(house: GroupWorld) -> None:
+    """As much of it as fits into a pass: what was seen does not stand before the rest."""
+    house.ended(b"0")
+    house.ended()
+    clean = EmptyGenerationCleaner(rest_s=1800, step=1)
+    clean(house.conn)
+    assert house.conn.execute(UNSEEN).rowcount == 3, "before these the first, of two streams"
+    house.age()
+    for left in (2, 1, 0):
+        clean(house.conn)
+        assert house.conn.execute(UNSEEN).rowcount == left
+    house.retire()
+    gone = mark_expired_gone(house.conn)
+    clean(house.conn)
+    assert gone
+    assert set(gone) <= set(drop_gone(house.conn)), "its partition goes first"
+    for _ in range(6):
+        clean(house.conn)
+    assert house.conn.execute("select from generation").rowcount == 2, "the unread one holds up no other"
 
 
 def test_a_group_is_not_behind_what_it_noticed_last(house: GroupWorld) -> None:

@@ -85,6 +85,8 @@ NOTHING = pa.array([[None]] * 3, HEADERS)
         ({"topic": "a/+"}, "column topic has a wildcard"),
         ({"topic": ["a", "#", "b"]}, "column topic has a wildcard"),
         ({"topic": ["a", "b", "b\0"]}, "column topic has a wildcard or a NUL"),
+        ({"topic": ["a", None, "b"]}, "column topic has nulls"),
+        ({"timestamp": [1, None, 1]}, "column timestamp has nulls"),
         ({"timestamp": 2**62}, "timestamp has a time outside of the years 1 to 9999"),
         ({"timestamp": [1, 1, -(2**63)]}, "timestamp has a time outside of the years 1 to 9999"),
         ({"headers": NAMELESS}, "headers has a header without a name"),
@@ -98,6 +100,8 @@ NOTHING = pa.array([[None]] * 3, HEADERS)
 def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(PoisonBlock, match=said):
         decode(0, message(batch(**columns)), 3)
+    codec, payload = encode(batch(**columns))
+    assert decode_small_blocks(codec, [(3, payload.to_pybytes())], 1, 0) is None, "which is left to that"
 
 
 @pytest.mark.parametrize("count", [MIN_ARROW_VALUES - 1, MIN_ARROW_VALUES])
@@ -169,6 +173,27 @@ def test_a_buffer_lies_within_the_body(start: int, size: int) -> None:
     payload = bytearray(message(batch(1, value=[b"x" * 1234])))
     struct.pack_into("<qq", payload, payload.index(struct.pack("<q", 1234)) - 8, start, size)
     with pytest.raises(PoisonBlock, match=f"a buffer of {size} bytes at {start}, in a body of"):
+        decode(0, bytes(payload), 1)
+    codec, small = encode(batch(1, value=[b"x" * 1234]))
+    payload = bytearray(small)
+    struct.pack_into("<qq", payload, payload.index(struct.pack("<q", 1234)) - 8, start, size)
+    ends = bytearray(small)
+    struct.pack_into("<2i", ends, ends.rindex(struct.pack("<2i", 0, 1234)), 0, 2000)
+    for wrong in (payload, ends):
+        assert decode_small_blocks(codec, [(1, bytes(wrong))], 1, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "said"),
+    [(7, 1234, "a compressed buffer of 7 bytes"), (None, -2, "a buffer that decompresses to -2 bytes")],
+)
+def test_a_compressed_buffer_has_a_length(size: int | None, length: int, said: str) -> None:
+    payload = bytearray(message(batch(1, value=[b"x" * 1234]), "zstd"))
+    at, body = payload.rindex(struct.pack("<q", 1234)), payload.index(pa.ipc.read_message(payload).body.to_pybytes())
+    struct.pack_into("<q", payload, at, length)
+    if size is not None:
+        struct.pack_into("<q", payload, payload.index(struct.pack("<q", at - body)) + 8, size)
+    with pytest.raises(PoisonBlock, match=said):
         decode(0, bytes(payload), 1)
 
 
@@ -246,7 +271,8 @@ def test_a_batch_is_packed_up_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_decoded_to_find_a_bad_run_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of blocks that cannot be decoded; what is refused before it is decompressed counts as nothing."""
+    """Of blocks that cannot be decoded, up to one that was not read; what is refused before it is decompressed counts
+    as nothing."""
     payload = message(batch(timestamp=2**62))
     size = parse_envelope(pa.ipc.read_message(payload)).decoded_bytes
     blocks = [(encode_codec(0, 0), payload, 3)] * 4
@@ -254,6 +280,7 @@ def test_what_is_decoded_to_find_a_bad_run_is_bounded(monkeypatch: pytest.Monkey
     assert count_undecodable(blocks, 2 * size) == 2
     monkeypatch.setattr(arrow_batch_decoder, "MAX_BLOCK_BYTES", size - 1)
     assert count_undecodable(blocks, 2 * size) == 4
+    assert count_undecodable([blocks[0], (0, None, 3), blocks[0]], 2 * size) == 1
 
 
 def test_runs_of_nothing_are_left_to_arrow() -> None:

@@ -59,6 +59,7 @@ def test_a_timestamp_is_a_number_or_aware_datetime(given: Any, micros: int) -> N
 
 def test_the_first_and_the_last_time_are_taken() -> None:
     assert [as_timestamp_us(each) for each in (FIRST_US, LAST_US)] == [FIRST_US, LAST_US]
+    assert as_timestamp_us(None) > 0, "now"
     for wrong in (FIRST_US - 1, LAST_US + 1):
         with pytest.raises(UsageError, match="outside of the years 1 to 9999"):
             as_timestamp_us(wrong)
@@ -120,6 +121,8 @@ def test_a_topic_that_is_not_text_is_refused(topic: Any) -> None:
 def test_a_value_is_bytes_or_text(given: Any) -> None:
     with pytest.raises(UsageError, match=r"value of type .*: give bytes or text"):
         as_bytes("value", given)
+    good = (None, b"x", "x", bytearray(b"x"), memoryview(b"x"))
+    assert [as_bytes("value", each) for each in good] == [None, *[b"x"] * 4]
 
 
 def test_headers_below_a_null_are_nobodys() -> None:

@@ -298,7 +298,7 @@ class MultiStreamReader:
 
     @staticmethod
     def _is_unread(cursor: StreamCursor) -> bool:
-        return not cursor.is_done and cursor.position < cursor.head and cursor.read_error is None
+        return cursor.position < cursor.head and cursor.read_error is None
 
     def _find_waiting(self) -> set[int]:
         """Return those with an ancestor that was not read to its end; parents come before their children here. Such as

@@ -35,7 +35,7 @@ update generation g set is_past = false, state = case when has.messages then g.s
   from (select u.generation_id, exists (
           select from stream s where s.generation_id = u.generation_id and s.head > 0) as messages
           from unnest(%(generations)s::bigint[]) as u (generation_id)) has
- where g.generation_id = has.generation_id and g.state = 'closed'"""
+ where g.generation_id = has.generation_id"""
 
 _DROPPED = """
 update generation set is_past = true
