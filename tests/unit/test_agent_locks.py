@@ -259,6 +259,7 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
 )
 def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool, timeline: int | None) -> None:
     bench = taken_over(lock_valid_s, is_held=is_held)
+    assert bool(bench.leader.streams.absent_holders()) is (is_held and lock_valid_s == BORROWER.lock_valid_s)
     bench.give(AgentProcessesEnded(frozenset({"a"}), timeline))
     bench.pass_time(9.9, "b/1")
     assert bench.holders() == {1: "a/1"}

@@ -229,6 +229,17 @@ def test_a_stream_finished_while_its_grant_waits() -> None:
     assert bench.ends() == [BorrowerEndReason.DONE]
 
 
+def test_what_is_gone_ends_here_and_its_heirs_are_granted() -> None:
+    """Also a generation that is first read when its streams are finished."""
+    bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP))
+    for generation in (1, 2):
+        bench.streams.rollover(1)
+        bench.streams.expire_generation(generation)
+    bench.pass_time(bench.settings.stream_sync_interval_s + 0.5, BORROWER)
+    assert bench.holders() == {3: BORROWER}
+    assert [entry.lending.stream_id for entry in bench.leader.streams] == [3]
+
+
 # --- what is said again -----------------------------------------------------------------------------------------------
 
 

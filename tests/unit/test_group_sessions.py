@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sublet_leader.allocation import StreamLoad
+from sublet_leader.allocation import AllocationPlan, EvenStrategy, StreamLoad
 from sublet_leader.group.throughput import HALF_LIFE_S, ThroughputMeter
+from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
@@ -251,6 +252,9 @@ def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.Monke
     bench.joined("a/1", "b/1")
     assert sorted(bench.holders().values(), key=str) == ["a/1", "b/1"]
     assert [story for story in bench.stories if "ZeroDivisionError: of the moon" in story]
+    monkeypatch.setattr(EvenStrategy, "plan", lambda *_: AllocationPlan(((1, "a/1"),)))
+    with pytest.raises(UsageError, match="stream 1, which is not free"):
+        bench.joined("c/1")
 
 
 @pytest.mark.conforms("E18")

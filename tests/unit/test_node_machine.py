@@ -269,6 +269,19 @@ def test_sessions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.conforms("X4")
+def test_who_is_sent_on_soon_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_registry, "MAX_BORROWERS_OF_PRINCIPAL", 1)
+    play = Play()
+    play.store.claim(play.store.open_group(WANTED).group_id, OTHER, 60.0)
+    play.join("a/1")
+    assert play.admitted() == ["a/1"]
+    for borrower_id, answers in (("a/2", [("a/2", BorrowerEndReason.DENIED)]), ("a/3", [])):
+        play.want(borrower_id)
+        assert play.answers() == answers
+        play.do(Tick(), group_registry.REDIRECT_EXPIRY_S)
+
+
+@pytest.mark.conforms("X4")
 def test_a_borrower_waits_for_its_last_group() -> None:
     """So that who asks for ever new groups takes no more room; a disconnect, and nothing else, ends its own wait."""
     play = Play()
@@ -306,12 +319,13 @@ def test_parts_under_anothers_id_are_not_stored() -> None:
     assert play.answers() == [], "its own waits for the last part"
 
 
-def test_who_fell_silent_by_then_is_not_admitted() -> None:
+@pytest.mark.parametrize(("more_s", "admitted"), [(0.0, ["a/1", "b/1"]), (0.1, ["b/1"])])
+def test_who_fell_silent_by_then_is_not_admitted(more_s: float, admitted: list[str]) -> None:
     play = Play()
     play.want("a/1")
-    play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
+    play.do(Tick(), SETTINGS.ping_timeout_s + more_s)
     play.join("b/1")
-    assert play.admitted() == ["b/1"]
+    assert play.admitted() == admitted
 
 
 @pytest.mark.conforms("E7", "E16")
@@ -764,11 +778,13 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
         second.want(f"b/{number}", subscription=f"$share/g{number}/#", group_id=1000)
     second.join("b/1")
     first.now = second.now
-    second.do(Tick(), SETTINGS.leader_idle_timeout_s + 1)
+    second.do(Tick(), SETTINGS.leader_idle_timeout_s)
+    registry = second.machine.registry
+    assert len(registry) == 0
     second.settle()
     second.do(Tick(), second.now + 1.0)
-    registry = second.machine.registry
     assert registry.wake_at() == float("inf"), "no subscription is left to look at"
+    assert (registry.take_waiters(WANTED), registry.send_on(WANTED)) == ((), ())
     assert {registry.find_group_by_id(group_id) for group_id in range(100)} == {None}
     assert {registry.group_of_borrower("b", f"b/{number}") for number in range(50)} == {None}
     assert not second.machine.election.is_busy()
