@@ -261,6 +261,7 @@ def test_subscribing_needs_a_rule(node: Node) -> None:
             node.rights.check_subscribe("agent.1", *subject)
     node.rights.check_subscribe("agent.1", Channel.STREAM, "1")
     node.call("user:b")
+    node.rights.check_subscribe("another.1", Channel.BORROWER, "another/1")
     for channel, key in ((Channel.GROUP, GROUP), (Channel.STREAM, "1"), (Channel.STREAM, None)):
         with pytest.raises(PermissionDenied):
             node.rights.check_subscribe("another.1", channel, key)

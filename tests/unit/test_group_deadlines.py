@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_protocol.messages.borrower_leader import Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome, Ping, PingResponse
 from sublet_storage.groups.model.records import ForceRelease, RecordHistory, ReleaseStream
 from tests.unit.leader_bench import BORROWER, Bench, granted
 
@@ -58,6 +58,22 @@ def test_a_revoke_is_forced_at_its_deadline() -> None:
     bench.now = deadline
     bench.tick()
     assert ForceRelease in writes(bench)
+
+
+def test_final_progress_that_is_written_is_not_forced() -> None:
+    """Though the answer comes after the deadline."""
+    bench = granted()
+    bench.revoke()
+    bench.settle()
+    bench.progress(7, final=True)
+    written = bench.write()
+    bench.now += bench.settings.revoke_deadline_s
+    bench.receive(Ping((BORROWER,), bench.now))
+    bench.tick()
+    bench.give(written)
+    bench.settle()
+    assert (bench.row().position, bench.losses(), bench.forced()) == (7, [GrantEndOutcome.SAVED], [])
+    assert [line.reason for line in bench.history("release")] == ["operator"]
 
 
 def test_another_read_error_is_recorded_in_time() -> None:

@@ -741,6 +741,20 @@ def test_no_agent_reports_for_anothers_borrower() -> None:
     assert len(bench.leader.members) == 1
 
 
+@pytest.mark.conforms("E10", "X5")
+def test_no_agent_succeeds_anothers_borrower() -> None:
+    """Neither by naming it, nor by its grant; and its reports do not count."""
+    bench = granted()
+    bench.join(OTHER, predecessor=BORROWER, reclaim=(bench.held(1, 50),), borrower_number=9)
+    for size in (0, 1000):
+        bench.now += 0.1
+        bench.progress(0, borrower_id=OTHER, size=size)
+    bench.settle()
+    assert {member.borrower_id for member in bench.leader.members} == {BORROWER, OTHER}
+    assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0)
+    assert [entry.meter.load() for entry in bench.leader.streams] == [None]
+
+
 @pytest.mark.conforms("E10")
 def test_a_late_request_brings_nobody_back() -> None:
     """Neither one that was replaced nor one that left."""
@@ -768,6 +782,19 @@ def test_a_leader_with_nobody_left_stops_in_time() -> None:
     assert bench.stopped is None
     bench.pass_time(2.0)
     assert bench.stopped == "idle"
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_leader_with_something_to_write_goes_on(is_locked: bool) -> None:
+    bench = granted()
+    bench.leave(bench.said(1))
+    if is_locked:
+        bench.store.locked.add((1, 1))
+    for _ in range(round(bench.settings.leader_idle_timeout_s / 0.05) + 20):
+        bench.tick(0.05)
+        if is_locked:
+            bench.settle()
+    assert bench.stopped is None
 
 
 def test_those_that_left_are_forgotten_in_time() -> None:

@@ -17,8 +17,8 @@ from sublet_protocol.messages.borrower_leader import (
     Revoke,
     StreamProgress,
 )
-from sublet_storage.groups.model.records import GroupOptions, LendingStatus, StartingPosition
-from tests.unit.leader_bench import HOLD_S, Bench, granted
+from sublet_storage.groups.model.records import GrantStream, GroupOptions, LendingStatus, StartingPosition
+from tests.unit.leader_bench import HOLD_S, Bench, granted, unwritten
 
 STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=HOLD_S)
 
@@ -257,6 +257,14 @@ def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.Monke
         bench.joined("c/1")
 
 
+@pytest.mark.parametrize("reserve", [left, lost])
+def test_a_name_for_display_gets_nothing_reserved(reserve: Callable[[], Bench]) -> None:
+    bench = reserve()
+    bench.join("b/1", session="etl")
+    bench.pass_time(1.0, "b/1")
+    assert bench.holders() == {}
+
+
 @pytest.mark.conforms("E18")
 def test_a_free_stream_goes_back_to_who_had_it() -> None:
     bench = granted(4, "a/1", "b/1")
@@ -275,6 +283,15 @@ def test_a_revoke_is_recorded_once_with_its_reason() -> None:
     bench.revoke()
     bench.settle()
     assert [line.reason for line in bench.history("revoke")] == ["operator"]
+
+
+def test_a_revoke_of_an_unwritten_grant_waits_for_it() -> None:
+    bench = unwritten()
+    bench.revoke()
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+    assert bench.received(Revoke) == []
+    bench.settle()
+    assert len(bench.received(Revoke)) == 1
 
 
 def test_reports_of_size_and_lag_reach_the_strategy() -> None:

@@ -129,7 +129,8 @@ def test_one_look_answers_all_who_ask_who_leads() -> None:
 def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
     for _ in range(2):
-        play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
+        for _ in range(MAX_QUERIES_OF_CALLER):
+            play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
         request = play.take(LookUpLeader)
         assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
 

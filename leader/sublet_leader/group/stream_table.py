@@ -163,6 +163,11 @@ class StreamTable:
         """Return the streams that are granted, or about to be."""
         return [stream_id for stream_id, entry in self._streams.items() if entry.assignment is not None]
 
+    def assigned(self, stream_ids: Iterable[int]) -> list[tuple[StreamEntry, StreamAssignment]]:
+        """Return those of these streams that are granted, or about to be, with who has them."""
+        entries = [entry for stream_id in stream_ids if (entry := self._streams.get(stream_id)) is not None]
+        return [(entry, entry.assignment) for entry in entries if entry.assignment is not None]
+
     def streams_of_session(self, session: str) -> list[StreamEntry]:
         """Return the streams that the session of this name holds, or that are reserved for it."""
         return [self._streams[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
@@ -276,8 +281,6 @@ class StreamTable:
 
     def retry_at(self) -> float:
         """Return when the earliest change that has to wait may be taken again."""
-        if not self._ready:
-            return float("inf")
         waiting = (s.retry_at for s in map(self._streams.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 
