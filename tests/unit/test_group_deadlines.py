@@ -74,6 +74,22 @@ def test_final_progress_that_is_written_is_not_forced() -> None:
     bench.settle()
     assert (bench.row().position, bench.losses(), bench.forced()) == (7, [GrantEndOutcome.SAVED], [])
     assert [line.reason for line in bench.history("release")] == ["operator"]
+    bench.receive(Ping((BORROWER,), bench.now))
+    assert [answer.without for answer in bench.received(PingResponse)] == [()], "it was not taken"
+
+
+def test_what_is_taken_from_one_that_is_succeeded() -> None:
+    """Nobody is left to confirm it."""
+    bench = granted()
+    bench.revoke()
+    bench.settle()
+    bench.now += bench.settings.revoke_deadline_s
+    bench.receive(Ping((BORROWER,), bench.now))
+    bench.tick()
+    written = bench.write()
+    bench.join("a/2", predecessor=BORROWER)
+    bench.give(written)
+    assert (len(bench.forced()), bench.leader.members.unconfirmed) == (1, {})
 
 
 def test_another_read_error_is_recorded_in_time() -> None:

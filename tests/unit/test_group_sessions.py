@@ -14,6 +14,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
     Invalidate,
+    Ping,
     Revoke,
     StreamProgress,
 )
@@ -283,6 +284,18 @@ def test_a_revoke_is_recorded_once_with_its_reason() -> None:
     bench.revoke()
     bench.settle()
     assert [line.reason for line in bench.history("revoke")] == ["operator"]
+
+
+@pytest.mark.conforms("E11", "E30")
+def test_a_stream_is_taken_from_a_fenced_process_once() -> None:
+    """Also where two newer ones come before it may be granted again."""
+    bench = Bench()
+    bench.named("a/1", "etl", 1)
+    bench.receive(Ping(("a/1",), bench.now))
+    for borrower_id, epoch in (("b/1", 2), ("c/1", 3)):
+        bench.join(borrower_id, session="etl", session_epoch=epoch)
+        bench.settle()
+    assert len(bench.history("revoke")) == 1
 
 
 def test_a_revoke_of_an_unwritten_grant_waits_for_it() -> None:
