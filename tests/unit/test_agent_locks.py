@@ -256,6 +256,9 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
     """Long before its reclaim grace ends, however long grants of the leader before are valid."""
     bench = taken_over()
     assert bench.leader.streams.absent_holders() == {"a": {"a/1"}}
+    bench.give(AgentProcessesEnded(frozenset({"c"}), TIMELINE))
+    bench.pass_time(0.3, "b/1")
+    assert bench.holders() == {1: "a/1"}, "another's process has ended"
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.pass_time(0.3, "b/1")
     assert (bench.holders(), [moved.reason for moved in bench.forced()]) == ({1: "b/1"}, [PROCESS_ENDED])

@@ -93,10 +93,12 @@ def test_what_is_taken_from_one_that_is_succeeded() -> None:
 
 
 def test_another_read_error_is_recorded_in_time() -> None:
-    bench = granted()
+    assert Bench().leader.streams.unreadable_count() == 0
+    bench = granted(2)
     for count, error in enumerate(("no host", "no rights"), 1):
         bench.progress(0, read_error=error)
         assert writes(bench).count(RecordHistory) == 1, count
+        assert bench.leader.streams.unreadable_count() == 1
         bench.settle()
         bench.now += bench.settings.resend_interval_s
 

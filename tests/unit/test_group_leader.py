@@ -190,11 +190,14 @@ def test_a_closed_stream_being_read_is_not_written() -> None:
     assert (entry and entry.lending.is_closed, bench.entries) == (True, [])
 
 
-def test_a_blocked_stream_is_not_written_when_it_closes() -> None:
+def test_a_blocked_stream_is_not_written() -> None:
+    """When a leader finds it, when it closes, and when a member waits for streams."""
     bench = Bench()
     bench.change_row(status=LendingStatus.BLOCKED, position=HEAD, grant_id=7)
+    bench.lead()
+    bench.join()
     bench.streams.rollover(1)
-    bench.tick(bench.settings.stream_sync_interval_s + 0.01)
+    bench.tick(bench.settings.reclaim_grace_s)
     bench.commit()
     assert [change for change in bench.entries if change.stream_id == 1] == []
 
@@ -361,6 +364,31 @@ def test_a_grant_under_way_to_one_that_is_over(end: Callable[[Bench], None], rea
     bench.settle()
     assert (bench.row().status, bench.ends()) == (LendingStatus.FREE, [reason])
     assert bench.forced() == [], "nobody was ever notified of it"
+
+
+@pytest.mark.parametrize("fail", [Bench.fail, Bench.commit])
+def test_a_grant_that_is_not_written_is_retried(fail: Callable[[Bench], None]) -> None:
+    """As the transaction failed, or its row was locked."""
+    bench = unwritten()
+    bench.store.locked.add((1, 1))
+    fail(bench)
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_grant_under_way_holds_the_next_up_till_its_answer(is_locked: bool) -> None:
+    """Its borrower has left meanwhile, and another waits."""
+    bench = unwritten()
+    if is_locked:
+        bench.store.locked.add((1, 1))
+    bench.leave()
+    bench.join(OTHER)
+    bench.debounce()
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+    bench.commit()
+    bench.store.locked.clear()
+    bench.pass_time(1.0, OTHER)
+    assert bench.holders() == {1: OTHER}
 
 
 def test_progress_that_waits_is_replaced_by_newer_only() -> None:

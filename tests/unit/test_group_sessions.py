@@ -18,7 +18,7 @@ from sublet_protocol.messages.borrower_leader import (
     Revoke,
     StreamProgress,
 )
-from sublet_storage.groups.model.records import GrantStream, GroupOptions, LendingStatus, StartingPosition
+from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupOptions, LendingStatus, StartingPosition
 from tests.unit.leader_bench import HOLD_S, Bench, granted, unwritten
 
 STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=HOLD_S)
@@ -259,9 +259,11 @@ def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("reserve", [left, lost])
-def test_a_name_for_display_gets_nothing_reserved(reserve: Callable[[], Bench]) -> None:
+@pytest.mark.parametrize("wanted", [{}, {"session_epoch": 2, "leaving": True}], ids=["for display", "leaving"])
+def test_who_gets_nothing_reserved(wanted: dict[str, Any], reserve: Callable[[], Bench]) -> None:
+    """A name for display, and a process that takes no more streams."""
     bench = reserve()
-    bench.join("b/1", session="etl")
+    bench.join("b/1", session="etl", **wanted)
     bench.pass_time(1.0, "b/1")
     assert bench.holders() == {}
 
@@ -296,6 +298,19 @@ def test_a_stream_is_taken_from_a_fenced_process_once() -> None:
         bench.join(borrower_id, session="etl", session_epoch=epoch)
         bench.settle()
     assert len(bench.history("revoke")) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_under_way_is_not_begun_again(fails: bool) -> None:
+    """That of a former leader's grant, whose session is fenced then."""
+    bench = Bench()
+    bench.named("a/1", "etl")
+    bench.lead()
+    bench.tick(bench.settings.reclaim_grace_s + bench.settings.grant_validity_s)
+    if fails:
+        bench.fail()
+    bench.join("b/1", session="etl", session_epoch=2)
+    assert [type(change) for change in bench.leader.pending_changes()] == [ForceRelease]
 
 
 def test_a_revoke_of_an_unwritten_grant_waits_for_it() -> None:

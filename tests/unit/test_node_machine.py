@@ -831,7 +831,8 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second = Play("n2", first.store)
     for number in range(50):
         second.want(f"b/{number}", subscription=f"$share/g{number}/#", group_id=1000)
-    second.join("b/1")
+    second.join("c/1")
+    assert second.machine.registry.find_group(WANTED) is not None
     first.now = second.now
     second.do(Tick(), SETTINGS.leader_idle_timeout_s)
     registry = second.machine.registry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_streams_without_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch
         (7, "1", False),
     ],
 )
-def test_a_group_is_to_look_at_its_desired_state(group_id: object, revision: object, is_passed_on: bool) -> None:
+def test_a_group_is_to_look_at_its_desired_state(group_id: Any, revision: object, is_passed_on: bool) -> None:
     pending = PendingNotifications()
     change = ObjectChange(GROUP, "$share/g/#", 1, data={"group_id": group_id, "revision": revision})
     assert pending.add_group_change(change) is is_passed_on

@@ -280,9 +280,8 @@ class StreamTable:
         return isinstance(change, GrantStream) and (assignment is None or assignment.borrower_id != change.borrower_id)
 
     def retry_at(self) -> float:
-        """Return when the earliest change that has to wait may be taken again."""
-        waiting = (s.retry_at for s in map(self._streams.get, self._ready) if s and s.queue and s.in_flight is None)
-        return min(waiting, default=float("inf"))
+        """Return when the earliest change that has to wait may be taken again, right after `take_writable`."""
+        return min((self._streams[stream_id].retry_at for stream_id in self._ready), default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
         """Store a row that a stream sync reported: new, closed by now, or finished. Return the entry, None if it is new
@@ -316,7 +315,7 @@ class StreamTable:
             entry.pending_release = None
         entry.lending = row
         entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
-        if previous_session is not None and previous_session != row.session:
+        if previous_session is not None:
             self._forget_name(previous_session, row.stream_id)
         if row.session is not None:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)
