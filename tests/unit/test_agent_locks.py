@@ -135,7 +135,7 @@ def test_a_lock_that_is_not_declared_is_not_watched() -> None:
     assert watch.keys() == (KEY,), "once, as it was"
 
 
-def test_a_lock_that_was_seen_held_is_looked_at_no_more() -> None:
+def test_a_lock_seen_held_is_not_checked_again() -> None:
     watch = watching()
     watch.note_poll("a", True, 10.1)
     watch.note_message("a", WANTED, 10.2)

@@ -202,7 +202,7 @@ def test_a_blocked_stream_is_not_written() -> None:
     assert [change for change in bench.entries if change.stream_id == 1] == []
 
 
-def test_a_stream_closes_while_its_next_grant_is_written() -> None:
+def test_a_stream_closes_while_its_grant_is_written() -> None:
     bench = granted()
     bench.hand_over()
     bench.sent.clear()
@@ -255,7 +255,7 @@ def test_a_stream_finished_while_its_grant_waits() -> None:
     assert bench.ends() == [BorrowerEndReason.DONE]
 
 
-def test_what_is_gone_ends_here_and_its_heirs_are_granted() -> None:
+def test_children_of_lost_streams_are_granted() -> None:
     """Also a generation that is first read when its streams are finished."""
     bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP))
     for generation in (1, 2):
@@ -376,7 +376,7 @@ def test_a_grant_that_is_not_written_is_retried(fail: Callable[[Bench], None]) -
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
-def test_a_grant_under_way_holds_the_next_up_till_its_answer(is_locked: bool) -> None:
+def test_a_grant_under_way_delays_the_next(is_locked: bool) -> None:
     """Its borrower has left meanwhile, and another waits."""
     bench = unwritten()
     if is_locked:
@@ -932,7 +932,7 @@ def test_members_receive_how_far_an_atomic_group_is() -> None:
     assert [each.epochs for each in bench.received(PingResponse)] == [answer.epochs]
 
 
-def test_only_written_progress_of_atomic_groups_is_looked_at() -> None:
+def test_only_written_progress_causes_a_sync() -> None:
     bench = Bench(options=ATOMIC)
     bench.joined()
     bench.confirm()

@@ -80,7 +80,7 @@ def test_a_stopping_node_takes_no_orders() -> None:
     assert play.waiting(ClaimLeadership) == []
 
 
-def test_a_node_that_drains_meanwhile_does_not_campaign() -> None:
+def test_a_node_that_drains_does_not_campaign() -> None:
     """For a group that it has asked for before."""
     play = Play()
     play.want()

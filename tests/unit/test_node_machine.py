@@ -695,7 +695,7 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
     assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
 
 
-def test_who_waits_for_a_leader_that_breaks_is_not_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_breaks_keeps_no_borrower(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
     play.want("a/1")
     play.want("b/1")

@@ -148,7 +148,7 @@ class AssignmentManager:
     ) -> None:
         """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
         is still on its way to it is over."""
-        for entry, _ in self._streams.assigned(member.streams):
+        for entry, _ in self._streams.find_assigned(member.streams):
             self.force_release(entry, reason, now, reserve_s, is_denied=is_denied)
         self._members.mark_replaced(member.borrower_id, now)
 
@@ -169,7 +169,7 @@ class AssignmentManager:
         """End the validity of the grants of a member whose process has ended. Of a former timeline, the holder may be
         another."""
         member.validity_extended_at = float("-inf")
-        for entry, _ in self._streams.assigned(member.streams):
+        for entry, _ in self._streams.find_assigned(member.streams):
             if not is_of_former_timeline(entry.lending.grant_id, self._term):
                 entry.valid_until = float("-inf")
 
@@ -197,7 +197,7 @@ class AssignmentManager:
     def list_not_extended(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Return (stream, grant id) of what was taken from the borrower by force, or ends before it would be valid
         no more."""
-        assignments = [assignment for _, assignment in self._streams.assigned(member.streams)]
+        assignments = [assignment for _, assignment in self._streams.find_assigned(member.streams)]
         validity_s = self._settings.grant_validity_s
         ending = {(a.stream_id, a.grant_id) for a in assignments if now >= a.deadline - validity_s}
         return tuple(sorted(member.taken | ending))
@@ -206,7 +206,7 @@ class AssignmentManager:
 
     def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
         """Revoke streams, at the deadline without final progress."""
-        for _, assignment in self._streams.assigned(stream_ids):
+        for _, assignment in self._streams.find_assigned(stream_ids):
             # Repeating a revoke does not extend its deadline: otherwise a forced release could be put off for ever.
             assignment.reason, assignment.deadline = reason, min(deadline, assignment.deadline)
             if assignment.grant_id and assignment.status is not GrantStatus.REVOKING:
@@ -241,7 +241,7 @@ class AssignmentManager:
         Progress that is not final ended in the middle of a batch: messages after its position may be seen twice.
         """
         progress_by_grant = {(p.stream_id, p.grant_id): p for p in streams if p.stream_id in member.streams}
-        for entry, assignment in self._streams.assigned(member.streams):
+        for entry, assignment in self._streams.find_assigned(member.streams):
             if not assignment.grant_id:
                 self._actions.detach(entry)
                 continue

@@ -163,7 +163,7 @@ class StreamTable:
         """Return the streams that are granted, or about to be."""
         return [stream_id for stream_id, entry in self._streams.items() if entry.assignment is not None]
 
-    def assigned(self, stream_ids: Iterable[int]) -> list[tuple[StreamEntry, StreamAssignment]]:
+    def find_assigned(self, stream_ids: Iterable[int]) -> list[tuple[StreamEntry, StreamAssignment]]:
         """Return those of these streams that are granted, or about to be, with who has them."""
         entries = [entry for stream_id in stream_ids if (entry := self._streams.get(stream_id)) is not None]
         return [(entry, entry.assignment) for entry in entries if entry.assignment is not None]
