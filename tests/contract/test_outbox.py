@@ -497,10 +497,12 @@ def test_a_deposed_relay_moves_nothing(conn: Connection) -> None:
 
 
 def test_readers_are_notified_of_what_was_moved(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And operators of what was not, in some lines."""
     reported: list[ObjectChange] = []
     monkeypatch.setattr(NotificationPublisher, "publish", lambda _, changes: reported.extend(changes))
+    conn.execute("insert into outbox (topic, value) select 'a/#', 'v' from generate_series(1, 7)")
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
     keeper = OutboxRelay(database, lambda: term)
     keeper.start()
@@ -511,6 +513,8 @@ def test_readers_are_notified_of_what_was_moved(
         eventually(lambda: reported == [stream_change(stream, head, closed=False) for stream, head in sorted(heads)])
     finally:
         keeper.stop()
+    assert not keeper.is_alive()
+    assert [caplog.text.count(text) for text in ("moved to outbox_rejected: ", "rejected: message_count=2")] == [5, 1]
 
 
 @pytest.mark.conforms("W7", "W3")

@@ -228,7 +228,12 @@ def term(conn: Connection) -> int:
 @pytest.mark.conforms("A8", "E16")
 @pytest.mark.parametrize("application", ["sublet maintenance", "sublet payloads"])
 def test_maintenance_goes_on_over_another_connection(
-    database: str, conn: Connection, term: int, monkeypatch: pytest.MonkeyPatch, application: str
+    database: str,
+    conn: Connection,
+    term: int,
+    monkeypatch: pytest.MonkeyPatch,
+    application: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(maintenance, "RECEIVE_TIMEOUT_S", 3.0)
     connected: list[str] = []
@@ -244,6 +249,8 @@ def test_maintenance_goes_on_over_another_connection(
             eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
     finally:
         keeper.stop()
+    assert f"job failed, retrying: job={application}: " in caplog.text
+    assert "steps failed" not in caplog.text, "the others are not tried over a connection that is closed"
 
 
 def test_an_unforeseen_error_does_not_end_a_job(database: str, term: int) -> None:

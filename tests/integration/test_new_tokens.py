@@ -65,6 +65,7 @@ def reader(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> 
     reader = AccessRefreshThread(database, lambda: None, time.monotonic)
     yield reader
     reader.stop()
+    assert not reader.is_alive()
 
 
 def test_an_unknown_token_is_looked_up_once(reader: AccessRefreshThread, conn: Connection) -> None:
@@ -128,6 +129,32 @@ def test_rules_are_read_anew_over_another_connection(reader: AccessRefreshThread
 
     eventually(is_read, 60.0)
     assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is None
+
+
+@pytest.mark.conforms("X4")
+def test_unknown_tokens_cause_few_readings(
+    reader: AccessRefreshThread, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without callers and changes there are none."""
+    monkeypatch.setattr(access_refresh, "MIN_READ_INTERVAL_S", 0.5)
+    read: list[str] = []
+
+    def look(connection: BoundedConnection, version: str) -> bool:
+        read.append(version)
+        return has_changed(connection, version)
+
+    monkeypatch.setattr(access_refresh, "has_changed", look)
+    reader.open()
+    reader.start()
+    conn.execute("select pg_sleep(0.1)")
+    assert read == []
+    began = time.monotonic()
+    for number in (1, 2):
+        waiting = reader.read_anew()
+        assert waiting is not None
+        assert waiting.result(60)
+        assert len(read) == number
+    assert time.monotonic() - began >= 0.5
 
 
 @pytest.mark.conforms("X4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
@@ -84,14 +85,16 @@ def test_a_lock_is_free_for_all_of_the_grace() -> None:
     """On one connection, which has seen it held itself: after a failover the database may be another."""
     assert gone(watching(), look(10.1), look(10.5), look(11.1), look(11.2)) == [False, False, False, True]
     assert gone(watching(10.0), look(10.0), look(11.02)) == [False, True]
-    later = [look(at, connected_at=11.0) for at in (13.1, 14.2, 15.4)]
-    assert gone(watching(), look(10.1), *later) == [False] * 4
+    for timeline in (TIMELINE, None):
+        later = [look(at, connected_at=11.0, timeline=timeline) for at in (13.1, 14.2, 15.4)]
+        assert gone(watching(), look(10.1), *later) == [False] * 4
 
 
 def test_an_agent_that_polls_is_not_gone() -> None:
     watch = watching()
     gone(watch, look(10.1))
-    watch.note_poll("a", True, 10.5)
+    for at in (10.5, 10.6):
+        watch.note_poll("a", True, at)
     assert gone(watch, look(11.2), look(13.0)) == [False, False]
     assert watch.keys() == ()
 
@@ -127,6 +130,16 @@ def test_a_lock_that_is_not_declared_is_not_watched() -> None:
     watch = DeadAgentDetector(SETTINGS)
     watch.note_message("a", replace(WANTED, lock_valid_s=0.0), 9.0)
     assert watch.keys() == ()
+    watch = informed()
+    watch.note_message("a", Ping(("a/1",), 0.0), 10.1)
+    assert watch.keys() == (KEY,), "once, as it was"
+
+
+def test_a_lock_seen_held_is_not_checked_again() -> None:
+    watch = watching()
+    watch.note_poll("a", True, 10.1)
+    watch.note_message("a", WANTED, 10.2)
+    assert watch.keys() == ()
 
 
 def test_a_former_leaders_word_counts() -> None:
@@ -151,10 +164,13 @@ SUCCESSOR = replace(WANTED, borrower_id="a/2", predecessor="a/1")
 
 
 @pytest.mark.conforms("E16")
+@pytest.mark.parametrize("made", [informed, watching])
 @pytest.mark.parametrize("comes", [WANTED, SUCCESSOR, Ping(("a/2",), 0.0), "poll"])
-def test_who_comes_and_dies_at_once_is_found(comes: LeaderWanted | Ping | str) -> None:
-    """Before anybody has seen its lock held: the grace begins anew."""
-    watch = informed()
+def test_who_comes_and_dies_at_once_is_found(
+    made: Callable[[], DeadAgentDetector], comes: LeaderWanted | Ping | str
+) -> None:
+    """Before anybody has seen its lock held, or seen it held again: the grace begins anew."""
+    watch = made()
     gone(watch, look(10.1))
     if isinstance(comes, str):
         watch.note_poll("a", True, 10.9)
@@ -192,7 +208,7 @@ def declare(bench: Bench, lock_valid_s: float) -> Bench:
 def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
     """A stream granted to a/1, whose ping was just answered, and b/1 waits."""
     bench = declare(Bench(), lock_valid_s)
-    bench.join("b/1")
+    bench.join("b/1", lock_valid_s=BORROWER.lock_valid_s)
     bench.receive(Ping(("a/1",), 0.0), "a")
     return bench
 
@@ -240,6 +256,9 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
     """Long before its reclaim grace ends, however long grants of the leader before are valid."""
     bench = taken_over()
     assert bench.leader.streams.absent_holders() == {"a": {"a/1"}}
+    bench.give(AgentProcessesEnded(frozenset({"c"}), TIMELINE))
+    bench.pass_time(0.3, "b/1")
+    assert bench.holders() == {1: "a/1"}, "another's process has ended"
     bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE))
     bench.pass_time(0.3, "b/1")
     assert (bench.holders(), [moved.reason for moved in bench.forced()]) == ({1: "b/1"}, [PROCESS_ENDED])
@@ -259,10 +278,28 @@ def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
 )
 def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool, timeline: int | None) -> None:
     bench = taken_over(lock_valid_s, is_held=is_held)
+    assert bool(bench.leader.streams.absent_holders()) is (is_held and lock_valid_s == BORROWER.lock_valid_s)
     bench.give(AgentProcessesEnded(frozenset({"a"}), timeline))
     bench.pass_time(9.9, "b/1")
     assert bench.holders() == {1: "a/1"}
     bench.pass_time(20.0, "b/1")
+    assert bench.holders() == {1: "b/1"}
+
+
+@pytest.mark.conforms("E7", "E16")
+def test_a_grant_of_a_former_timeline_stays_valid() -> None:
+    """Its leader there may have granted it to another, which goes on for a while."""
+    bench = taken_over()
+    bench.store.timeline += 1
+    bench.lead()
+    bench.join("b/1")
+    bench.join("a/2", reclaim=(bench.held(),), borrower_number=2, lock_valid_s=BORROWER.lock_valid_s)
+    bench.settle()
+    bench.give(AgentProcessesEnded(frozenset({"a"}), TIMELINE + 1))
+    assert bench.leader.members.get("a/2") is None
+    bench.pass_time(SETTINGS.lease_duration_s + SETTINGS.grant_validity_s - 0.1, "b/1")
+    assert bench.holders() == {1: "a/2"}
+    bench.pass_time(1.0, "b/1")
     assert bench.holders() == {1: "b/1"}
 
 

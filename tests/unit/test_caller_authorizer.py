@@ -13,7 +13,7 @@ from sublet_leader.node.caller_authorizer import CallerAuthorizer
 from sublet_leader.node.events import GroupLeaderEvent
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
-from sublet_protocol.domain.errors import PermissionDenied
+from sublet_protocol.domain.errors import PermissionDenied, UsageError
 from sublet_protocol.domain.limits import MAX_SUBSCRIPTIONS, MAX_WATCHES_OF_PRINCIPAL, SLICE_ITEMS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -61,9 +61,9 @@ class Node:
         """Nobody has a right from now on."""
         self.access.replace(AccessSnapshot("2", AccessRules(), self._valid))
 
-    def limit_watch(self, filter: str) -> None:
-        """From now on only user:a has a right, to watch this."""
-        rules = AccessRules([AccessRule("user:a", Right.WATCH, TopicFilter(filter))])
+    def limit_watch(self, filter: str, principal: str = "user:a") -> None:
+        """From now on only this principal has a right, to watch this."""
+        rules = AccessRules([AccessRule(principal, Right.WATCH, TopicFilter(filter))])
         self.access.replace(AccessSnapshot("2", rules, self._valid))
 
     def call(self, name: str) -> CallerAuthorizer:
@@ -107,6 +107,11 @@ def test_an_agent_belongs_to_one_principal(node: Node) -> None:
     assert node.call("user:a").check_message("agent.1", Ping(("agent/1",), 1.0))
     with pytest.raises(PermissionDenied, match="not user:b's"):
         node.call("user:b").check_message("agent.2", Ping(("agent/1",), 1.0))
+    with pytest.raises(PermissionDenied, match="not user:b's"):
+        node.rights.check_agent("agent.2")
+    node.rights.check_agent("another.1")  # it only polls, which makes it nobody's
+    node.call("user:a").check_agent("agent.1")
+    node.rights.check_agent("another.1")
     node.rights.forget(["agent.1"])
     assert node.call("user:b").check_message("agent.2", Ping(("agent/1",), 1.0))
 
@@ -184,6 +189,7 @@ def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:
     publisher = node.publisher
     publisher.receive("agent.1", 1, [Subscribe(Channel.GROUP, GROUP)], 0.0)
     publisher.receive("other.1", 1, [], 0.0)
+    node.limit_watch("#", "*")
     recheck(node)
     assert publisher.subscriber_ids == ("other.1",)
 
@@ -248,11 +254,14 @@ def test_old_rules_deny_nobody_and_let_nobody_in(node: Node) -> None:
 
 def test_subscribing_needs_a_rule(node: Node) -> None:
     node.call("user:a").check_subscribe("agent.1", Channel.GROUP, GROUP)
+    with pytest.raises(UsageError):
+        node.rights.check_subscribe("agent.1", Channel.GROUP, "no subscription")
     for subject in ((Channel.GROUP, ELSEWHERE), (Channel.GROUP, None)):
         with pytest.raises(PermissionDenied):
             node.rights.check_subscribe("agent.1", *subject)
     node.rights.check_subscribe("agent.1", Channel.STREAM, "1")
     node.call("user:b")
+    node.rights.check_subscribe("another.1", Channel.BORROWER, "another/1")
     for channel, key in ((Channel.GROUP, GROUP), (Channel.STREAM, "1"), (Channel.STREAM, None)):
         with pytest.raises(PermissionDenied):
             node.rights.check_subscribe("another.1", channel, key)

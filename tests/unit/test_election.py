@@ -210,6 +210,7 @@ def test_giving_up_releases_and_forgets(is_wanted_again: bool) -> None:
         assert machine.decide(StartCampaign(5), 1.05).claims == ()
     assert machine.decide(RELEASED, 1.1).claims == (5,) * is_wanted_again
     assert machine.is_busy() == is_wanted_again
+    assert machine.trusted_term(5, 1.1) is None
     assert machine.decide(Tick(), 3.0) == ElectionOutcome(), "nothing is renewed any more"
 
 
@@ -220,6 +221,13 @@ def test_a_drain_releases_everything_in_one_batch() -> None:
     assert machine.decide(ResignAll(), 1.0).release == {5: 100, 6: 100}
     assert len(machine.statuses()) == 3, "of 8 nothing is left"
     assert machine.decide(won(7, 0.2), 1.1).release == {7: 100}, "a claim under way is released when it arrives"
+
+
+def test_nobody_is_woken_for_a_renewal_under_way() -> None:
+    """The next begins when it is answered."""
+    machine = leading(5)
+    play(machine, (3.0, Tick()), (3.1, StartCampaign(6)), (3.2, won(6, 3.1)))
+    assert machine.decide(Tick(), 7.0).wake_at == 9.0, "the end of its trust"
 
 
 def test_answers_to_nothing_are_ignored() -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from sublet_leader.feed import history_and_follow as module
-from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall
+from sublet_leader.feed.history_and_follow import ClientStalled, FeedReadCall, split_table
 from sublet_leader.feed.page_memory import PageMemory, ReaderMemory
-from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.errors import Unauthenticated, ValueTooLarge
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import FeedReadRequest
@@ -67,3 +68,16 @@ def test_who_takes_nothing_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CONTENDED_WRITE_TIMEOUT_S", 0.0)
     with pytest.raises(ClientStalled):
         read(lambda: None, ShortMemory(1))
+
+
+def test_a_table_is_split_into_what_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single message larger than a page is a page, up to the limit."""
+    table = pa.table({"stream": [1, 1], "offset": [7, 8], "value": [b"x" * 99] * 2})
+    one = table.slice(0, 1)
+    for page_bytes, rows in ((table.nbytes, [2]), (table.nbytes - 1, [1, 1]), (1, [1, 1])):
+        assert [part.num_rows for part in split_table(table, page_bytes)] == rows
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", one.nbytes)
+    assert list(split_table(one, 1)) == [one]
+    monkeypatch.setattr(module, "MAX_PAGE_BYTES", one.nbytes - 1)
+    with pytest.raises(ValueTooLarge, match="stream 1, offset 7"):
+        list(split_table(one, 1))

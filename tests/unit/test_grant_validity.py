@@ -116,6 +116,30 @@ def taken_by_the_database(talk: Talk) -> None:
     talk.bench.settle()
 
 
+def confirmed_by_another(talk: Talk) -> None:
+    taken_by_the_database(talk)
+    talk.bench.finished(1, talk.grant_id, OTHER)
+
+
+def takeover_while_another_leaves(talk: Talk) -> None:
+    takeover(talk)
+    talk.bench.join("c/1")
+    talk.bench.leave(borrower_id="c/1")
+
+
+def second_takeover(talk: Talk) -> None:
+    takeover(talk)
+    talk.bench.join("c/1", session="worker", session_epoch=3)
+
+
+def takeover_during_a_reclaim(talk: Talk) -> None:
+    """Its answer comes when the borrower that has reclaimed is fenced."""
+    talk.bench.join("a/2", reclaim=(talk.bench.held(),), session="worker", session_epoch=1, borrower_number=2)
+    written = talk.bench.write()
+    takeover(talk)
+    talk.bench.give(written)
+
+
 def forced_reset(talk: Talk, set_back_s: float = 0.0) -> None:
     """It changes the rows and ends the lease, which the leader before trusts, and answers pings, as long as it may.
     The database's clock is set back then."""
@@ -161,6 +185,10 @@ def new_leader(talk: Talk) -> None:
         takeover,
         takeover_under_a_new_leader,
         taken_by_the_database,
+        confirmed_by_another,
+        takeover_while_another_leaves,
+        second_takeover,
+        takeover_during_a_reclaim,
         forced_reset,
         partial(forced_reset, set_back_s=4.0),
         failover,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_protocol.messages.borrower_leader import Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import GrantEndOutcome, Ping, PingResponse
 from sublet_storage.groups.model.records import ForceRelease, RecordHistory, ReleaseStream
 from tests.unit.leader_bench import BORROWER, Bench, granted
 
@@ -60,11 +60,45 @@ def test_a_revoke_is_forced_at_its_deadline() -> None:
     assert ForceRelease in writes(bench)
 
 
-def test_another_read_error_is_recorded_in_time() -> None:
+def test_final_progress_that_is_written_is_not_forced() -> None:
+    """Though the answer comes after the deadline."""
     bench = granted()
+    bench.revoke()
+    bench.settle()
+    bench.progress(7, final=True)
+    written = bench.write()
+    bench.now += bench.settings.revoke_deadline_s
+    bench.receive(Ping((BORROWER,), bench.now))
+    bench.tick()
+    bench.give(written)
+    bench.settle()
+    assert (bench.row().position, bench.losses(), bench.forced()) == (7, [GrantEndOutcome.SAVED], [])
+    assert [line.reason for line in bench.history("release")] == ["operator"]
+    bench.receive(Ping((BORROWER,), bench.now))
+    assert [answer.without for answer in bench.received(PingResponse)] == [()], "it was not taken"
+
+
+def test_what_is_taken_from_one_that_is_succeeded() -> None:
+    """Nobody is left to confirm it."""
+    bench = granted()
+    bench.revoke()
+    bench.settle()
+    bench.now += bench.settings.revoke_deadline_s
+    bench.receive(Ping((BORROWER,), bench.now))
+    bench.tick()
+    written = bench.write()
+    bench.join("a/2", predecessor=BORROWER)
+    bench.give(written)
+    assert (len(bench.forced()), bench.leader.members.unconfirmed) == (1, {})
+
+
+def test_another_read_error_is_recorded_in_time() -> None:
+    assert Bench().leader.streams.unreadable_count() == 0
+    bench = granted(2)
     for count, error in enumerate(("no host", "no rights"), 1):
         bench.progress(0, read_error=error)
         assert writes(bench).count(RecordHistory) == 1, count
+        assert bench.leader.streams.unreadable_count() == 1
         bench.settle()
         bench.now += bench.settings.resend_interval_s
 

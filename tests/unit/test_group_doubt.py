@@ -15,7 +15,7 @@ from sublet_protocol.messages.borrower_leader import (
     ProgressSaved,
     Revoke,
 )
-from sublet_storage.groups.model.records import AdvancePosition, LendingStatus
+from sublet_storage.groups.model.records import AdvancePosition, FreeReservedStream, GrantStream, LendingStatus
 from tests.unit.leader_bench import HEAD, HOLD_S, Bench
 
 
@@ -140,6 +140,8 @@ def test_nothing_is_reserved_for_who_may_not_return(leave_it: Callable[[Bench], 
     for member in ("a/1", "a/2"):
         bench.give(MemberRightRevoked(member, "no right to join"))
     assert bench.ends() == [BorrowerEndReason.DENIED]
+    pending = [type(change) for change in bench.leader.pending_changes()]
+    assert sum(kind in (GrantStream, FreeReservedStream) for kind in pending) <= 1, "one after the other"
     if not is_written:
         bench.fail()
     denied_at = bench.now

@@ -40,6 +40,7 @@ from sublet_storage.groups.model.records import (
     GroupWrites,
     LendingStatus,
     OnDataLoss,
+    RecordHistory,
     ReleaseStream,
     StartingPosition,
 )
@@ -189,6 +190,31 @@ def test_a_closed_stream_being_read_is_not_written() -> None:
     assert (entry and entry.lending.is_closed, bench.entries) == (True, [])
 
 
+def test_a_blocked_stream_is_not_written() -> None:
+    """When a leader finds it, when it closes, and when a member waits for streams."""
+    bench = Bench()
+    bench.change_row(status=LendingStatus.BLOCKED, position=HEAD, grant_id=7)
+    bench.lead()
+    bench.join()
+    bench.streams.rollover(1)
+    bench.tick(bench.settings.reclaim_grace_s)
+    bench.commit()
+    assert [change for change in bench.entries if change.stream_id == 1] == []
+
+
+def test_a_stream_closes_while_its_grant_is_written() -> None:
+    bench = granted()
+    bench.hand_over()
+    bench.sent.clear()
+    bench.streams.rollover(1)
+    sync = GroupWrites(bench.group.group_id, bench.term, (), needs_stream_sync=True)
+    bench.join(OTHER)
+    bench.debounce()
+    bench.give(WritesCommitted(bench.store.commit([sync])[0]))
+    bench.settle()
+    assert (bench.holders(), bench.losses()) == ({1: OTHER}, [])
+
+
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("what", ["progress", "revoke", "leave"])
 def test_that_all_is_gone_crosses_a_write(what: str, on_data_loss: OnDataLoss) -> None:
@@ -227,6 +253,30 @@ def test_a_stream_finished_while_its_grant_waits() -> None:
     bench.leave(bench.said(0, 2))
     bench.settle()
     assert bench.ends() == [BorrowerEndReason.DONE]
+
+
+def test_children_of_lost_streams_are_granted() -> None:
+    """Also a generation that is first read when its streams are finished."""
+    bench = granted(options=GroupOptions(StartingPosition.EARLIEST, on_data_loss=OnDataLoss.SKIP))
+    for generation in (1, 2):
+        bench.streams.rollover(1)
+        bench.streams.expire_generation(generation)
+    bench.pass_time(bench.settings.stream_sync_interval_s + 0.5, BORROWER)
+    assert bench.holders() == {3: BORROWER}
+    assert [entry.lending.stream_id for entry in bench.leader.streams] == [3]
+
+
+def test_an_unconfirmed_grant_is_not_moved() -> None:
+    """However long ago it was made."""
+    bench = Bench(2)
+    bench.joined(BORROWER)
+    bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER)
+    bench.join(OTHER)
+    bench.share(BORROWER, OTHER)
+    assert bench.received(Revoke) == []
+    bench.confirm()
+    bench.pass_time(bench.settings.min_grant_duration_s + 1.0, BORROWER, OTHER)
+    assert bench.received(Revoke) != []
 
 
 # --- what is said again -----------------------------------------------------------------------------------------------
@@ -293,6 +343,16 @@ def test_a_leaver_is_done_when_that_is_durable() -> None:
     assert bench.forced() == []
 
 
+def test_a_leaver_need_not_confirm() -> None:
+    """While the end of another of its grants is still to be written."""
+    bench = granted(2)
+    bench.store.locked.add((1, 2))
+    bench.leave(bench.said(7), bench.said(6, 2))
+    bench.commit()
+    assert bench.holders() == {2: BORROWER}
+    assert bench.leader.members.unconfirmed == {}
+
+
 @pytest.mark.conforms("E8", "E10")
 @pytest.mark.parametrize(
     ("end", "reason"), [(Bench.leave, BorrowerEndReason.DONE), (Bench.evict, BorrowerEndReason.RETRY)]
@@ -304,6 +364,31 @@ def test_a_grant_under_way_to_one_that_is_over(end: Callable[[Bench], None], rea
     bench.settle()
     assert (bench.row().status, bench.ends()) == (LendingStatus.FREE, [reason])
     assert bench.forced() == [], "nobody was ever notified of it"
+
+
+@pytest.mark.parametrize("fail", [Bench.fail, Bench.commit])
+def test_a_grant_that_is_not_written_is_retried(fail: Callable[[Bench], None]) -> None:
+    """As the transaction failed, or its row was locked."""
+    bench = unwritten()
+    bench.store.locked.add((1, 1))
+    fail(bench)
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_grant_under_way_delays_the_next(is_locked: bool) -> None:
+    """Its borrower has left meanwhile, and another waits."""
+    bench = unwritten()
+    if is_locked:
+        bench.store.locked.add((1, 1))
+    bench.leave()
+    bench.join(OTHER)
+    bench.debounce()
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+    bench.commit()
+    bench.store.locked.clear()
+    bench.pass_time(1.0, OTHER)
+    assert bench.holders() == {1: OTHER}
 
 
 def test_progress_that_waits_is_replaced_by_newer_only() -> None:
@@ -346,6 +431,7 @@ def test_an_evicted_borrowers_final_progress_counts() -> None:
     bench.revoke()
     bench.progress(5, final=True)
     bench.evict()
+    assert [type(change) for change in bench.leader.pending_changes()] == [RecordHistory, ReleaseStream]
     bench.settle()
     assert (bench.row().position, bench.forced()) == (5, [])
 
@@ -547,6 +633,17 @@ def test_a_reclaim_of_what_is_not_its_own_is_lost() -> None:
 
 
 @pytest.mark.conforms("E10")
+def test_who_reports_an_old_grant_is_answered_at_once() -> None:
+    """Also while the end of the holder's grant is written."""
+    bench = granted()
+    bench.join(OTHER)
+    bench.progress(5, final=True)
+    bench.sent.clear()
+    bench.report(StreamProgress(1, bench.grant_id() - 1, 5), borrower_id=OTHER)
+    assert [lost.borrower_id for lost in bench.received(Revoked)] == [OTHER]
+
+
+@pytest.mark.conforms("E10")
 def test_a_report_of_anothers_stream_ends_no_grant() -> None:
     """Who reports it has lost it: its holder has not."""
     bench = granted(2)
@@ -705,6 +802,7 @@ def test_nobody_can_speak_of_an_unwritten_grant(last: bool) -> None:
     bench = unwritten()
     bench.report(StreamProgress(1, 0, 5, last))
     bench.finished(grant_id=0)
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
     bench.settle()
     bench.confirm()
     assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0)
@@ -730,10 +828,26 @@ def test_no_agent_reports_for_anothers_borrower() -> None:
     assert len(bench.leader.members) == 1
 
 
+@pytest.mark.conforms("E10", "X5")
+def test_no_agent_succeeds_anothers_borrower() -> None:
+    """Neither by naming it, nor by its grant; and its reports do not count."""
+    bench = granted()
+    bench.join(OTHER, predecessor=BORROWER, reclaim=(bench.held(1, 50),), borrower_number=9)
+    for size in (0, 1000):
+        bench.now += 0.1
+        bench.progress(0, borrower_id=OTHER, size=size)
+    bench.settle()
+    assert {member.borrower_id for member in bench.leader.members} == {BORROWER, OTHER}
+    assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0)
+    assert [entry.meter.load() for entry in bench.leader.streams] == [None]
+
+
 @pytest.mark.conforms("E10")
 def test_a_late_request_brings_nobody_back() -> None:
     """Neither one that was replaced nor one that left."""
     bench = granted()
+    bench.join(BORROWER)
+    assert bench.ends() == [], "it is a member"
     bench.join("a/2", predecessor=BORROWER, reclaim=(bench.held(),))
     bench.settle()
     bench.sent.clear()
@@ -757,6 +871,19 @@ def test_a_leader_with_nobody_left_stops_in_time() -> None:
     assert bench.stopped is None
     bench.pass_time(2.0)
     assert bench.stopped == "idle"
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_leader_with_something_to_write_goes_on(is_locked: bool) -> None:
+    bench = granted()
+    bench.evict()
+    if is_locked:
+        bench.store.locked.add((1, 1))
+    for _ in range(round(bench.settings.leader_idle_timeout_s / 0.05) + 20):
+        bench.tick(0.05)
+        if is_locked and bench.entries:
+            bench.commit()
+    assert (bench.stopped, len(bench.leader.members)) == (None, 0)
 
 
 def test_those_that_left_are_forgotten_in_time() -> None:
@@ -803,6 +930,22 @@ def test_members_receive_how_far_an_atomic_group_is() -> None:
     assert bench.received(PingResponse) == [], "it has not moved"
     bench.receive(Ping((BORROWER,), sent_at=18.0))
     assert [each.epochs for each in bench.received(PingResponse)] == [answer.epochs]
+
+
+def test_only_written_progress_causes_a_sync() -> None:
+    bench = Bench(options=ATOMIC)
+    bench.joined()
+    bench.confirm()
+    bench.pass_time(1.0, BORROWER)
+    for refused in (False, True):
+        if refused:
+            bench.change_row(grant_id=bench.grant_id() + 1, status=LendingStatus.FREE, borrower_id=None, agent=None)
+            bench.report(StreamProgress(1, bench.grant_id() - 1, 5))
+        else:
+            bench.revoke()
+        bench.commit()
+        bench.tick(bench.settings.rebalance_debounce_s)
+        assert not bench.renew
 
 
 def test_frontiers_are_announced_in_slices() -> None:

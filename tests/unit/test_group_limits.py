@@ -17,10 +17,14 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_storage.groups.model.records import (
+    UNREADABLE,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
+    GrantStream,
     LendingChange,
     ReclaimStream,
+    RecordHistory,
     ReleaseStream,
 )
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted
@@ -125,6 +129,27 @@ def test_what_waits_for_a_stream_is_bounded() -> None:
     bench.settle()
     assert bench.row().position == HEAD - 1
     assert bench.grant_id() != grant
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        (AdvancePosition(1, 7, 1), AdvancePosition(1, 8, 2)),
+        (AdvancePosition(1, 7, 1), ReleaseStream(1, 8, 2, "left")),
+        (RecordHistory(1, 7, UNREADABLE, "damaged"), ForceRelease(1, 8, "deadline")),
+        (FreeReservedStream(1, 7, "its time is over"), RecordHistory(1, 7, UNREADABLE, "damaged")),
+        (GrantStream(1, "a/1", "a", None, "allocated"), AdvancePosition(1, 7, 1)),
+        (AdvancePosition(1, 7, 1), GrantStream(1, "a/1", "a", None, "allocated")),
+    ],
+    ids=lambda change: type(change).__name__,
+)
+def test_changes_of_two_grants_are_not_joined(earlier: LendingChange, later: LendingChange) -> None:
+    streams = Bench().leader.streams
+    for change in (earlier, later):
+        streams.enqueue(change)
+    entry = streams.get(1)
+    assert entry is not None
+    assert entry.queue == [earlier, later]
 
 
 def test_joined_reclaims_keep_the_furthest_progress() -> None:

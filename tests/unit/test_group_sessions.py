@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from sublet_leader.allocation import StreamLoad
+from sublet_leader.allocation import AllocationPlan, EvenStrategy, StreamLoad
 from sublet_leader.group.throughput import HALF_LIFE_S, ThroughputMeter
+from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
     Invalidate,
+    Ping,
     Revoke,
     StreamProgress,
 )
-from sublet_storage.groups.model.records import GroupOptions, LendingStatus, StartingPosition
-from tests.unit.leader_bench import HOLD_S, Bench, granted
+from sublet_storage.groups.model.records import ForceRelease, GrantStream, GroupOptions, LendingStatus, StartingPosition
+from tests.unit.leader_bench import HOLD_S, Bench, granted, unwritten
 
 STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=HOLD_S)
 
@@ -251,6 +253,19 @@ def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.Monke
     bench.joined("a/1", "b/1")
     assert sorted(bench.holders().values(), key=str) == ["a/1", "b/1"]
     assert [story for story in bench.stories if "ZeroDivisionError: of the moon" in story]
+    monkeypatch.setattr(EvenStrategy, "plan", lambda *_: AllocationPlan(((1, "a/1"),)))
+    with pytest.raises(UsageError, match="stream 1, which is not free"):
+        bench.joined("c/1")
+
+
+@pytest.mark.parametrize("reserve", [left, lost])
+@pytest.mark.parametrize("wanted", [{}, {"session_epoch": 2, "leaving": True}], ids=["for display", "leaving"])
+def test_who_gets_nothing_reserved(wanted: dict[str, Any], reserve: Callable[[], Bench]) -> None:
+    """A name for display, and a process that takes no more streams."""
+    bench = reserve()
+    bench.join("b/1", session="etl", **wanted)
+    bench.pass_time(1.0, "b/1")
+    assert bench.holders() == {}
 
 
 @pytest.mark.conforms("E18")
@@ -271,6 +286,40 @@ def test_a_revoke_is_recorded_once_with_its_reason() -> None:
     bench.revoke()
     bench.settle()
     assert [line.reason for line in bench.history("revoke")] == ["operator"]
+
+
+@pytest.mark.conforms("E11", "E30")
+def test_a_stream_is_taken_from_a_fenced_process_once() -> None:
+    """Also where two newer ones come before it may be granted again."""
+    bench = Bench()
+    bench.named("a/1", "etl", 1)
+    bench.receive(Ping(("a/1",), bench.now))
+    for borrower_id, epoch in (("b/1", 2), ("c/1", 3)):
+        bench.join(borrower_id, session="etl", session_epoch=epoch)
+        bench.settle()
+    assert len(bench.history("revoke")) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_end_under_way_is_not_begun_again(fails: bool) -> None:
+    """That of a former leader's grant, whose session is fenced then."""
+    bench = Bench()
+    bench.named("a/1", "etl")
+    bench.lead()
+    bench.tick(bench.settings.reclaim_grace_s + bench.settings.grant_validity_s)
+    if fails:
+        bench.fail()
+    bench.join("b/1", session="etl", session_epoch=2)
+    assert [type(change) for change in bench.leader.pending_changes()] == [ForceRelease]
+
+
+def test_a_revoke_of_an_unwritten_grant_waits_for_it() -> None:
+    bench = unwritten()
+    bench.revoke()
+    assert [type(change) for change in bench.leader.pending_changes()] == [GrantStream]
+    assert bench.received(Revoke) == []
+    bench.settle()
+    assert len(bench.received(Revoke)) == 1
 
 
 def test_reports_of_size_and_lag_reach_the_strategy() -> None:

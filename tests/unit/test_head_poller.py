@@ -80,6 +80,9 @@ async def test_pushed_heads_make_it_look_and_are_checked(ends: Ends, watch: Feed
     ends.heads[1] = HeadState(7, False, False)
     watch.poll_soon(1)
     assert await follower.wait_for_heads(10) == {1: HeadState(7, False, False)}
+    ends.heads[1] = HeadState(7, True, False)
+    watch.poll_soon(1)
+    assert await follower.wait_for_heads(10) == {1: HeadState(7, True, False)}
 
 
 @story()

@@ -155,6 +155,7 @@ def test_a_leader_without_its_lock_is_silent() -> None:
         lost_at = node.now
         assert answers(node, lost_at + 0.9)
         assert not answers(node, lost_at + 1.0)
+        assert not node.machine.election.is_silent(9, lost_at + 1.0), "which it does not lead"
         if until == "held":
             node.do(OwnLivenessLockAcquired(MINE.key))
         else:

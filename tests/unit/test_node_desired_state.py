@@ -70,6 +70,25 @@ def test_a_draining_node_opens_no_group() -> None:
     assert play.admitted()[-1:] == ["a/2"]
 
 
+def test_a_stopping_node_takes_no_orders() -> None:
+    """Otherwise it would campaign again when it need not drain any more."""
+    play = leading()
+    order(play, draining=True)
+    play.settle()
+    play.shut_down()
+    order(play)
+    assert play.waiting(ClaimLeadership) == []
+
+
+def test_a_node_that_drains_does_not_campaign() -> None:
+    """For a group that it has asked for before."""
+    play = Play()
+    play.want()
+    order(play, draining=True)
+    play.settle()
+    assert play.machine.election.leaderships() == {}
+
+
 def test_stepping_down_leaves_a_group_for_a_lease() -> None:
     """All else that the node leads it keeps. An order for another term is ignored."""
     play = leading()

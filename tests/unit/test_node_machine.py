@@ -7,7 +7,9 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from sublet_leader.group.events import ForcedRevokeRequested
+from sublet_leader.group.events import BorrowerMessageReceived, ForcedRevokeRequested, GroupOutcome
+from sublet_leader.group.events import Event as GroupEvent
+from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import StreamEntry
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node import group_registry
@@ -25,11 +27,13 @@ from sublet_leader.node.events import (
     LeaderLookupCompleted,
     LoadGroup,
     LookUpLeader,
+    NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
     ReleaseLeaderships,
     RenewLeaderships,
     ShutdownRequested,
+    StreamsChanged,
     WatcherLeaderQueryReceived,
     WritesCommitFailed,
     WritesCommitted,
@@ -69,6 +73,7 @@ from sublet_protocol.tick import Tick
 from sublet_storage.db.liveness_lock import PeerLocksChecked, compute_lock_key
 from sublet_storage.groups.model.records import (
     AdvancePosition,
+    GroupOptions,
     GroupWrites,
     Leadership,
     LendingStatus,
@@ -269,14 +274,29 @@ def test_sessions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.conforms("X4")
+def test_who_is_sent_on_soon_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_registry, "MAX_BORROWERS_OF_PRINCIPAL", 1)
+    play = Play()
+    play.store.claim(play.store.open_group(WANTED).group_id, OTHER, 60.0)
+    play.join("a/1")
+    assert play.admitted() == ["a/1"]
+    for borrower_id, answers in (("a/2", [("a/2", BorrowerEndReason.DENIED)]), ("a/3", [])):
+        play.want(borrower_id)
+        assert play.answers() == answers
+        play.do(Tick(), group_registry.REDIRECT_EXPIRY_S)
+
+
+@pytest.mark.conforms("X4")
 def test_a_borrower_waits_for_its_last_group() -> None:
-    """So that who asks for ever new groups takes no more room; a disconnect, and nothing else, ends its own wait."""
+    """So that who asks for ever new groups takes no more room; a disconnect from no leader, and nothing else, ends its
+    own wait."""
     play = Play()
     for number in range(3):
         play.want("a/1", subscription=f"$share/g{number}/#")
         play.want("b/1", subscription=f"$share/g{number}/#")
     play.receive(Disconnect("b/1", 0, ()), "b")
     play.receive(RevokeFinished("a/1", 0, 1, 1))
+    play.receive(Disconnect("a/1", 1, ()))  # from a leader before
     play.settle()
     assert [(one.borrower_id, one.group_id) for one in play.received(LeaderConnectResponse)] == [("a/1", 3)]
 
@@ -306,12 +326,13 @@ def test_parts_under_anothers_id_are_not_stored() -> None:
     assert play.answers() == [], "its own waits for the last part"
 
 
-def test_who_fell_silent_by_then_is_not_admitted() -> None:
+@pytest.mark.parametrize(("more_s", "admitted"), [(0.0, ["a/1", "b/1"]), (0.1, ["b/1"])])
+def test_who_fell_silent_by_then_is_not_admitted(more_s: float, admitted: list[str]) -> None:
     play = Play()
     play.want("a/1")
-    play.do(Tick(), SETTINGS.ping_timeout_s + 0.1)
+    play.do(Tick(), SETTINGS.ping_timeout_s + more_s)
     play.join("b/1")
-    assert play.admitted() == ["b/1"]
+    assert play.admitted() == admitted
 
 
 @pytest.mark.conforms("E7", "E16")
@@ -336,12 +357,15 @@ def test_who_asked_before_the_claim_and_died_is_found() -> None:
     assert {row.borrower_id for row in play.store.rows(1).values()} == {"b/1"}
 
 
-@pytest.mark.parametrize(("remaining_s", "is_sent_on"), [(0.0, False), (0.1, True)])
-def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool) -> None:
+@pytest.mark.parametrize(
+    ("node", "remaining_s", "is_sent_on"), [(OTHER, 0.0, False), (OTHER, 0.1, True), (Play().ref, 0.1, False)]
+)
+def test_nobody_is_sent_to_a_former_leader(node: NodeIncarnation, remaining_s: float, is_sent_on: bool) -> None:
+    """Neither to this node, which does not lead any more."""
     play = Play()
     play.want("a/1")
     play.do(WatcherLeaderQueryReceived("w.1", WANTED, "user"))
-    play.do(LeaderLookupCompleted(play.take(LookUpLeader), None, Leadership(1, OTHER, 1, remaining_s)))
+    play.do(LeaderLookupCompleted(play.take(LookUpLeader), None, Leadership(1, node, 1, remaining_s)))
     assert bool(play.admitted()) is is_sent_on
 
 
@@ -616,8 +640,10 @@ def test_an_answer_to_a_former_leader_is_dropped() -> None:
     play.settle()
     play.join("b/1")
     leader = play.machine.leaders[1]
-    play.do(answer)
-    assert play.machine.leaders[1] is leader
+    assert isinstance(answer, WritesCommitted)
+    for is_unknown in (False, True):
+        play.do(replace(answer, results=(replace(answer.results[0], is_outcome_unknown=is_unknown),)))
+        assert play.machine.leaders[1] is leader
     assert play.stories == []
 
 
@@ -667,6 +693,39 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
     assert "the story" in play.stories[0]
     assert set(play.machine.leaders) == {2}
     assert [m.borrower_id for m in play.received(Invalidate)] == ["a/1"]
+
+
+def test_a_leader_that_breaks_keeps_no_borrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play()
+    play.want("a/1")
+    play.want("b/1")
+    decide = GroupLeader.decide
+
+    def break_at_a_member(leader: GroupLeader, event: GroupEvent, now: float) -> GroupOutcome:
+        assert not isinstance(event, BorrowerMessageReceived)
+        return decide(leader, event, now)
+
+    monkeypatch.setattr(GroupLeader, "decide", break_at_a_member)
+    play.settle()
+    assert (len(play.stories), play.machine.leaders) == (1, {})
+    play.pass_time(1.1)
+    assert [play.machine.registry.group_of_borrower(name[0], name) for name in ("a/1", "b/1")] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("group_id", "is_epochs_only", "reading"),
+    [(None, False, [1, 2]), (1, False, [1]), (None, True, [2]), (1, True, []), (2, True, [2])],
+)
+def test_leaders_read_what_concerns_them(group_id: int | None, is_epochs_only: bool, reading: list[int]) -> None:
+    """Completed epochs are for atomic groups."""
+    play = leading()
+    play.store.declare_group(Subscription.parse("$share/atomic/#"), GroupOptions(atomic=True))
+    play.join("b/1", subscription="$share/atomic/#")
+    play.pass_time(1.0)
+    play.do(StreamsChanged(is_epochs_only, group_id))
+    play.do(Tick(), play.now + SETTINGS.rebalance_debounce_s)
+    batch = [writes for commit in play.waiting(CommitWrites) for writes in commit.batch]
+    assert [writes.group_id for writes in batch if writes.needs_stream_sync] == reading
 
 
 def test_a_revoke_is_given_to_its_leader() -> None:
@@ -739,6 +798,16 @@ def test_a_shutdown_waits_for_no_database() -> None:
     assert play.last.is_stopped
 
 
+@pytest.mark.conforms("E15")
+def test_a_shutdown_waits_for_a_former_leaders_commit() -> None:
+    play, commit = writing()
+    play.do(NodeDesiredStateRead(False, {1: play.machine.leaders[1].term}))
+    play.settle()
+    play.shut_down()
+    assert (play.machine.leaders, play.last.is_stopped) == ({}, False)
+    assert play.do(play.execute(commit)).is_stopped
+
+
 @pytest.mark.conforms("E22")
 def test_an_idle_leader_frees_its_claim() -> None:
     """Who comes in that moment is served."""
@@ -762,13 +831,16 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second = Play("n2", first.store)
     for number in range(50):
         second.want(f"b/{number}", subscription=f"$share/g{number}/#", group_id=1000)
-    second.join("b/1")
+    second.join("c/1")
+    assert second.machine.registry.find_group(WANTED) is not None
     first.now = second.now
-    second.do(Tick(), SETTINGS.leader_idle_timeout_s + 1)
+    second.do(Tick(), SETTINGS.leader_idle_timeout_s)
+    registry = second.machine.registry
+    assert len(registry) == 0
     second.settle()
     second.do(Tick(), second.now + 1.0)
-    registry = second.machine.registry
     assert registry.wake_at() == float("inf"), "no subscription is left to look at"
+    assert (registry.take_waiters(WANTED), registry.send_on(WANTED)) == ((), ())
     assert {registry.find_group_by_id(group_id) for group_id in range(100)} == {None}
     assert {registry.group_of_borrower("b", f"b/{number}") for number in range(50)} == {None}
     assert not second.machine.election.is_busy()
@@ -792,6 +864,8 @@ def test_a_change_counts_by_its_epochs() -> None:
     assert row is not None
     doubt = InDoubtRange(1, 0, 1, 0.0, many)
     row.lending = replace(row.lending, consumed=many, in_doubt=doubt)
+    heavy = PendingWrites(7, no_stream, [AdvancePosition(1, 1, 1, many), AdvancePosition(2, 1, 1, ConsumedFrontier(1))])
+    assert [heavy.take(1, 1, may_sync=True)[1] for _ in range(3)] == [26, 1, 0], "one at least"
     plain, reports = advances(40), [AdvancePosition(number, 1, 1, many, doubt) for number in range(1, 41)]
     for changes, entry, of_first in ((plain, None, 40), (plain, row, 9), (reports, None, 9), (reports, row, 4)):
         streams = {} if entry is None else dict.fromkeys(range(1, 41), entry)

@@ -148,10 +148,8 @@ class AssignmentManager:
     ) -> None:
         """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
         is still on its way to it is over."""
-        for stream_id in tuple(member.streams):
-            entry = self._streams.get(stream_id)
-            if entry is not None and entry.assignment is not None:
-                self.force_release(entry, reason, now, reserve_s, is_denied=is_denied)
+        for entry, _ in self._streams.find_assigned(member.streams):
+            self.force_release(entry, reason, now, reserve_s, is_denied=is_denied)
         self._members.mark_replaced(member.borrower_id, now)
 
     def deny_session(self, session: str) -> None:
@@ -171,22 +169,20 @@ class AssignmentManager:
         """End the validity of the grants of a member whose process has ended. Of a former timeline, the holder may be
         another."""
         member.validity_extended_at = float("-inf")
-        for stream_id in member.streams:
-            entry = self._streams.get(stream_id)
-            if entry is not None and not is_of_former_timeline(entry.lending.grant_id, self._term):
+        for entry, _ in self._streams.find_assigned(member.streams):
+            if not is_of_former_timeline(entry.lending.grant_id, self._term):
                 entry.valid_until = float("-inf")
 
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """Write the pending releases of a fenced borrower at once, as it has confirmed."""
-        for entry in self._find_pending_releases():
-            pending = entry.pending_release
-            if pending is not None and (pending.agent, pending.borrower_id) == (agent, borrower_id):
+        for entry, pending in self._find_pending_releases():
+            if (pending.agent, pending.borrower_id) == (agent, borrower_id):
                 self._write_in_time(entry, pending)
 
-    def _find_pending_releases(self) -> list[StreamEntry]:
-        entries = (self._streams.get(stream_id) for stream_id in self._releasing)
-        pending = [entry for entry in entries if entry is not None and entry.pending_release is not None]
-        self._releasing = {entry.lending.stream_id for entry in pending}
+    def _find_pending_releases(self) -> list[tuple[StreamEntry, DeferredForceRelease]]:
+        entries = [entry for stream_id in self._releasing if (entry := self._streams.get(stream_id)) is not None]
+        pending = [(entry, entry.pending_release) for entry in entries if entry.pending_release is not None]
+        self._releasing = {entry.lending.stream_id for entry, _ in pending}
         return pending
 
     def _write_in_time(self, entry: StreamEntry, pending_release: DeferredForceRelease) -> None:
@@ -201,31 +197,27 @@ class AssignmentManager:
     def list_not_extended(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Return (stream, grant id) of what was taken from the borrower by force, or ends before it would be valid
         no more."""
-        assignments = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
-        ending = {
-            (a.stream_id, a.grant_id) for a in assignments if a and now >= a.deadline - self._settings.grant_validity_s
-        }
+        assignments = [assignment for _, assignment in self._streams.find_assigned(member.streams)]
+        validity_s = self._settings.grant_validity_s
+        ending = {(a.stream_id, a.grant_id) for a in assignments if now >= a.deadline - validity_s}
         return tuple(sorted(member.taken | ending))
 
     # --- messages and commands --------------------------------------------------------------------------------------
 
     def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
         """Revoke streams, at the deadline without final progress."""
-        for stream_id in stream_ids:
-            entry = self._streams.get(stream_id)
-            if entry is not None and entry.assignment is not None:
-                # Repeating a revoke does not extend its deadline: otherwise a forced release could be put off for ever.
-                entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
-                if entry.assignment.grant_id and entry.assignment.status is not GrantStatus.REVOKING:
-                    self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
-                self.apply_event(entry.assignment, GrantTransitionEvent.REVOKE, now)
+        for _, assignment in self._streams.find_assigned(stream_ids):
+            # Repeating a revoke does not extend its deadline: otherwise a forced release could be put off for ever.
+            assignment.reason, assignment.deadline = reason, min(deadline, assignment.deadline)
+            if assignment.grant_id and assignment.status is not GrantStatus.REVOKING:
+                self._streams.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, "revoke", reason))
+            self.apply_event(assignment, GrantTransitionEvent.REVOKE, now)
 
     def record_read_error(self, assignment: StreamAssignment, read_error: str, now: float) -> None:
         """Record a change of the holder's read error in the history, at most one error of a stream in the resend
         interval; an empty error means that it can read again, which is recorded at once behind one that was."""
-        if read_error != assignment.read_error and not assignment.is_final_queued:
-            assignment.read_error = read_error
-            self._record_reading(assignment.stream_id, now)
+        assignment.read_error = read_error
+        self._record_reading(assignment.stream_id, now)
 
     def _record_reading(self, stream_id: int, now: float) -> None:
         """Record what history does not have of the holder's reading, or leave it to a later call if it is too early."""
@@ -249,15 +241,11 @@ class AssignmentManager:
         Progress that is not final ended in the middle of a batch: messages after its position may be seen twice.
         """
         progress_by_grant = {(p.stream_id, p.grant_id): p for p in streams if p.stream_id in member.streams}
-        for stream_id in tuple(member.streams):
-            entry = self._streams.get(stream_id)
-            assignment = entry.assignment if entry else None
-            if entry is None or assignment is None:
-                continue
+        for entry, assignment in self._streams.find_assigned(member.streams):
             if not assignment.grant_id:
                 self._actions.detach(entry)
                 continue
-            progress = progress_by_grant.get((stream_id, assignment.grant_id))
+            progress = progress_by_grant.get((assignment.stream_id, assignment.grant_id))
             if progress is None:
                 self.apply_event(assignment, GrantTransitionEvent.REVOKE_FINISHED, now)
             else:
@@ -317,9 +305,9 @@ class AssignmentManager:
 
     def resend(self, now: float) -> None:
         """Resend what was not answered, and end at its deadline what is to be taken by force."""
-        for waiting in self._find_pending_releases():
-            if waiting.pending_release is not None and now >= waiting.pending_release.at:
-                self._write_in_time(waiting, waiting.pending_release)
+        for waiting, pending in self._find_pending_releases():
+            if now >= pending.at:
+                self._write_in_time(waiting, pending)
         for stream_id in tuple(self._unrecorded):
             self._record_reading(stream_id, now)
         for stream_id in tuple(self._actions.waiting):

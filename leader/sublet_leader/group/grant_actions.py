@@ -169,7 +169,7 @@ class GrantActionHandlers:
             goes = member is None or member.is_disconnecting
             reserved_s = self.compute_reserved_s(self._get_entry(assignment)) if goes else 0.0
             cause = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
-            cause = member.leave_reason if member is not None and member.leave_reason else cause
+            cause = (member.leave_reason if member is not None else "") or cause
             cause = "its borrower found it to end before what it had read" if assignment.is_beyond_head else cause
             reason = assignment.reason or (cause if goes else "handed back by its borrower")
             a = assignment

@@ -389,18 +389,13 @@ class GroupLeader:
     ) -> None:
         """End the borrower that has sent invalid progress, with the reason, and free its streams. The grant is still in
         force; where its borrower has gone meanwhile, or waits for its end, that end is still to be written."""
-        assignment = entry.assignment
-        from_holder = (
-            assignment is not None and assignment.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
-        )
-        if assignment is None and not entry.is_ending:
-            self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem, ends_doubt=True))
-        elif assignment is not None and from_holder and not entry.is_ending:
-            assignment.is_final_queued = False
-        borrower_id = (
-            assignment.borrower_id if assignment is not None and from_holder else getattr(change, "borrower_id", "")
-        )
-        sender = self.members.get(borrower_id)
+        holder = None if isinstance(change, ReclaimStream) else entry.assignment
+        if not entry.is_ending:
+            if entry.assignment is None:
+                self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem, ends_doubt=True))
+            elif holder is not None:
+                holder.is_final_queued = False
+        sender = self.members.get(getattr(change if holder is None else holder, "borrower_id", ""))
         if sender is not None:
             self._evict(sender, BorrowerEndReason.DENIED, problem, now)
 

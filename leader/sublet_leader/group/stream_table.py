@@ -163,6 +163,11 @@ class StreamTable:
         """Return the streams that are granted, or about to be."""
         return [stream_id for stream_id, entry in self._streams.items() if entry.assignment is not None]
 
+    def find_assigned(self, stream_ids: Iterable[int]) -> list[tuple[StreamEntry, StreamAssignment]]:
+        """Return those of these streams that are granted, or about to be, with who has them."""
+        entries = [entry for stream_id in stream_ids if (entry := self._streams.get(stream_id)) is not None]
+        return [(entry, entry.assignment) for entry in entries if entry.assignment is not None]
+
     def streams_of_session(self, session: str) -> list[StreamEntry]:
         """Return the streams that the session of this name holds, or that are reserved for it."""
         return [self._streams[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
@@ -275,11 +280,8 @@ class StreamTable:
         return isinstance(change, GrantStream) and (assignment is None or assignment.borrower_id != change.borrower_id)
 
     def retry_at(self) -> float:
-        """Return when the earliest change that has to wait may be taken again."""
-        if not self._ready:
-            return float("inf")
-        waiting = (s.retry_at for s in map(self._streams.get, self._ready) if s and s.queue and s.in_flight is None)
-        return min(waiting, default=float("inf"))
+        """Return when the earliest change that has to wait may be taken again, right after `take_writable`."""
+        return min((self._streams[stream_id].retry_at for stream_id in self._ready), default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
         """Store a row that a stream sync reported: new, closed by now, or finished. Return the entry, None if it is new
@@ -313,7 +315,7 @@ class StreamTable:
             entry.pending_release = None
         entry.lending = row
         entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
-        if previous_session is not None and previous_session != row.session:
+        if previous_session is not None:
             self._forget_name(previous_session, row.stream_id)
         if row.session is not None:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)

@@ -98,8 +98,6 @@ class GroupEventPublisher:
 
     def publish(self, events: Iterable[GroupWatchEvent]) -> None:
         """Send the events to all watchers, in this order."""
-        if not self._keys:
-            return
         for event in events:
             if event.subscription in self._keys or None in self._keys:
                 payload = to_group_event(event, self._node, event.record.at_us or self._now_us())

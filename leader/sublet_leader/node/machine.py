@@ -175,7 +175,7 @@ class Node:
 
     def _add_watch_events(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
         group = self.registry.find_group_by_id(group_id)
-        if records and group is not None:
+        if group is not None:
             self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
     def _on_leader_query(self, query: WatcherLeaderQueryReceived) -> None:
