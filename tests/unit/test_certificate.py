@@ -144,6 +144,24 @@ def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
                 parse(bytes(changed))
 
 
+def test_names_are_there_once_and_in_a_sequence() -> None:
+    """Else another reader of the certificate may find another name."""
+
+    def der(tag: int, *parts: bytes) -> bytes:
+        content = b"".join(parts)
+        return bytes((tag, len(content))) + content
+
+    def certify(*names: bytes, tag: int = 0x30) -> bytes:
+        extensions = (der(0x30, der(0x06, b"\x55\x1d\x11"), der(0x04, der(tag, each))) for each in names)
+        return der(0x30, der(0x30, *[der(0x30)] * 6, der(0xA3, der(0x30, *extensions))))
+
+    one, other = der(0x82, b"a.example"), der(0x82, b"b.example")
+    assert parse_principal(certify(one)) == "a.example"
+    for bad in (certify(one, other), certify(one, tag=0x31)):
+        with pytest.raises(Unauthenticated, match="no name that can be read"):
+            parse_principal(bad)
+
+
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     authority = Certificates(tmp_path / "ours")
     files = ReloadedFiles(TlsFiles(*authority.write("node", HOST), None))

@@ -129,6 +129,15 @@ def test_so_much_is_completed_exactly() -> None:
     assert left == LowerFrontier(((0, 1), *descending(625, 975))), "1250 epochs with 1600"
 
 
+def test_beyond_a_bound_more_is_completed() -> None:
+    """After one comparison or epoch more all of one epoch and the greatest numbers is completed, and no epoch less."""
+    left = LowerFrontier(descending(0, 976)).after_completing(UpperFrontier(((624, 0),)))
+    assert left == LowerFrontier(((0, 1), (625, 0)))
+    full = LowerFrontier(tuple((number, -number, 0) for number in range(MAX_ANTICHAIN)))
+    left = full.after_completing(UpperFrontier(((0, 0, 0),)))
+    assert left == LowerFrontier(((0, 0, 1), (0, 1, 0), (1, 0, 0)))
+
+
 def test_a_frontier_has_so_many_epochs() -> None:
     check_count(descending(0, MAX_ANTICHAIN))
     with pytest.raises(InvalidEpoch, match=f"the limit is {MAX_ANTICHAIN}"):

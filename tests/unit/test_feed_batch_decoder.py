@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import ProtocolMismatch, SubletError, UsageError, ValueTooLarge
-from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_BYTES,
@@ -199,8 +200,13 @@ def test_requests_that_cannot_be_are_refused() -> None:
     for text in ("", "[]", "{}", '{"known": 1}', '{"known": -1, "offsets": {}}', '{"known": 1, "offsets": {"a": 1}}'):
         with pytest.raises(UsageError, match="bookmark"):
             Bookmark.parse(text)
-    with pytest.raises(UsageError, match="whole numbers"):
-        Bookmark(1, {1: -1})
+    for number in (-1, MAX_OFFSET + 1, True):
+        for known, offsets in ((number, {}), (1, {number: 1}), (1, {1: number})):
+            with pytest.raises(UsageError, match="whole numbers"):
+                Bookmark(known, offsets)
+    for timeline in ("", "x" * 101, 7, ["x"]):
+        with pytest.raises(UsageError, match="a timeline is a text of 1 to 100"):
+            Bookmark.parse(f'{{"known": 1, "offsets": {{}}, "timeline": {json.dumps(timeline)}}}')
 
 
 @pytest.mark.conforms("X4")

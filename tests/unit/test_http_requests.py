@@ -1,14 +1,29 @@
-"""Of HTTP requests: numbers in a query, and the page of metrics, whatever formats are asked for."""
+"""Of HTTP requests: the fields of a query and of a body, and the page of metrics, whatever formats are asked for."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.requests import Request
 
+from sublet_leader.http.body_fields import (
+    read_bool,
+    read_number,
+    read_reset_target,
+    read_stream_ids,
+    read_text,
+    reject_unknown_fields,
+)
 from sublet_leader.http.probes_and_metrics import FRESH_S, MetricsPage
 from sublet_leader.http.query_fields import read_integer
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_storage.groups.admin.reset_target import ResetTarget
+from tests.kit import same_name
 
 
 def limit_in(query: str) -> int:
@@ -25,6 +40,46 @@ def test_a_number_in_its_range_is_taken(query: str, limit: int) -> None:
 def test_another_value_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="a whole number from 0 to 500"):
         limit_in(f"limit={value}")
+
+
+TO_GIVE = "give earliest, latest, current, or one of"
+
+
+@pytest.mark.parametrize(
+    ("read", "value", "problem"),
+    [
+        *((read_stream_ids, value, "a list of ids") for value in ("1", [0], [-1], [MAX_OFFSET + 1], [True], ["1"])),
+        *((partial(read_text, name="field"), value, "must have 'field', a text") for value in (None, 1, ["a"])),
+        *((partial(read_bool, name="field"), value, "must be true or false") for value in (None, 0, "true")),
+        *((partial(read_number, name="field"), value, "must be a number") for value in (None, True, "1")),
+        (partial(read_number, name="field"), 10**400, "more than 300 digits"),
+        *((read_reset_target, value, TO_GIVE) for value in (None, "first", 1, [], {})),
+        (read_reset_target, {"shift": True}, TO_GIVE),
+        *((read_reset_target, {"offset": value}, TO_GIVE) for value in (True, 1.0, "1", None)),
+        *((read_reset_target, {name: 1, "dry_run": True}, TO_GIVE) for name in ("offset", "shift")),
+        *((read_reset_target, {"offsets": {text: 1}}, "it is a number") for text in ("", "-1", "one", "9" * 20)),
+        *((read_reset_target, {"offsets": {"1": value}}, "it is a number") for value in (None, True, "1", 1.0)),
+        (read_reset_target, {"time": "yesterday"}, "write it as"),
+    ],
+    ids=same_name,
+)
+def test_a_field_of_the_wrong_type_is_refused(read: Callable[..., object], value: Any, problem: str) -> None:
+    name = "streams" if read is read_stream_ids else "to" if read is read_reset_target else "field"
+    with pytest.raises(UsageError, match=problem):
+        read({name: value})
+
+
+def test_fields_of_a_body_are_taken() -> None:
+    body = {"streams": [1, MAX_OFFSET], "to": {"shift": -1}, "force": True, "weight": 2, "reason": ""}
+    assert read_stream_ids(body) == {1, MAX_OFFSET}
+    assert read_reset_target(body) == ResetTarget.shift(-1)
+    assert read_reset_target({"to": {"offset": 0}}) == ResetTarget.offset(0)
+    assert read_reset_target({"to": {"offsets": {"7": 0}}}) == ResetTarget.offsets({7: 0})
+    assert (read_bool(body, "force"), read_bool(body, "dry_run"), read_number(body, "weight")) == (True, False, 2.0)
+    assert read_text(body, "reason") == ""
+    reject_unknown_fields(body, *body)
+    with pytest.raises(UsageError, match="the body has 'force': it takes streams, to"):
+        reject_unknown_fields({"force": True}, "streams", "to")
 
 
 def test_a_page_is_cached_for_a_second() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, TypeVar
 
 import pytest
@@ -218,6 +219,20 @@ def test_a_message_with_too_many_streams_is_denied() -> None:
     assert denied.reason is BorrowerEndReason.DENIED
     assert f"the limit is {MAX_PARTIAL_BYTES_OF_AGENT}. Hold fewer streams" in denied.detail
     assert node.parts.size == 0
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_largest_message_of_an_agent_is_repeated(excess: int) -> None:
+    """It has room once the other parts of its agent are gone, and only a larger one never has."""
+    count, rest = divmod(MAX_PARTIAL_BYTES_OF_AGENT - MESSAGE_BYTES, STREAM_BYTES)
+    last = StreamProgress(count, 1, 1, read_error="x" * (rest + excess - sys.getsizeof("")))
+    large = Disconnect("a/1", 1, (*(StreamProgress(number, 1, 1) for number in range(1, count)), last), more=True)
+    node = Node()
+    node.take(replace(PART, borrower_id="a/2"))
+    assert (node.take(large) is None) is (excess == 0)
+    node.parts.remove_agents({"a"})
+    assert (node.take(large) is None) is (excess == 0)
+    assert node.parts.size == (MESSAGE_BYTES if excess else MAX_PARTIAL_BYTES_OF_AGENT)
 
 
 def test_parts_are_dropped_when_their_time_is_over() -> None:
