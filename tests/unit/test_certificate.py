@@ -18,6 +18,7 @@ from cryptography import x509
 from sublet_protocol.domain.access.certificate import parse_expiry, parse_principal
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.limits import MAX_CERTIFICATE_BYTES
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 from tests.integration.tls_kit import HOST, Certificates
 
@@ -98,6 +99,13 @@ def test_a_certificate_says_when_it_expires(issue: Issue, year: int) -> None:
     """In either form: with two digits of the year, and from 2050 on with four."""
     until = datetime(year, 12, 31, 23, 59, 58, tzinfo=UTC)
     assert parse_expiry(issue(DNS("a.example"), until=until)) == until.timestamp()
+
+
+def test_who_shows_an_expired_certificate_is_refused(issue: Issue) -> None:
+    gate = AccessGate(by_certificate=True)
+    assert gate.identify(None, "", "Publish", issue(DNS("a.example"))).principal is None
+    with pytest.raises(Unauthenticated, match="expired at 2001-12-31T00:00:00"):
+        gate.identify(None, "", "Publish", issue(DNS("a.example"), until=datetime(2001, 12, 31, tzinfo=UTC)))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import (
+    ConsumedFrontier,
     Epoch,
     LowerFrontier,
     UpperFrontier,
@@ -93,6 +94,23 @@ def test_after_the_last_epoch_nothing_is_left() -> None:
     completed = LowerFrontier(((0,),)).after_completing(UpperFrontier(((MAX_EPOCH,),)))
     assert completed == LowerFrontier(((MAX_EPOCH + 1,),))
     assert not completed.admits((MAX_EPOCH,))
+
+
+def test_the_later_of_two_consumed_frontiers() -> None:
+    """Of the offsets, or where they are the same of the epochs; where one has no epochs those of the other stay."""
+    early, later = LowerFrontier(((1,),)), LowerFrontier(((2,),))
+    for one, other, expected in (
+        (ConsumedFrontier(7, early), ConsumedFrontier(5, later), ConsumedFrontier(7, early)),
+        (ConsumedFrontier(7, early), ConsumedFrontier(7, later), ConsumedFrontier(7, later)),
+        (ConsumedFrontier(7), ConsumedFrontier(5, later), ConsumedFrontier(7, later)),
+        (ConsumedFrontier(7, early), ConsumedFrontier(8), ConsumedFrontier(8, early)),
+    ):
+        assert one.max_of(other) == expected == other.max_of(one)
+    alien = LowerFrontier(((3, 0),))
+    assert ConsumedFrontier(7, early).max_of(ConsumedFrontier(8, alien)) == ConsumedFrontier(7, early)
+    assert ConsumedFrontier(7, early).max_of(None) == ConsumedFrontier(7, early)
+    assert ConsumedFrontier(7, early).advanced_to(8, None) == ConsumedFrontier(8, early)
+    assert ConsumedFrontier(7).advanced_to(8, later) == ConsumedFrontier(8, later)
 
 
 # --- large ones -------------------------------------------------------------------------------------------------------

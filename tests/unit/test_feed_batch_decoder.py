@@ -21,6 +21,7 @@ from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,
     FeedPublishRequest,
+    PublishResult,
     decode_page,
     decode_publish,
     decode_published,
@@ -163,6 +164,7 @@ def test_principals_together_leave_some_to_the_next(size: int) -> None:
 @pytest.mark.parametrize(
     ("wire", "story"),
     [
+        (pb.PublishReply(), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=2)]), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=4)]), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=3, rows=[0, 1, 1])]), "for 3"),
@@ -174,6 +176,13 @@ def test_principals_together_leave_some_to_the_next(size: int) -> None:
 def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
     with pytest.raises(MalformedMessage, match=story):
         decode_published(wire, 3)
+
+
+def test_an_answer_may_have_no_places_of_a_duplicate() -> None:
+    """A node that does not know any more where a batch is says only that it is there."""
+    assert decode_published(pb.PublishReply(is_duplicate=True), 3) == PublishResult(None, True)
+    known = decode_published(pb.PublishReply(is_duplicate=True, parts=[pb.PublishedPart(stream_id=1, count=3)]), 3)
+    assert (known.is_duplicate, len(known.spans or ())) == (True, 1)
 
 
 @pytest.mark.conforms("X4")

@@ -153,6 +153,18 @@ def test_old_rights_allow_nothing() -> None:
     caller.check(Right.PUBLISH, ORDERS)
 
 
+def test_who_has_a_right_on_nothing_is_refused() -> None:
+    """Before its request is read; unless the rights are too old to say, or nobody authenticates."""
+    clock = Clock()
+    caller = identify(make_gate(PUBLISHES, clock=clock))
+    caller.check_somewhere(Right.PUBLISH)
+    with pytest.raises(PermissionDenied, match=r"no right to read on anything: no rule .* user:etl read FILTER"):
+        caller.check_somewhere(Right.READ)
+    clock.now += MAX_AGE_S + 1
+    caller.check_somewhere(Right.READ)
+    AccessGate().identify(None, "", "Publish").check_somewhere(Right.READ)
+
+
 @pytest.mark.conforms("X5")
 def test_a_slash_makes_no_producer_anothers() -> None:
     def named(principal: str, name: str) -> str:
@@ -302,6 +314,28 @@ def test_a_call_cancelled_in_line_leaves_nothing() -> None:
     assert cancelled, "while others had had their turn"
 
 
+def test_a_stranger_is_refused_unread() -> None:
+    """Else anybody could leave unfinished requests, which the node would store."""
+
+    read = []
+
+    async def request() -> AsyncIterator[bytes]:
+        read.append(b"")
+        yield b""
+
+    async def run() -> None:
+        async def found(details: object) -> Any:
+            return grpc.unary_unary_rpc_method_handler(_answers, bytes)
+
+        details = SimpleNamespace(method="/sublet.v1.Feed/Heads", invocation_metadata=())
+        handler = await GateInterceptor(make_gate(PUBLISHES)).intercept_service(found, details)
+        with pytest.raises(RuntimeError, match="SUBLET_TOKEN"):
+            await handler.stream_unary(request(), _Context())
+
+    asyncio.run(run())
+    assert read == []
+
+
 async def _one_request() -> AsyncIterator[bytes]:
     yield b""
 
@@ -329,4 +363,5 @@ def test_a_method_that_checks_no_right_is_refused() -> None:
     assert call(gate, "/sublet.v1.Feed/Publish", asks, BEARER) == "reply"
     assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
     assert call(gate, "/sublet.v1.Session/Poll", _answers, BEARER) == "reply"
+    assert call(gate, "/grpc.health.v1.Health/Check", _answers) == "reply"
     assert call(AccessGate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

@@ -53,7 +53,7 @@ TO_GIVE = "give earliest, latest, current, or one of"
         *((partial(read_bool, name="field"), value, "must be true or false") for value in (None, 0, "true")),
         *((partial(read_number, name="field"), value, "must be a number") for value in (None, True, "1")),
         (partial(read_number, name="field"), 10**400, "more than 300 digits"),
-        *((read_reset_target, value, TO_GIVE) for value in (None, "first", 1, [], {})),
+        *((read_reset_target, value, TO_GIVE) for value in (None, "first", 1, ["latest"])),
         (read_reset_target, {"shift": True}, TO_GIVE),
         *((read_reset_target, {"offset": value}, TO_GIVE) for value in (True, 1.0, "1", None)),
         *((read_reset_target, {name: 1, "dry_run": True}, TO_GIVE) for name in ("offset", "shift")),

@@ -139,6 +139,14 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
     assert list(split_into_parts(alone)) == [(each,) for each in alone]
 
 
+@pytest.mark.parametrize(("count", "items"), [(MAX_ITEMS, 2 * MAX_ITEMS), (MAX_ITEMS + 1, MAX_ITEMS + 1)])
+def test_epochs_of_too_many_streams_are_not_counted(count: int, items: int) -> None:
+    """There may be hundreds of thousands: the streams alone are too many."""
+    two = ConsumedFrontier(1, LowerFrontier(((1, 2), (2, 1))))
+    streams = tuple(HeldGrant(number, 1, 1, two) for number in range(1, count + 1))
+    assert count_items(encode_to_leader(with_streams(streams))) == items
+
+
 def test_a_part_that_is_repeated_counts_once() -> None:
     node = Node()
     first = replace(PART, reclaim=streams(2))
