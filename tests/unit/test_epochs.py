@@ -85,6 +85,13 @@ def test_two_numbers_are_before_others_only_in_both() -> None:
     assert upper.remove_completed(lower) == upper, "(0, 9) has left (0, 5) behind; (1, 0) has not"
 
 
+def test_of_three_numbers_any_earlier_one_counts() -> None:
+    """Not only the last before it in their order."""
+    least = (0, 0, 5), (1, 1, 0)
+    assert LowerFrontier.from_epochs([*least, (2, 0, 5)]) == LowerFrontier(least)
+    assert LowerFrontier.from_epochs([]) == LowerFrontier()
+
+
 def test_the_greatest_of_many_pairs_are_exact() -> None:
     many = [(number, 0) for number in range(20_001)]
     assert UpperFrontier.from_epochs([*many, (0, 1)]).greatest == ((0, 1), (20_000, 0))

@@ -19,6 +19,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from sublet_leader.feed.member_fetch import StreamRights
 from sublet_leader.feed.publish import FeedPublishWriter, check_topics, make_producer_id
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
@@ -30,6 +31,7 @@ from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
 from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.feed_messages import FeedPublishRequest
+from sublet_protocol.messages.member_reads import FetchRequest
 from tests.integration.feed_kit import batch
 from tests.kit import WAIT_S, eventually
 
@@ -165,12 +167,25 @@ def test_who_has_a_right_on_nothing_is_refused() -> None:
     AccessGate().identify(None, "", "Publish").check_somewhere(Right.READ)
 
 
+def test_streams_of_who_may_join_nothing() -> None:
+    """None is read, and the database is not asked; without authentication all are, of whatever group."""
+    rights, no_database = StreamRights(), cast(Any, None)
+    reader, member = (identify(make_gate(AccessRule("user:etl", right, ORDERS))) for right in (Right.READ, Right.JOIN))
+    assert rights.filter(no_database, AccessGate().get_caller(), [1, 2]) == [1, 2]
+    assert (rights.filter(no_database, reader, [1]), rights.filter(no_database, member, [])) == ((), ())
+    request = FetchRequest(1, 0, ORDERS, 1, 1, 1)
+    rights.check(no_database, AccessGate().get_caller(), request)
+    with pytest.raises(PermissionDenied, match="no right to join 'orders/#'"):
+        rights.check(no_database, reader, request)
+
+
 @pytest.mark.conforms("X5")
 def test_a_slash_makes_no_producer_anothers() -> None:
-    def named(principal: str, name: str) -> str:
+    def named(principal: str | None, name: str) -> str:
         return make_producer_id(Caller(principal, "", "Publish", None, RefusalLog()), name)
 
     assert named("user:a", "b/p") == "feed/user:a/b/p" != named("user:a/b", "p") != named("user:a%2Fb", "p")
+    assert named(None, "p") == "feed/p"
 
 
 def test_without_authentication_all_is_allowed() -> None:

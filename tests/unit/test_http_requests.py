@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,25 +12,32 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from starlette.requests import Request
 
+from sublet_leader.http import query_fields
 from sublet_leader.http.body_fields import (
     read_bool,
+    read_json_object,
     read_number,
     read_reset_target,
     read_stream_ids,
     read_text,
     reject_unknown_fields,
 )
-from sublet_leader.http.probes_and_metrics import FRESH_S, MetricsPage
+from sublet_leader.http.probes_and_metrics import FRESH_S, HealthProbes, MetricsPage
 from sublet_leader.http.query_fields import read_integer
-from sublet_protocol.domain.errors import UsageError
+from sublet_leader.http.settings import read_admin_token
+from sublet_leader.observe.health import Health, HealthCheck, HealthState
+from sublet_protocol.domain.errors import InvalidSetting, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from tests.kit import same_name
 
 
+def ask(query: str) -> Request:
+    return Request({"type": "http", "path": "/groups", "query_string": query.encode()})
+
+
 def limit_in(query: str) -> int:
-    request = Request({"type": "http", "path": "/groups", "query_string": query.encode()})
-    return read_integer(request, "limit", 50, 500)
+    return read_integer(ask(query), "limit", 50, 500)
 
 
 @pytest.mark.parametrize(("query", "limit"), [("limit=0", 0), ("limit=500", 500), ("offset=7", 50)])
@@ -40,6 +49,64 @@ def test_a_number_in_its_range_is_taken(query: str, limit: int) -> None:
 def test_another_value_is_refused(value: str) -> None:
     with pytest.raises(UsageError, match="a whole number from 0 to 500"):
         limit_in(f"limit={value}")
+
+
+def test_a_text_is_there_and_can_be_stored() -> None:
+    assert query_fields.read_text(ask("after=7"), "after") == "7"
+    assert query_fields.read_text(ask(""), "after", "") == ""
+    for query, problem in (("", r"/groups needs after: add \?after="), ("after=a%00b", "no zero character")):
+        with pytest.raises(UsageError, match=problem):
+            query_fields.read_text(ask(query), "after")
+    assert query_fields.read_choice(ask("order=desc"), "order", "asc", ("asc", "desc")) == "desc"
+    with pytest.raises(UsageError, match="must be one of asc, desc"):
+        query_fields.read_choice(ask("order=up"), "order", "asc", ("asc", "desc"))
+
+
+def read_body(content_type: str, body: bytes) -> object:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body}
+
+    headers = [(b"content-type", content_type.encode())]
+    return asyncio.run(read_json_object(Request({"type": "http", "headers": headers}, receive)))
+
+
+def test_a_body_is_an_object_that_says_it_is_json() -> None:
+    """What a browser sends for another site's form says something else."""
+    for content_type in ("application/json", "APPLICATION/JSON; charset=utf-8"):
+        assert read_body(content_type, b'{"a": 1}') == {"a": 1}
+    for content_type in ("", "text/plain", "application/x-www-form-urlencoded"):
+        with pytest.raises(UsageError, match="send it with Content-Type: application/json"):
+            read_body(content_type, b"{}")
+    for body in (b"[]", b"1", b"null"):
+        with pytest.raises(UsageError, match="must be an object"):
+            read_body("application/json", body)
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_a_probe_names_one_check(is_brief: bool) -> None:
+    health = Health((HealthCheck("loop", HealthState.OK, "it turns"),))
+    probes = HealthProbes("n1", lambda: health, is_brief)
+
+    def answer(name: str) -> dict[str, str]:
+        request = Request({"type": "http", "path_params": {"name": name}})
+        content: dict[str, str] = json.loads(bytes(asyncio.run(probes.answer_check(request)).body))
+        return content
+
+    assert answer("loop").get("detail") == (None if is_brief else "it turns")
+    live = json.loads(bytes(asyncio.run(probes.answer_live(ask(""))).body))
+    assert live.get("node") == (None if is_brief else "n1")
+    with pytest.raises(NotFound, match="there is no check 'none'"):
+        answer("none")
+
+
+def test_an_admin_token_can_be_sent_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_ADMIN_TOKEN", "x" * 16)
+    assert (token := read_admin_token()) is not None
+    assert token.reveal() == "x" * 16
+    for bad in ("x" * 15, "x" * 16 + "\u00e9", "x" * 16 + "\n", "x" * 8 + " " + "x" * 8):
+        monkeypatch.setenv("SUBLET_ADMIN_TOKEN", bad)
+        with pytest.raises(InvalidSetting, match="give at least 16 of ASCII"):
+            read_admin_token()
 
 
 TO_GIVE = "give earliest, latest, current, or one of"
