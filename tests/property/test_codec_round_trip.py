@@ -351,7 +351,7 @@ def test_what_cannot_be_is_refused_by_name(hostile: Any, refusal: tuple[type[Exc
     assert len(str(refused.value)) < 300
 
 
-@pytest.mark.parametrize("minimal", [wanted(), fetch()], ids=["wanted", "fetch"])
+@pytest.mark.parametrize("minimal", [wanted(), fetch(), progress([[1] * 3, [2] * 3])])
 def test_what_the_hostile_are_made_of_is_good(minimal: Any) -> None:
     DECODE[type(minimal)](minimal)
 
