@@ -19,10 +19,8 @@ def publish(system: str, address: str, topic: str, rate: str, warm_up_s: str, se
 
 
 def consume(system: str, address: str, topic: str, file: str) -> None:
-    """Consume, and write what was measured to the file."""
-    recorder = Recorder(Path(file))
-    SYSTEMS[system].consume(address, topic, recorder)
-    recorder.finish()
+    """Consume, and write what is measured to the file."""
+    SYSTEMS[system].consume(address, topic, Recorder(Path(file)))
 
 
 if __name__ == "__main__":

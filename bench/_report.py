@@ -30,6 +30,7 @@ SECTIONS = {
     "node": "A node that holds many borrowers",
     "latency": "From publish to consume, beside peers",
     "push_cost": "What push costs a publisher",
+    "faults": "Faults, beside a queue in a table",
     "tls": "What TLS costs",
     "epochs": "What epochs cost",
     "spark": "Spark",

@@ -15,6 +15,7 @@ SYSTEMS: dict[str, System] = {
         Sublet("poll"),
         Sublet("postgres"),
         Sublet("zmq"),
+        Sublet("postgres", in_spark=True),
         PostgresAlone(),
         Redis("everysec"),
         Redis("always"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from bench.peers.system import Role
 
 POLL_INTERVAL_S = 1.0
 """Interval at which a consumer polls without a notification."""
+RETRY_S = 0.1
+"""Pause before a lost connection is opened again."""
 
 _SETUP = "create table message (number bigint generated always as identity primary key, value bytea not null)"
 _INSERT = (
@@ -84,7 +87,7 @@ class _Inserter:
     """Takes messages from the caller's thread, and commits all waiting ones in its own by one statement."""
 
     def __init__(self, address: str, statement: str) -> None:
-        self._statement = statement
+        self._address, self._statement = address, statement
         self._connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True)
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
@@ -117,12 +120,24 @@ class _Inserter:
     def _insert(self) -> None:
         try:
             while values := self._take():
-                self._connection.execute(self._statement, (values,), prepare=True)
+                self._store(values)
         except psycopg.Error as error:
             self._failure = error
         with self._changed:
             self._busy = False
             self._changed.notify_all()
+
+    def _store(self, values: list[bytes]) -> None:
+        """Commit the messages; again over another connection, if this one is lost."""
+        while True:
+            try:
+                if self._connection.closed:
+                    self._connection = psycopg.connect(self._address, autocommit=True)
+                self._connection.execute(self._statement, (values,), prepare=True)
+                return
+            except psycopg.OperationalError:
+                self._connection.close()
+                time.sleep(RETRY_S)
 
     def _take(self) -> list[bytes]:
         with self._changed:

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench._report import quantile
+from bench._report import quantile, read_lines
 
 MESSAGE_BYTES = 100
 MIN_MEASURED = 2
 """Fewest measured messages, for which a load may exceed its time if the publisher is slow."""
 TICKS_PER_S = 1000
+RESULT_LINES = 2
+"""Lines of a consumer's file once the result is there."""
 
 _HEAD = struct.Struct("<qqb")
 _REST = b"x" * (MESSAGE_BYTES - _HEAD.size)
@@ -33,6 +35,20 @@ class Kind(IntEnum):
     WARM_UP = 0  # not counted
     MEASURED = 1
     LAST = 2  # its number is the number of messages before it
+
+
+class Head(NamedTuple):
+    """What a message begins with. `sent_ns`: when it was given to `publish`, by CLOCK_MONOTONIC; `number`: its own, or
+    how many came before the last."""
+
+    sent_ns: int
+    number: int
+    kind: int
+
+
+def read_head(message: bytes) -> Head:
+    """Return what a message begins with."""
+    return Head._make(_HEAD.unpack_from(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +112,18 @@ class Recorder:
         self._promised: int | None = None
 
     def ready(self) -> None:
-        """Record that the consumer waits for messages. What it has imported is left out of garbage collection: a full
-        one takes longer than what is measured."""
-        gc.collect()
-        gc.freeze()
+        """Record that the consumer waits for messages."""
         self._write({"ready": True})
 
     def take(self, values: Iterable[bytes]) -> None:
-        """Record that the consumer has received these messages."""
+        """Record that the consumer has received these messages; write the result after the last. When the first comes,
+        what was imported is left out of garbage collection: a full one takes longer than what is measured."""
         now = time.monotonic_ns()
+        if not self._count:
+            gc.collect()
+            gc.freeze()
         for value in values:
-            sent, number, kind = _HEAD.unpack_from(value)
+            sent, number, kind = read_head(value)
             if kind == Kind.LAST:
                 self._promised = number
                 continue
@@ -114,15 +131,17 @@ class Recorder:
             self._numbers.add(number)
             if kind == Kind.MEASURED:
                 self._took.append(now - sent)
+        if self.over:
+            self._write(self.result())
 
     @property
     def over(self) -> bool:
         """Return whether the last message has been received."""
         return self._promised is not None
 
-    def finish(self) -> None:
-        """Write the result."""
-        self._write(self.result())
+    def has_result(self) -> bool:
+        """Return whether the result is written, by this recorder or a copy of it in another process."""
+        return len(read_lines(self._file)) == RESULT_LINES
 
     def result(self) -> dict[str, Any]:
         """Return latencies in milliseconds, and how many messages were measured, lost, and received twice."""

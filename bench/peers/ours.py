@@ -1,4 +1,4 @@
-"""sublet itself, under each notification driver: a Postgres, a node, `Publisher` and `Session`."""
+"""sublet itself, under each notification driver: a Postgres, a node, `Publisher`, and `Session` or a task of Spark."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import _postgres as postgres
+from bench._queries import spark_session
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import Running, module
 from bench.peers.system import Role, SystemUnavailable
 from sublet import Publisher, Session
+from sublet.spark import consume
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import list_nodes
 from sublet_storage.notify.drivers import registry
 from tests.kit import eventually
+
+if TYPE_CHECKING:
+    from sublet_borrower.streams.batch import Batch
 
 WAIT_S = 60.0
 POLL_INTERVAL_S = 0.05
@@ -27,9 +33,10 @@ POLL = "poll"
 
 @dataclass(frozen=True, slots=True)
 class Sublet:
-    """sublet with one notification driver."""
+    """sublet with one notification driver. `in_spark`: it consumes in a task of Spark, else in a session of its own."""
 
     driver: str
+    in_spark: bool = False
     name = "sublet"
     role = Role.OURS
     is_durable = True
@@ -37,12 +44,12 @@ class Sublet:
     @property
     def key(self) -> str:
         """Return its name on the command line."""
-        return f"sublet-{self.driver}"
+        return f"sublet-{self.driver}{'-spark' if self.in_spark else ''}"
 
     @property
     def setting(self) -> str:
-        """Return the driver."""
-        return self.driver
+        """Return the driver, and where it consumes."""
+        return f"{self.driver}{', in a task of Spark' if self.in_spark else ''}"
 
     def missing(self) -> str | None:
         """Return what is missing: a driver's library."""
@@ -69,14 +76,37 @@ class Sublet:
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
         """Consume by the public API. The values are taken out of their Arrow column before the clock is read."""
-        with Session(f"$share/{topic}/{topic}", address, starting_position="earliest") as session:
+        subscription = f"$share/{topic}/{topic}"
+        if self.in_spark:
+            _consume_in_spark(subscription, address, recorder)
+            return
+        with Session(subscription, address, starting_position="earliest") as session:
             while not session.assignment():
                 session.poll(POLL_INTERVAL_S)
             recorder.ready()
             while not recorder.over:
                 batch = session.poll(1.0)
                 if batch is not None:
-                    recorder.take(batch.table.column("value").to_pylist())
+                    _take(recorder, batch)
+
+
+def _consume_in_spark(subscription: str, address: str, recorder: Recorder) -> None:
+    """Consume in one task of Spark, which has a copy of the recorder."""
+    with (
+        spark_session({}) as spark,
+        consume(
+            spark, subscription, partial(_take, recorder), tasks=1, url=address, starting_position="earliest"
+        ) as consumption,
+    ):
+        eventually(lambda: consumption.status().stream_count > 0, WAIT_S, every_s=POLL_INTERVAL_S)
+        recorder.ready()
+        while not recorder.has_result():
+            consumption.wait(POLL_INTERVAL_S)
+            assert consumption.status().is_running, consumption.result()
+
+
+def _take(recorder: Recorder, batch: Batch) -> None:
+    recorder.take(batch.table.column("value").to_pylist())
 
 
 @contextlib.contextmanager

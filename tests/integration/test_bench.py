@@ -16,6 +16,7 @@ from bench import (
     allocation,
     decode,
     epochs,
+    faults,
     handover,
     latency,
     node,
@@ -64,6 +65,7 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
 
 NODE = "--borrowers 40 --lendings 400 --groups 4 --leaderships 5 --entries 20 40 --rounds 1"
 EPOCHS = "--messages 4000 --paces 1000 --batch-bytes 150000 --streams 20 --rounds 1 --statement-rounds 1"
+FAULTS = "--rounds 1 --rate 100 --seconds 3 --faults restart killed-consumers"
 PUSH = "--driver poll --messages 2000 --calls 100 --rounds 1"
 
 
@@ -78,8 +80,9 @@ PUSH = "--driver poll --messages 2000 --calls 100 --rounds 1"
         (epochs, EPOCHS, "What epochs cost", {"figures": 6, "claims": 2}),
         (tls, "--messages 2000 --calls 20 --connections 3 --rounds 1", "What TLS costs", {"claims": 5}),
         (push_cost, PUSH, "What push costs a publisher", {}),
+        (faults, FAULTS, "Faults, beside a queue in a table", {"figures": 4}),
     ],
-    ids=["allocation", "operate", "decode", "handover", "node", "epochs", "tls", "push"],
+    ids=["allocation", "operate", "decode", "handover", "node", "epochs", "tls", "push", "faults"],
 )
 @pytest.mark.long
 def test_a_bench_writes_its_figures(
@@ -118,7 +121,12 @@ def test_spark(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "systems", [("sublet-poll", "redis-everysec"), ("nats-always", "nats-default-pull")], ids=["redis", "nats"]
+    "systems",
+    [
+        pytest.param(("sublet-poll", "redis-everysec"), id="redis"),
+        pytest.param(("nats-always", "nats-default-pull"), id="nats"),
+        pytest.param(("sublet-postgres-spark",), id="spark", marks=[pytest.mark.spark, pytest.mark.timeout(300)]),
+    ],
 )
 @pytest.mark.long
 def test_latency(page: Path, systems: tuple[str, ...]) -> None:

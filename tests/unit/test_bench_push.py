@@ -65,9 +65,8 @@ def test_a_recorder_counts_from_the_warm_up_on(tmp_path: Path) -> None:
     found = recorder.result()
     assert (found["messages"], found["lost"], found["repeated"]) == (3, 1, 1)
     empty = Recorder(tmp_path / "empty")
-    empty.take([Pace(Load(10, 1.0, 1.0), 0.0).last()])
     with pytest.raises(ValueError, match="0 messages were measured"):
-        empty.finish()
+        empty.take([Pace(Load(10, 1.0, 1.0), 0.0).last()])
 
 
 def test_only_complete_lines_are_read(tmp_path: Path) -> None:
