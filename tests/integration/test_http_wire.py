@@ -179,6 +179,8 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     "GET of an action": (b"GET /act HTTP/1.1\r\n" + HOST + b"\r\n", 405, "use POST"),
     "a slash too many": (b"POST /act/ HTTP/1.1\r\n" + HOST + b"\r\n", 404, "nothing at /act/"),
     "no token": (b"POST /act HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
+    "another token": (ACT.replace(b"admin", b"nobody") + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
+    "a token by another scheme": (ACT.replace(b"Bearer", b"Basic") + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
     "a body that is no JSON": (ACT + b"Content-Length: 2\r\n\r\n{x", 400, "no JSON"),
     "a deep body": (ACT + b"Content-Length: 60000\r\n\r\n" + b"[" * 60000, 400, "no JSON"),
     "a body that is no text": (ACT + b"Content-Length: 2\r\n\r\n\xff\xfe", 400, "no JSON"),
