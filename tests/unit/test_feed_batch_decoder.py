@@ -161,6 +161,19 @@ def test_principals_together_leave_some_to_the_next(size: int) -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_a_refusal_says_what_is_short() -> None:
+    """Room for all, or a principal's part of it; what is no principal's is bounded by the room alone."""
+    gate = AdmissionLimiter("reads", 4, 100, 30)
+    gate.acquire(10, "a")
+    with pytest.raises(NodeBusy, match="1 reads are under way, and with this one 105 bytes"):
+        gate.acquire(95, "a")
+    with pytest.raises(NodeBusy, match="1 reads are under way of a, and with this one 60 bytes"):
+        gate.acquire(50, "a")
+    with gate.admit() as resize, gate.admit():
+        resize(60)
+
+
+@pytest.mark.conforms("X4")
 @pytest.mark.parametrize(
     ("wire", "story"),
     [
