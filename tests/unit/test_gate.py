@@ -159,7 +159,8 @@ def test_the_command_that_gives_a_right_is_quoted() -> None:
     assert shlex.split(command)[4:] == ["join", "a';id;'b", "--group", "x;id>&2 "]
     assert shlex.quote("a';id;'b") in command
     assert "sublet access" not in str(member.denied_error(Right.JOIN, ORDERS, "team-*")), "a rule for others, too"
-    assert "in all groups: no rule" in str(member.denied_error(Right.JOIN, ORDERS))
+    everywhere = str(member.denied_error(Right.JOIN, ORDERS))
+    assert ("in all groups: no rule" in everywhere, "--group" in everywhere) == (True, False)
     assert "group" not in str(member.denied_error(Right.PUBLISH, ORDERS, "billing"))
 
 
@@ -252,20 +253,11 @@ def test_a_known_principal_ends_no_others_count(
     clock = Clock()
     refusals = RefusalLog(clock)
     with caplog.at_level(logging.INFO, logger=AUDIT):
-        for principal, after_s in (
-            ("a", 0.0),
-            ("b", 1.0),
-            ("b", 0.0),
-            ("a", REFUSAL_INTERVAL_S),
-            ("b", 1.0),
-            ("c", 0.0),
-        ):
+        for principal, after_s in (("a", 0), ("b", 1), ("b", 0), ("a", 0), ("b", REFUSAL_INTERVAL_S), ("c", 0)):
             clock.now += after_s
             refusals.record(principal, "here", "Publish", "publish a/b")
     lines = [json.loads(record.getMessage()) for record in caplog.records]
-    assert [(line["principal"], line.get("count", 1)) for line in lines] == [
-        *(("a", 1), ("b", 1), ("a", 1), ("b", 2), ("c", 1))
-    ]
+    assert [(line["principal"], line.get("count", 1)) for line in lines] == [*(("a", 1), ("b", 1), ("b", 2), ("c", 1))]
 
 
 def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
