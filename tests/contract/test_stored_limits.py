@@ -10,6 +10,8 @@ from sublet_borrower.consumer.dead_letter import SHOWN_ERROR, publish_dead_lette
 from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.db.connect import connect
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
+from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
 TOPIC, ERROR = "t" * 4_096, "é" * 5_000
 ADDED = {"topic": TOPIC, "stream_id": "3", "offset": "7", "error": ERROR[:SHOWN_ERROR]}
@@ -40,6 +42,26 @@ def test_a_record_full_of_headers_is_published(
     names = [name for name, _ in stored]
     assert names[remaining:] == ["sublet.topic", "sublet.stream_id", "sublet.offset", "sublet.error"]
     assert names[:remaining] == [name for name, _ in headers][:remaining]
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(("room", "shown"), [(4_000, 2_000), (999, 499), (0, 0)])
+def test_a_record_of_the_greatest_size_is_published(database: str, room: int, shown: int) -> None:
+    """Its own headers give way, and then the error; it has its origin in any case."""
+    origin_size = sum(len(f"sublet.{name}{value}") for name, value in {**ADDED, "topic": "t", "error": ""}.items())
+    size = MAX_MESSAGE_BYTES - MESSAGE_OVERHEAD_BYTES - len("failed") - origin_size - room
+    row = {"topic": "t", "key": None, "value": b"v" * size, "headers": [("own", b"x" * (room + 1))], "timestamp": 0}
+    columns = {name: pa.array([value], BLOCK_SCHEMA.field(name).type) for name, value in row.items()}
+    with psycopg.connect(database) as connection:
+        publish_dead_letter(connection, "failed", pa.table({**columns, "offset": pa.array([7], pa.int64())}), 3, ERROR)
+        ((stored, length),) = connection.execute("select headers, length(value) from sublet.outbox").fetchall()
+    assert stored == [
+        ["sublet.topic", "t"],
+        ["sublet.stream_id", "3"],
+        ["sublet.offset", "7"],
+        ["sublet.error", "é" * shown],
+    ]
+    assert length == size
 
 
 @pytest.mark.conforms("X4")

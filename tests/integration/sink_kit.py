@@ -22,6 +22,15 @@ KEYS = 7
 SCHEMA = StructType().add("key", "binary").add("value", "binary")
 
 
+def columns(*fields: str) -> StructType:
+    """A schema from `name type` each."""
+    found = StructType()
+    for field in fields:
+        name, kind = field.split(" ", 1)
+        found.add(name, kind)
+    return found
+
+
 def numbered(first: int, count: int) -> pa.RecordBatch:
     """Rows of consecutive numbers under `KEYS` keys."""
     numbers = range(first, first + count)

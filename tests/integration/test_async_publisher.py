@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, EpochAlreadyCompleted, PublisherClosed
+from sublet_protocol.domain.errors import DatabaseUnreachable, EpochAlreadyCompleted, PublisherClosed, UnknownOutcome
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
-from sublet_storage.producer.delivery import Delivery
+from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from tests.integration.async_kit import in_a_loop, run
 from tests.integration.log_kit import Connection, everything
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
 
 class Slow:
@@ -223,3 +223,59 @@ def test_a_publisher_outlives_its_loop(database: str) -> None:
 
 async def _position(sent: Delivery) -> object:
     return await sent
+
+
+@pytest.mark.conforms("W1")
+@in_a_loop
+async def test_waiting_batches_delay_no_close(conn: Connection, database: str) -> None:
+    """While more batches wait for room than the loop has threads, and nothing is stored, flush and close return in
+    their time, and what else the program does in threads goes on."""
+    publisher = AsyncPublisher(database, max_buffered_bytes=1, delivery_timeout_s=300)
+    await (await publisher.publish("t", b"first"))
+    batch = {"topic": "t", "value": [b"v"]}
+    with conn.transaction():
+        conn.execute("lock table stream in exclusive mode")
+        waiting = [asyncio.create_task(publisher.publish_batch(batch)) for _ in range(40)]
+        await _until(lambda: any(task.done() for task in waiting))
+        await asyncio.wait_for(asyncio.to_thread(threading.get_ident), WAIT_S)
+        with pytest.raises(TimeoutError, match="not everything was durable"):
+            await asyncio.wait_for(publisher.flush(timeout_s=0.1), WAIT_S)
+        with pytest.raises(UnknownOutcome):
+            await asyncio.wait_for(publisher.close(timeout_s=0.1), WAIT_S)
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(each) for each in outcomes} == {BatchDelivery, PublisherClosed}
+    with pytest.raises(PublisherClosed):
+        await publisher.publish_batch(batch)
+
+
+@pytest.mark.conforms("W1")
+def test_first_messages_on_several_loops(database: str, slow: Slow) -> None:
+    """Threads with a loop each share one publisher from the first message on: all is durable after `close`."""
+    publisher, deliveries, ready = AsyncPublisher(database), list[Delivery](), threading.Barrier(8)
+    slow.may_open.set()
+
+    async def main(index: int) -> None:
+        ready.wait(WAIT_S)
+        deliveries.append(await publisher.publish("t", b"%d" % index))
+
+    loops = [threading.Thread(target=asyncio.run, args=(main(index),)) for index in range(8)]
+    for loop in loops:
+        loop.start()
+    for loop in loops:
+        loop.join(WAIT_S)
+    asyncio.run(publisher.close())
+    assert (slow.asked, len(deliveries), all(each.is_done for each in deliveries)) == (1, 8, True)
+
+
+@in_a_loop
+async def test_closing_waits_no_longer_for_an_opening(database: str, slow: Slow) -> None:
+    """What `close` may take includes the opening: the publisher is closed as soon as it is there."""
+    publisher = AsyncPublisher(database)
+    waiting = await begun(publisher.publish("a", b"x"), slow)
+    await asyncio.wait_for(publisher.close(timeout_s=0.1), 10)
+    with pytest.raises(PublisherClosed):
+        await publisher.publish("a", b"y")
+    slow.may_open.set()
+    with pytest.raises(PublisherClosed):
+        await waiting
+    assert len(slow.made) == 1

@@ -51,6 +51,7 @@ def test_a_probe_sees_the_database_go_and_return(stage: Stage) -> None:
             eventually(lambda: node.metric("sublet_database_up") == 0, WAIT_S)
             eventually(lambda: not grpc_says(stage, "n1") and not grpc_says(stage, "n1", "database"), WAIT_S)
             eventually(lambda: node.metric("sublet_health_state", state="database_unreachable") == 1, WAIT_S)
+            assert node.metric("sublet_groups_without_leader") is None
             way.resume()
             eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
             eventually(lambda: grpc_says(stage, "n1") and grpc_says(stage, "n1", "database"), WAIT_S)

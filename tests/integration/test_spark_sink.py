@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 from pyspark import cloudpickle
-from pyspark.sql.types import ArrayType, StructType
+from pyspark.sql.types import ArrayType
 
 from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.job import cluster_checks
@@ -45,7 +45,7 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.log_kit import Connection, everything
 from tests.integration.notify_kit import listening
-from tests.integration.sink_kit import SCHEMA, Query, left_staged, numbered, one_write, stored
+from tests.integration.sink_kit import SCHEMA, Query, columns, left_staged, numbered, one_write, stored
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -306,15 +306,6 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 WHEN = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
 
 
-def columns(*fields: str) -> StructType:
-    """A schema from `name type` each."""
-    found = StructType()
-    for field in fields:
-        name, kind = field.split(" ", 1)
-        found.add(name, kind)
-    return found
-
-
 def test_a_message_is_what_the_row_was(database: str, conn: Connection) -> None:
     headers = [("h", b"1"), ("h", None)]
     rows = pa.record_batch(
@@ -335,34 +326,6 @@ def test_a_message_is_what_the_row_was(database: str, conn: Connection) -> None:
     assert [(header["key"], header["value"]) for header in one["headers"]] == headers
     assert (two["key"], two["value"], two["headers"], two["epoch"]) == (None, None, None, None)
     assert abs((two["timestamp"] - datetime.now(UTC)).total_seconds()) < 60
-
-
-@pytest.mark.parametrize(
-    ("schema", "given", "said"),
-    [
-        (("key binary",), {}, "column 'value' is missing: what the messages hold. Columns are: value binary or string"),
-        (("value binary",), {}, "there is neither a column 'topic' nor the option topic"),
-        (("value integer",), {"topic": "t"}, "column 'value' as int: it is binary or string. Cast it in a `select`"),
-        (("value binary", "timestamp date"), {"topic": "t"}, "column 'timestamp' as date: it is timestamp"),
-        (("value binary", "headers binary"), {"topic": "t"}, "column 'headers' as binary: it is array<struct<key"),
-        (("value binary", "offset long"), {"topic": "t"}, "column 'offset': a message has none. Columns are: value"),
-        (("value binary", "epoch long"), {"topic": "t"}, "column 'epoch': epochs are published by a sublet.Publi"),
-        (("value binary", "Value binary"), {"topic": "t"}, "column 'Value': it is there twice"),
-        (("value binary",), {"topic": "a/#"}, "option topic: "),
-    ],
-)
-def test_columns_that_cannot_be_are_refused_by_name(schema: tuple[str, ...], given: dict[str, str], said: str) -> None:
-    for make in (batch_writer, stream_writer):
-        with pytest.raises(SubletError) as refused:
-            make(given, columns(*schema), False)
-        assert said in str(refused.value)
-
-
-@pytest.mark.parametrize(("make", "remedy"), [(batch_writer, 'Use mode("append")'), (stream_writer, 'or "update"')])
-def test_nothing_is_overwritten(make: Any, remedy: str) -> None:
-    with pytest.raises(InvalidSetting, match="messages that are published stay, and none is replaced") as refused:
-        make({"topic": "t"}, SCHEMA, True)
-    assert remedy in str(refused.value)
 
 
 @pytest.mark.parametrize(

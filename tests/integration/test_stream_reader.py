@@ -9,6 +9,7 @@ import contextlib
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -476,6 +477,10 @@ def test_a_plan_that_is_not_written_is_begun_later(
         node.signal(signal.SIGCONT)
     (second,) = eventually(lambda: planner.plan(PlanLimits(None, None), 0.2), 60)
     assert (second.planned.start, second.planned.end) == (1, 2)
+    planner.acknowledge([second.planned])
+    began = time.monotonic()
+    assert planner.plan(PlanLimits(None, None), 0.5) == []
+    assert time.monotonic() - began >= 0.5, "it waits for messages where there are none"
     planner.close()
 
 

@@ -21,6 +21,8 @@ def test_free_streams_are_dealt_in_turn() -> None:
 def test_free_streams_go_to_the_most_under_full() -> None:
     plan = allocate({1: "a", 2: "a", 3: "b"}, [4, 5, 6], {"a": 1.0, "b": 1.0, "c": 1.0})
     assert plan == AllocationPlan(grants=((4, "c"), (5, "b"), (6, "c")))
+    plan = allocate({1: "b"}, [2, 3, 4], {"a": 1.0, "b": 2.0})
+    assert plan.grants == ((2, "a"), (3, "b"), (4, "b")), "who has its share is not under-full"
 
 
 def test_largest_remainders_get_the_spare_streams() -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import pytest
 
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
+from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
+from sublet_borrower.planner import complete_epoch_planner
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
+from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
+from tests.kit import GRANT_KEY
 
 
 def lower(epoch: int) -> LowerFrontier:
@@ -54,8 +63,13 @@ def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None, 1))
     assert meet_completed({1: entire}) is None
-    assert sizes({1: entire}) == {1: 10}
+    assert sizes({1: entire}) == sizes({1: entire}, to=lower(2)) == {1: 10}
     assert sizes({}) == {}
+    assert sizes({1: entire, 2: stream(9, 1, 2)}) == {1: 10, 2: 0}, "one of them knows of none"
+    before = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = (BlockEpochSummary(0, 10, 100, None, None), BlockEpochSummary(10, 20, 100, lower(1), None))
+    before.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(2), 1))
+    assert sizes({1: before}, PlanLimits(max_messages=1)) == {1: 10}, "what came before the first epoch"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +104,9 @@ def test_a_stream_with_nothing_left_is_not_moved() -> None:
     streams = {1: stream(2, 1), 2: stream(2)}
     assert list(plan_steps(streams, PlanLimits())) == [1]
     assert list(plan_steps({2: streams[2]}, PlanLimits())) == []
+    waiting = stream(1, 1)
+    waiting.complete_step(plan_steps({1: waiting}, PlanLimits())[1])
+    assert (waiting.is_waiting, plan_steps({1: waiting}, PlanLimits())) == (True, {})
 
 
 def test_epochs_of_two_numbers_end_together() -> None:
@@ -107,3 +124,54 @@ def test_epochs_of_two_numbers_end_together() -> None:
 
 def test_a_query_that_ends_goes_no_further() -> None:
     assert sizes({1: stream(9, 1, 2, 3)}, to=lower(2)) == {1: 10}
+    assert sizes({1: stream(2, 1, 2, 3)}, to=lower(3)) == {1: 10}, "nor behind what is completed"
+
+
+class OneBlock(DatabaseMessageReader):
+    """Reads streams with a block of ten messages each, of an epoch that is completed; `asked`: for what it was."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_away = False
+
+    def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
+        self.asked.append("frontiers")
+        known = BlockEpochSummaries((), 10, False, lower(2), 1)
+        return {} if self.is_away else dict.fromkeys(stream_ids, known)
+
+    def fetch_summaries_behind(
+        self, stream_id: int, grant_id: int, generation_id: int, offset: int
+    ) -> BlockEpochSummaries | None:
+        self.asked.append("blocks")
+        block = BlockEpochSummary(0, 10, 100, lower(1), BlockEpochRange(((1,),), ((1,),)))
+        return None if self.is_away else BlockEpochSummaries((block,), 10, False, lower(2), 1)
+
+
+def test_only_what_may_be_new_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, said = OneBlock(), list[ProgressReported]()
+    ledger = MicroBatchPlanLedger(said.append, 60.0)
+    ledger.restore((), ())
+    grant = Grant("b", 1, 1, 50, 0, 1, 0, 1, "#", consumed=ConsumedFrontier(0), grant_key=GRANT_KEY)
+    ledger.apply_update(StreamGranted(grant))
+
+    def plan(planner: EpochPlanner, together_s: float = float("-inf")) -> list[str]:
+        """What it asks for; the streams with a step come last."""
+        monkeypatch.setattr(complete_epoch_planner, "TOGETHER_S", together_s)
+        reader.asked.clear()
+        steps = planner.plan_steps(PlanLimits(), lambda _: True, finite=False)
+        ledger.plan_steps(steps if planner is last else {})
+        return [*reader.asked, *map(str, steps)]
+
+    first, last = (EpochPlanner(ledger, reader, "$share/g/#") for _ in range(2))
+    monkeypatch.setattr(complete_epoch_planner, "COMPLETED_S", 3600.0)
+    assert plan(first, 3600.0) == [], "other streams may come"
+    reader.is_away = True
+    assert plan(first) == ["frontiers"]
+    reader.is_away = False
+    assert plan(first) == ["frontiers", "blocks", "1"], "it is back"
+    assert plan(first) == ["1"]
+    monkeypatch.setattr(complete_epoch_planner, "COMPLETED_S", float("-inf"))
+    assert plan(last) == ["frontiers", "1"]
+    ledger.apply_update(SavedProgress(1, 50, 0, said[-1].in_doubt))
+    ledger.acknowledge(runnable.planned for runnable in ledger.take_saved_plans())
+    assert plan(last) == [], "no epoch is waited for"

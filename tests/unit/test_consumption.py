@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,18 @@ from sublet_protocol.domain.errors import Unavailable
 
 
 class Spark:
-    """In the place of Spark: its jobs end at once, well or not."""
+    """In the place of Spark: its jobs end at once, well or not; those that are `held`, when they are cancelled."""
 
-    def __init__(self, failure: Exception | None) -> None:
+    def __init__(self, failure: Exception | None, *, held: bool = False) -> None:
         self._failure = failure
+        self._may_end = threading.Event()
+        self.cancelled = 0
+        if not held:
+            self._may_end.set()
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802 Spark's name
+        self.cancelled += 1
+        self._may_end.set()
 
     def addTag(self, tag: str) -> None:  # noqa: N802 Spark's name
         """Nothing to be cancelled by."""
@@ -28,6 +37,7 @@ class Spark:
         return SimpleNamespace(mapInArrow=lambda *_, **__: SimpleNamespace(collect=self._collect))
 
     def _collect(self) -> list[object]:
+        self._may_end.wait(20.0)
         if self._failure is not None:
             raise self._failure
         return []
@@ -39,9 +49,16 @@ JAVA = """An error occurred while calling o81.collectToPython.
 
 
 def started(
-    monkeypatch: pytest.MonkeyPatch, failure: Exception | None, context: Any = None, speculation: str = "false"
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception | None,
+    context: Any = None,
+    speculation: str = "false",
+    *,
+    spark: Spark | None = None,
+    host: str | None = None,
+    **more: str,
 ) -> Consumption:
-    """A consumption whose job ends so, and whose database does not end well."""
+    """A consumption whose job ends so, and whose database does not end well. `more`: settings of Spark."""
 
     @contextlib.contextmanager
     def database(*_: object) -> Iterator[SimpleNamespace]:
@@ -50,10 +67,12 @@ def started(
 
     monkeypatch.setattr(cluster_checks, "check_cluster", lambda *_: None)
     settings = {"spark.master": "local[2]", "spark.speculation": speculation}
+    settings |= {f"spark.{name.replace('_', '.')}": value for name, value in more.items()}
     monkeypatch.setattr(cluster_checks, "read_setting", lambda _, key, default: settings.get(key, default))
     monkeypatch.setattr(cluster_checks, "spark_context", lambda spark: context)
     monkeypatch.setattr(consumption, "open_database", database)
-    return consume(Spark(failure), "$share/g/#", lambda batch: None, tasks=2)
+    given = spark or Spark(failure)
+    return consume(given, "$share/g/#", lambda batch: None, tasks=2, driver_host=host)
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("the job has failed")])
@@ -106,6 +125,48 @@ def test_driver_knows_of_speculation(monkeypatch: pytest.MonkeyPatch, setting: s
     monkeypatch.setattr(driver_endpoint, "DriverReportServer", Noted)
     assert started(monkeypatch, None, speculation=setting).wait(30.0)
     assert received == [speculates]
+
+
+@pytest.mark.parametrize(
+    ("driver_host", "settings", "listens", "is_reached"),
+    [
+        ("h.example", {"driver_host": "other"}, "h.example", "h.example"),
+        (None, {"driver_host": "other", "driver_bindAddress": "0.0.0.0"}, "127.0.0.1", "127.0.0.1"),
+        (None, {"master": "yarn", "driver_host": "h"}, "h", "h"),
+        (None, {"master": "yarn", "driver_host": "h", "driver_bindAddress": "0.0.0.0"}, "0.0.0.0", "h"),
+        (None, {"master": "yarn"}, "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_driver_listens_where_its_tasks_reach_it(
+    monkeypatch: pytest.MonkeyPatch, driver_host: str | None, settings: dict[str, Any], listens: str, is_reached: str
+) -> None:
+    """Where it is said, or on this machine alone, or where Spark's driver does."""
+    received: list[str] = []
+
+    class Noted(DriverReportServer):
+        def __init__(self, bind: str, advertised: str, on_failed: Any, speculates: bool) -> None:
+            received.extend((bind, advertised))
+            super().__init__("127.0.0.1", "127.0.0.1", on_failed, speculates)
+
+    monkeypatch.setattr(driver_endpoint, "DriverReportServer", Noted)
+    assert started(monkeypatch, None, host=driver_host, **settings).wait(30.0)
+    assert received == [listens, is_reached]
+
+
+def test_a_job_that_is_stopped_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark ends it by an error, and only if it does not end by itself."""
+    spark = Spark(RuntimeError("cancelled"), held=True)
+    running = started(monkeypatch, None, spark=spark)
+    with pytest.raises(Unavailable, match="the job has not ended within 0 s"):
+        running.result(0.0)
+    with pytest.raises(Unavailable, match="has not returned 0 s after the drain began, in: none that has reported"):
+        running.drain(0.0)
+    assert (running.is_running, spark.cancelled) == (True, 0)
+    running.stop(0.0)
+    assert running.result(30.0) == []
+    assert spark.cancelled == 1
+    running.stop(30.0)
+    assert spark.cancelled == 1
 
 
 @pytest.mark.parametrize(

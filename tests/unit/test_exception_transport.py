@@ -59,7 +59,14 @@ def test_a_users_exception_is_named_and_not_made() -> None:
 
 @pytest.mark.conforms("X7")
 @pytest.mark.parametrize(
-    "name", ["builtins.ValueError", "os.system", "sublet_protocol.domain.errors.re", "sublet_protocol.domain.errors."]
+    "name",
+    [
+        "builtins.ValueError",
+        "os.system",
+        "sublet_protocol.domain.errors.re",
+        "sublet_protocol.domain.errors.",
+        "sublet_protocol.domain.errors.Sequence",
+    ],
 )
 def test_no_other_class_is_made(name: str) -> None:
     found = unpack(json.dumps([{"class": name, "message": "x", "traceback": ""}]))
@@ -105,12 +112,26 @@ def test_an_exception_without_a_text_is_reported() -> None:
     assert "its text cannot be had: KeyError" in str(unpack(pack(Mute())))
 
 
+def test_an_error_of_sublets_has_plain_fields() -> None:
+    """Nothing that is private, and no object."""
+    error = UsageError("no")
+    vars(error).update(number=3, text="t", _hidden="h", listed=[1])
+    found = unpack(pack(error))
+    assert isinstance(found, UsageError)
+    assert vars(found) == {"number": 3, "text": "t"}
+
+
 @pytest.mark.conforms("X7")
 def test_a_report_is_of_this_job_or_refused() -> None:
     report = TaskReport("s", 0, 1, "running")
     assert decode_report(report.encode("token"), "token") == report
     lone = GroupEventPayload(report.encode("token").payload.replace(b'"token": "token"', b'"token": "\\ud800"'))
-    for message, token in ((report.encode("token"), "another"), (lone, "token"), (GroupEventPayload(b"{"), "token")):
+    for message, token in (
+        (report.encode("token"), "another"),
+        (lone, "token"),
+        (GroupEventPayload(b"{"), "token"),
+        (report, "token"),
+    ):
         with pytest.raises(UsageError, match=r"only (tasks of this job|its own tasks) speak here"):
             decode_report(message, token)
 

@@ -198,6 +198,26 @@ def test_a_head_found_first_and_pushed_soon_is_no_miss() -> None:
     assert play.silence(30)[-1] == SELDOM
 
 
+@pytest.mark.conforms("P5")
+def test_a_push_of_less_than_was_found_is_a_miss() -> None:
+    """What is pushed later may be what was found, and is none then."""
+    for pushed, misses in ((14, 1), (15, 0), (16, 0)):
+        play = followed()
+        play.push(12, 0.001)
+        play.read_to(12)
+        play.do(HeadsRead({7: 15}), 0.01)
+        play.push(pushed, 0.02)
+        play.do(Tick(), 0.01 + S.push_late_s)
+        assert play.machine.counters.missed_pushes == misses
+
+
+def test_heads_of_a_dropped_stream_are_ignored() -> None:
+    """They may have been asked for while it was followed."""
+    play = followed()
+    assert play.do(HeadsRead({99: 15})).new_heads == {}
+    assert play.machine.counters.polled == 0
+
+
 @pytest.mark.conforms("P8")
 def test_heads_under_a_grant_that_is_over_are_refused() -> None:
     play = followed()
@@ -301,6 +321,8 @@ def test_a_session_subscribes_at_its_leaders_node() -> None:
     assert desk.take() == []
     desk.room.set_leader_node(1, "n1:1")
     assert desk.take() == [("+", "n1:1", 7)]
+    desk.room.set_leader_node(1, "n1:1")
+    assert desk.take() == [], "it is that node already"
     assert desk.pushed("n1:1") == [(1, HeadPushed(FIRST, 12))]
     assert desk.pushed("n2:1") == desk.pushed("n1:1", 8) == []
     desk.room.set_leader_node(1, None)

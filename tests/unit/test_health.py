@@ -7,10 +7,13 @@ import pytest
 
 from sublet_leader.node.events import (
     ClaimLeadership,
+    CommitWrites,
     DatabaseRequest,
     LeadershipClaimCompleted,
     LeadershipRenewalCompleted,
     RenewLeaderships,
+    WritesCommitFailed,
+    WritesCommitted,
 )
 from sublet_leader.observe.health import STUCK_S, Health, HealthState, evaluate_health
 from sublet_leader.observe.health_signals import HealthSignals
@@ -40,7 +43,7 @@ class Watched:
     def ask(
         self,
         request: DatabaseRequest,
-        answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
+        answer: LeadershipRenewalCompleted | LeadershipClaimCompleted | WritesCommitted | WritesCommitFailed,
         problem: Exception | None = None,
     ) -> None:
         self.signals.on_request(request)
@@ -50,6 +53,10 @@ class Watched:
         request = RenewLeaderships(terms, 0.0)
         answer = LeadershipRenewalCompleted(request, None if renewed is None else frozenset(renewed))
         self.ask(request, answer, problem)
+
+    def write(self, problem: Exception | None) -> None:
+        request = CommitWrites(())
+        self.ask(request, WritesCommitFailed(request, False) if problem else WritesCommitted(request, ()), problem)
 
     def claim(self, group_id: int, found: NodeIncarnation | Exception) -> None:
         """Claim it; the database names who has it, or fails."""
@@ -80,10 +87,13 @@ def node() -> Watched:
 def test_no_answer_is_an_outage(node: Watched, problem: Exception) -> None:
     """Until the connection that got none gets one: an answer to the directory ends nothing."""
     assert node.state() is HealthState.OK
+    node.signals.leaderless_group_count = 0
     node.now += 1
     node.renew({0: 1}, None, problem)
     assert node.worst() == (HealthState.UNREACHABLE, str(problem))
-    node.now += 1
+    assert node.health().check_named("leaders").state is HealthState.UNREACHABLE
+    node.wait()
+    assert node.health().check_named("lease").is_ok
     node.signals.directory.on_request(node.now)
     node.signals.directory.on_answer(node.now, None)
     assert node.state() is HealthState.UNREACHABLE, (
@@ -116,8 +126,17 @@ def test_a_refusal_that_lasts_is_a_denial(node: Watched, problem: Exception) -> 
     node.now += SETTINGS.claim_retry_interval_s
     node.renew({0: 1}, None, problem)
     assert node.worst() == (HealthState.DENIED, str(problem))
+    node.write(None)
+    assert node.state() is HealthState.DENIED, "other requests say nothing of leases"
     node.renew({0: 1}, {0})
+    node.write(problem)
+    node.wait()
     assert node.state() is HealthState.OK
+
+
+def test_a_name_that_another_node_has_is_a_denial(node: Watched) -> None:
+    node.signals.name_conflict = "another node is named n1"
+    assert node.worst() == (HealthState.DENIED, "another node is named n1")
 
 
 @pytest.mark.conforms("A8")

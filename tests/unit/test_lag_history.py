@@ -21,3 +21,6 @@ def test_a_group_that_comes_later_has_no_earlier_lag() -> None:
 @pytest.mark.parametrize(("minutes", "max_groups"), [(0, 5), (5, 0)])
 def test_without_room_no_sample_is_taken(minutes: int, max_groups: int) -> None:
     LagHistory(NO_POOL, minutes, max_groups).run()
+    history = LagHistory(NO_POOL, 1, 1)
+    history.stop()
+    history.run()  # nor once it is to end

@@ -13,11 +13,19 @@ from sublet_borrower.fetch import node_reader as module
 from sublet_borrower.fetch.node_reader import NodeMessageReader
 from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.errors import (
+    PositionBeyondHead,
+    PositionGone,
+    ProtocolMismatch,
+    SubletError,
+    Unavailable,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.member_reads import (
     FetchedPage,
+    FetchPositionGone,
     encode_fetch_reply,
     encode_heads_reply,
     encode_session_epoch_reply,
@@ -178,6 +186,24 @@ def test_only_the_next_page_is_taken(calls: Calls) -> None:
     assert reader.fetch(stream, always) is not None
 
 
+@pytest.mark.conforms("P2")
+def test_what_is_gone_is_raised(calls: Calls) -> None:
+    reader = calls.reader(a=[encode_fetch_reply(FetchPositionGone(9)), encode_fetch_reply(FetchPositionGone(None))])
+    for oldest in (9, None):
+        with pytest.raises(PositionGone) as gone:
+            reader.fetch(granted(), always)
+        assert (gone.value.stream_id, gone.value.offset, gone.value.oldest) == (7, 5, oldest)
+
+
+@pytest.mark.conforms("E34")
+def test_a_page_that_may_not_be_taken_is_discarded(calls: Calls) -> None:
+    """By the time that it has come."""
+    reader, stream = calls.reader(a=[found(5, 8), found(5, 8)]), granted()
+    assert reader.fetch(stream, lambda _: False) is None
+    assert stream.next_read_offset == 5
+    assert reader.fetch(stream, always) is not None
+
+
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 
@@ -205,8 +231,8 @@ def test_no_node_is_asked_before_its_time(calls: Calls, clock: Clock) -> None:
     clock.sleep(1.9)
     assert reader.fetch_heads([7]) == []
     assert len(calls.asked) == 1
-    clock.sleep(0.2)
-    assert reader.fetch_heads([7]) == [(7, 9)]
+    clock.now = 1002.0
+    assert reader.fetch_heads([7]) == [(7, 9)], "at its time it is"
     assert calls.turned == 0, "over the same connection"
 
 

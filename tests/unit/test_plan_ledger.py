@@ -498,6 +498,25 @@ def test_what_became_of_a_begun_range(last: LastPlannedRange | None, status: str
     assert resolve_outcome(BEGUN, last) is PlannedRangeStatus[status]
 
 
+@pytest.mark.conforms("E27")
+@pytest.mark.parametrize(
+    ("start", "end", "is_pending", "consumed", "is_superseded"),
+    [
+        (20, 21, False, None, True),
+        (20, 21, True, None, False),
+        (19, 21, False, None, False),
+        (20, 20, False, None, False),
+        (20, 21, False, ConsumedFrontier(20), False),
+    ],
+    ids=["later", "not done", "overlaps", "empty", "epochs"],
+)
+def test_only_a_later_range_that_is_done_supersedes(
+    start: int, end: int, is_pending: bool, consumed: ConsumedFrontier | None, is_superseded: bool
+) -> None:
+    last = LastPlannedRange(InDoubtRange(41, start, end, HOLD_S), is_pending=is_pending, is_ours=True, grant_id=None)
+    assert replace(BEGUN, consumed_frontier=consumed).is_superseded_by(last) == is_superseded
+
+
 @pytest.mark.parametrize(
     ("reached", "is_finished", "consumed", "was_done"),
     [

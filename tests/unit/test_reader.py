@@ -21,6 +21,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone, Tim
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.log import fetch
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.util.retry import MAX_PAUSE_S
 from tests.kit import GRANT_KEY
@@ -45,6 +46,11 @@ class Log:
     def __init__(self) -> None:
         self.script: list[LogPage | Exception] = []
         self.asked: list[tuple[Any, ...]] = []
+        self.next: list[LogPage | None] = []
+
+    def fetch_next(self, connection: Connection, *asked: Any, may_be_empty: bool) -> LogPage | None:
+        self.asked.append(("next", may_be_empty))
+        return self.next.pop(0)
 
     def fetch(self, connection: Connection, stream_id: int, offset: int, **how: Any) -> LogPage:
         self.asked.append((stream_id, offset, how))
@@ -158,6 +164,39 @@ def test_a_page_is_asked_for_by_what_was_granted(log: Log, connections: list[Con
     assert DatabaseMessageReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)
     assert log.asked == [(7, 5, {"filter": TopicFilter("a/#"), "generation_id": 3, "limit_bytes": 1234})]
     assert not stream.may_have_more
+
+
+NEXT_BYTES = fetch.NEXT_BLOCKS * fetch.NEXT_BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    ("head", "batch_bytes", "is_next"),
+    [(5, NEXT_BYTES, True), (5, NEXT_BYTES - 1, False), (5_000_000, NEXT_BYTES, False), (None, NEXT_BYTES, False)],
+    ids=["awaited", "in small batches", "far behind", "never read"],
+)
+def test_a_short_page_that_was_awaited_is_read_at_once(
+    log: Log, connections: list[Connection], head: int | None, batch_bytes: int, is_next: bool
+) -> None:
+    """And as any other where that shows nothing."""
+    reader, stream = DatabaseMessageReader("url", batch_bytes, 30.0), granted(5)
+    stream.head = head
+    log.next, log.script = [page(5, 6, 6), None], [page(5, 6, 6), page(6, 9, 9)]
+    assert reader.fetch(stream, always) == page(5, 6, 6)
+    assert [asked[0] for asked in log.asked] == ["next" if is_next else 7]
+    if is_next:
+        log.script.pop(0)
+        assert reader.fetch(stream, always) == page(6, 9, 9)
+        assert [asked[0] for asked in log.asked] == ["next", "next", 7]
+
+
+@pytest.mark.conforms("E34")
+def test_a_page_that_may_not_be_taken_is_discarded(log: Log, connections: list[Connection]) -> None:
+    """By the time that it has come."""
+    reader, stream = DatabaseMessageReader("url", 100, 30.0), granted(5)
+    log.script = [page(5, 8), page(5, 8)]
+    assert reader.fetch(stream, lambda _: False) is None
+    assert stream.next_read_offset == 5
+    assert reader.fetch(stream, always) == page(5, 8)
 
 
 @pytest.mark.conforms("E13")

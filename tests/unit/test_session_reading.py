@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,9 +16,11 @@ from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer import database_or_node_access, group_membership
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
+from sublet_borrower.fetch.stream_fetcher import SessionStreamFetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import (
     PageUnreadable,
     PayloadDamaged,
@@ -78,7 +81,7 @@ class Reader:
     def __init__(self) -> None:
         self.read: list[int] = []
         self.before_page: Callable[[int], None] = lambda number: None
-        self.gone: dict[int, Exception] = {}
+        self.gone: dict[int, Exception | None] = {}
         self.messages: tuple[pa.RecordBatch, ...] = ()
 
     def warm_up(self, filter: TopicFilter) -> None:
@@ -88,7 +91,9 @@ class Reader:
         self.read.append(granted.stream_id)
         self.before_page(len(self.read))
         if granted.stream_id in self.gone:
-            raise self.gone[granted.stream_id]
+            if (problem := self.gone[granted.stream_id]) is None:
+                return None  # the database is away
+            raise problem
         page = LogPage(self.messages, granted.next_read_offset, granted.next_read_offset + 1, HEAD, False)
         return page if allowed(granted) and granted.advance_read(page.start, page.position, page.head) else None
 
@@ -232,6 +237,54 @@ def test_an_outage_of_a_place_is_logged_once(
     assert sorted(each for each in caplog.messages if "readable again" in each) == sorted(
         f"stream readable again: subscription=$share/g/none/# stream_id={each}" for each in (STREAM, OTHER) * 2
     )
+
+
+def test_a_stream_is_not_readable_before_it_was_read(
+    skim: Skim, reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What comes while the database is away shows nothing of a payload."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr(stream_fetcher, "UNAVAILABLE_RETRY_S", 0.0)
+    reader.gone = {STREAM: PayloadUnavailable("the place is away.")}
+    skim(40, {10: lambda: reader.gone.update({STREAM: None}), 30: reader.gone.clear})
+    (number,) = [number for number, each in enumerate(caplog.messages) if "readable again" in each]
+    assert caplog.messages[number].endswith(f"stream_id={STREAM}")
+    assert not reader.gone
+
+
+@pytest.mark.parametrize("is_unreadable", [False, True])
+def test_a_page_that_does_not_come_ends_the_turn(is_unreadable: bool) -> None:
+    """Unless it never will: then the stream has moved on."""
+    nothing: Any = SimpleNamespace(fetch=lambda *_: None, fetch_block_summaries=lambda _: None)
+    assignment = SessionAssignment(print)
+    fetcher = SessionStreamFetcher("$share/g/#", nothing, assignment, 100, whole_epochs=True)
+    for run in (None, (None, None)):
+        stream: Any = SimpleNamespace(
+            next_run=run,
+            is_unreadable=is_unreadable,
+            step_planner=SimpleNamespace(scanned=0),
+            begin_step=lambda limit_bytes: False,
+        )
+        assert fetcher.fetch_epochs(stream, lambda _: True) is is_unreadable
+
+
+@pytest.mark.parametrize(
+    ("known", "may_have_more", "moves_on"), [(0, True, False), (1, True, True), (0, False, True), (1, False, True)]
+)
+def test_a_stream_moves_on_with_its_summaries(known: int, may_have_more: bool, moves_on: bool) -> None:
+    """If there are new ones, or none to come: else it is the next stream's turn."""
+    reader: Any = SimpleNamespace(fetch_block_summaries=lambda _: "summaries")
+    assignment: Any = SimpleNamespace(mark_readable=lambda _: False)
+    planner = SimpleNamespace(scanned=5)
+    stream: Any = SimpleNamespace(
+        next_run=None,
+        may_have_more=may_have_more,
+        step_planner=planner,
+        begin_step=lambda limit_bytes: False,
+        add_summaries=lambda _: setattr(planner, "scanned", 5 + known),
+    )
+    fetcher = SessionStreamFetcher("$share/g/#", reader, assignment, 100, whole_epochs=True)
+    assert fetcher.fetch_epochs(stream, lambda _: True) is moves_on
 
 
 @pytest.mark.usefixtures("_a_page_takes_a_second")

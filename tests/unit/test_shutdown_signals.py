@@ -137,6 +137,74 @@ def test_a_task_that_leaves_needs_no_database(
     ended.result()
 
 
+@pytest.mark.usefixtures("_no_driver")
+def test_a_call_that_is_cut_off_has_not_failed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user's code has not asked for the end."""
+    monkeypatch.setattr(task, "CALL_SHARE", 0.001)
+
+    def take_long(attempt: task.TaskAttempt) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(LONG_S)
+
+    with the_process_ends(signal.SIGTERM):
+        task.run_attempt(some_work("t", "postgresql://127.0.0.1:1/none", take_long), task.TaskAttempt(0, 0, "t"))
+    assert "task failed" not in caplog.text
+
+
+@pytest.mark.parametrize("is_signalled", [False, True])
+def test_a_signal_ends_a_task_beside_its_twin(monkeypatch: pytest.MonkeyPatch, is_signalled: bool) -> None:
+    """Its executor is gone: it cannot wait until the other attempt has ended."""
+    waits: list[float] = []
+
+    class Link:
+        """In the place of the link to the driver."""
+
+        def __init__(self, *_: object) -> None:
+            self.may_end = self
+
+        def wait(self, seconds: float) -> bool:
+            waits.append(seconds)
+            return len(waits) > 1
+
+        def __enter__(self) -> Link:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing to end."""
+
+        def report_now(self) -> None:
+            """To nobody."""
+
+    def begin(attempt: task.TaskAttempt) -> None:
+        if is_signalled:
+            signal.raise_signal(signal.SIGTERM)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(driver_link, "SparkDriverLink", Link)
+    work = some_work("t", "postgresql://127.0.0.1:1/none", begin)
+    with the_process_ends(signal.SIGTERM) if is_signalled else contextlib.nullcontext():
+        task.run_attempt(work, task.TaskAttempt(0, 0, "t"))
+    assert waits == ([] if is_signalled else [driver_link.REPORT_INTERVAL_S] * 2)
+
+
+@pytest.mark.usefixtures("_no_driver")
+def test_a_session_is_drained_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by itself."""
+    calls: list[str] = []
+    session = SimpleNamespace(
+        drain=lambda: calls.append("drain"),
+        close=lambda aborted: calls.append(f"close {aborted}"),
+        assignment=dict,
+        lag=dict,
+    )
+    monkeypatch.setattr("sublet_borrower.consumer.session.Session", lambda *_, **__: session)
+    monkeypatch.setattr(task, "run_function", lambda *_, **__: calls.append("run"))
+    task.run_attempt(some_work("t", "postgresql://127.0.0.1:1/none"), task.TaskAttempt(0, 0, "t"))
+    assert calls == ["run", "close False"]
+
+
 @pytest.mark.conforms("E25")
 @pytest.mark.usefixtures("_no_driver")
 def test_each_attempt_is_another_session(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,14 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from sublet.demo.local_spark import open_local_session
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
+from sublet_borrower.spark.common import database_reachability
 from sublet_borrower.spark.common.database_credentials import driver_url
-from sublet_borrower.spark.common.database_reachability import check_database_exists
+from sublet_borrower.spark.common.database_reachability import (
+    check_database_exists,
+    check_socket_reachable,
+    keep_server_running,
+    resolve_database,
+)
 from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.common.source_options import stream_options
 from sublet_borrower.spark.job import cluster_checks
@@ -80,7 +88,8 @@ def test_a_cluster_without_retries_is_warned_of() -> None:
     [warning] = said(Spark("spark://h:1", 8))
     assert "4 times" in warning
     assert "set spark.task.maxFailures=1000" in warning
-    assert said(Spark("spark://h:1", 8, spark_task_maxFailures="1000")) == []
+    assert said(Spark("spark://h:1", 8, spark_task_maxFailures="100")) == []
+    assert "99 times" in said(Spark("spark://h:1", 8, spark_task_maxFailures="99"))[0]
 
 
 def test_more_tasks_than_slots_is_warned_of() -> None:
@@ -226,3 +235,39 @@ def test_a_database_that_is_named_is_left_to_be_found(bare: Path, monkeypatch: p
     check_database_exists("postgresql://db/app", None)
     monkeypatch.setenv("SUBLET_DATABASE_URL", "postgresql://db/app")
     check_database_exists(driver_url(None, None, "env"), None)
+
+
+def test_a_socket_must_be_on_this_machine(bare: Path) -> None:
+    """An address may be anywhere."""
+    check_socket_reachable(f"postgresql:///app?host={bare}", "driver")
+    for url in ("postgresql://db/app", "postgresql:///app", "dbname=app hostaddr=127.0.0.1"):
+        check_socket_reachable(url, "driver")
+    with pytest.raises(InvalidSetting, match=f"a database that only driver can reach: the Unix socket in {bare}/none"):
+        check_socket_reachable(f"postgresql:///app?host={bare}/none", "driver")
+
+
+def test_an_embedded_server_is_held_once(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each process that uses it, on the driver's machine."""
+    opened: list[str | None] = []
+    held: list[Path] = []
+
+    def open_database(url: str | None, data_dir: str | None) -> Any:
+        opened.append(data_dir)
+        return nullcontext(SimpleNamespace(url="", data_dir=None if data_dir is None else Path(data_dir)))
+
+    class Server:
+        def __init__(self, data_dir: Path) -> None:
+            self.start = lambda: held.append(data_dir)
+
+    monkeypatch.setattr(database_reachability, "open_database", open_database)
+    monkeypatch.setattr(database_reachability, "EmbeddedPostgres", Server)
+    here, directory = socket.gethostname(), str(bare / "data")
+    resolve_database("postgresql://db/app", None)
+    keep_server_running(None, here)
+    keep_server_running(directory, f"not-{here}")
+    assert (opened, held) == ([None], [])
+    for _ in range(2):
+        keep_server_running(directory, here)
+    assert (opened, held) == ([None, directory], [bare / "data"])
+    resolve_database(None, directory)
+    assert held == [bare / "data"]

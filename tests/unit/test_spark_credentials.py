@@ -153,7 +153,8 @@ def test_an_option_with_a_secret_is_refused(options: Any, given: dict[str, str])
             options({**given, name: value})
         assert name in str(raised.value)
         assert "s3cret" not in str(raised.value)
-    for credentials in ("s3cret", "file:s3cret", "class:s3cret", "env:s3cret", ""):
+    malformed = ("class:s3cret", "class:os.s3cret-", "s3cret:os.abort", "s3cret:/a")
+    for credentials in ("s3cret", "file:s3cret", *malformed, "env:s3cret", ""):
         with pytest.raises(InvalidSetting, match=r"credentials") as raised:
             options({**given, "credentials": credentials})
         assert "s3cret" not in str(raised.value)
@@ -205,3 +206,4 @@ def test_a_driver_has_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("SUBLET_DATABASE_URL", SECRET)
     assert driver_url(None, None, "env") == Secret(SECRET)
     assert parse_url(driver_url("postgresql://ann@host/db", None, "env") or "")["password"] == "s3cret"
+    assert parse_url(driver_url("postgresql://ann@host/other", None, "env") or "")["dbname"] == "other"

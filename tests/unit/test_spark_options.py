@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sublet_borrower.spark.common.source_columns import all_columns, select_columns
+from sublet_borrower.spark.common.source_columns import FEW_ROWS, all_columns, select_columns, to_output_batches
 from sublet_borrower.spark.common.source_options import StreamingQueryOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
@@ -78,6 +79,7 @@ def test_everything_of_a_batch_in_any_case() -> None:
 def test_everything_of_a_sink_in_any_case() -> None:
     given = {"TOPIC": "a/b", "url": "postgresql://h/d", "space": "eu", "sinkname": "daily", "BatchId": "0"}
     assert write_options(given) == WriteOptions("a/b", "postgresql://h/d", None, "eu", "daily", 0)
+    assert write_options({**given, "BatchId": str(2**53)}).batch_id == 2**53, "the greatest number"
 
 
 def test_a_sink_passes_over_options_of_spark() -> None:
@@ -136,6 +138,35 @@ def test_columns_that_spark_could_not_read(names: list[str], reported: str) -> N
     schema = StructType([StructField(name.split()[0], known[name.split()[0]], " " not in name) for name in names])
     with pytest.raises(InvalidSetting, match=reported):
         select_columns(schema)
+
+
+def test_only_known_columns_are_read() -> None:
+    """All of them as they are, and at least one."""
+    assert select_columns(all_columns()) == all_columns()
+    for schema, reported in (
+        (StructType([StructField("price", LongType())]), "column 'price': there is none. There are: "),
+        (StructType([StructField("value", LongType())]), "column 'value' as bigint: it is binary. Take it as that"),
+        (StructType([]), "a schema without columns. There are: "),
+    ):
+        with pytest.raises(InvalidSetting, match=reported):
+            select_columns(schema)
+
+
+def test_small_batches_are_put_together() -> None:
+    """And large ones are left as they are; each has the space's name."""
+
+    def sizes(*counts: int) -> list[int]:
+        batches = [pa.record_batch({"offset": pa.array(range(count), pa.int64())}) for count in counts]
+        schema = pa.schema([("offset", pa.int64()), ("space", pa.string())])
+        found = list(to_output_batches(batches, "eu", schema))
+        assert {space for batch in found for space in batch.column("space").to_pylist()} <= {"eu"}
+        assert sum(batch.num_rows for batch in found) == sum(counts)
+        return [batch.num_rows for batch in found]
+
+    assert sizes(1, 2, 3) == [6]
+    assert sizes(FEW_ROWS - 1, FEW_ROWS) == [2 * FEW_ROWS - 1]
+    assert sizes(FEW_ROWS, FEW_ROWS) == [FEW_ROWS, FEW_ROWS]
+    assert (sizes(5), sizes(0), sizes()) == ([5], [], [])
 
 
 def test_a_column_without_nulls_may_be_not_null() -> None:

@@ -32,6 +32,7 @@ def test_one_task_for_each_stream_by_default() -> None:
     assert shape([5, 0, 7], None, None) == [[(1, 5)], [(3, 7)]], "of what has nothing there is none"
     assert shape([5, 7], None, 2) == [[(1, 5)], [(2, 7)]]
     assert shape([], 3, 3) == []
+    assert shape([10, 1], 2, None) == [[(1, 10)], [(2, 1)]], "there are as many as asked for"
 
 
 def test_no_more_tasks_than_messages() -> None:

@@ -253,6 +253,64 @@ def test_a_figure_that_cannot_be_counts_as_not_known(rate: float) -> None:
     assert plan({}, [0, 1, 2], {0: 100.0, 1: 300.0, 2: rate}) == plan({}, [0, 1, 2], {0: 100.0, 1: 300.0})
 
 
+LIGHT_AND_FULL = "aaaaaaaaabc."  # a holds nine light streams, and may hold no more
+
+
+@pytest.mark.conforms("E18")
+@pytest.mark.parametrize(
+    ("holders", "rates", "weights", "last", "grants", "revokes"),
+    [
+        ("...ab.", [], {}, {0: "a", 2: "a"}, {0: "a", 1: "b", 2: "b", 5: "a"}, ()),
+        ("a.aa...a", [], {"b": 1}, {1: "b", 6: "b"}, {1: "b", 4: "b", 5: "b", 6: "b"}, ()),
+        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {}, {11: "b"}, ()),
+        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {11: "a"}, {11: "b"}, ()),
+        ("aa.bbba", [0, 0, 1800, 0, 3400, 1800, 0], {"b": 4}, {2: "a"}, {2: "b"}, ()),
+        ("aabaabab", [], {}, {}, {}, ()),
+        ("ddddddddd" + "aabbbb" + "c", [0] * 9 + [800, 4500, 0, 0, 0, 3000, 7700], {}, {}, {}, ()),
+        ("aab", [1100, 1200, 700], {}, {}, {}, (0,)),
+        ("aab", [2150, 150, 700], {}, {}, {}, (1,)),
+        ("a" * 7 + "b" * 17 + "c" * 16, [1000] * 7 + [0] * 33, {"a": 3}, {}, {}, (6,)),
+        ("bab", [800, 900, 1300], {"c": 1}, {}, {}, (2,)),
+        ("aa", [0, 2000], {"b": 1, "c": 1}, {}, {}, ()),
+        ("a" * 20, [20_000] + [0] * 19, {"b": 1}, {}, {}, (19,)),
+        ("aaa", [], {"b": 1, "c": 1}, {}, {}, (2,)),
+        ("aaa" + "b" * 10 + "c" * 8, [], {}, {}, {}, (12, 20)),
+        ("acc" + "b" * 17, [1000, 1660, 1440, 7900] + [500] * 16, {"b": 8}, {}, {}, (1,)),
+    ],
+    ids=[
+        "two thirds of the mean",
+        "a fifth below all others",
+        "twice the share and one",
+        "the same at home",
+        "the other has no room",
+        "a quarter below",
+        "a quarter above",
+        "a fifth below the giver",
+        "a tenth of the load",
+        "room for one more",
+        "two streams",
+        "fewer than members",
+        "one idle member",
+        "one move at once",
+        "down to the mean",
+        "who was at the mean gives nothing",
+    ],
+)
+def test_each_bound_holds_at_the_bound(
+    holders: str,
+    rates: list[float],
+    weights: dict[str, float],
+    last: dict[int, str],
+    grants: dict[int, str],
+    revokes: tuple[int, ...],
+) -> None:
+    """`holders`: of stream 0 and so on, a dot where it is free. The costs of most are round numbers."""
+    held = {stream: name for stream, name in enumerate(holders) if name != "."}
+    free = [stream for stream, name in enumerate(holders) if name == "."]
+    members = dict.fromkeys(held.values(), 1.0) | weights
+    assert plan(held, free, dict(enumerate(rates)), members, last) == AllocationPlan(tuple(grants.items()), revokes)
+
+
 def test_extreme_weights_are_only_weights() -> None:
     grants = plan({}, list(range(10)), {}, {"a": 5e-324, "b": 1.7e308, "c": 1.7e308}).grants
     counts = {name: sum(who == name for _, who in grants) for name in "abc"}

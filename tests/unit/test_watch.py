@@ -164,6 +164,37 @@ def test_a_leader_is_not_followed_over_two_addresses(monkeypatch: pytest.MonkeyP
     assert watch.leads("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
 
 
+def test_a_known_node_that_leads_is_not_followed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before stays followed while it is another node; and nothing is connected to twice."""
+    watch = Watch(monkeypatch, "localhost:1", "localhost:2")
+    watch.leads("localhost:1", "n1", "n1", "127.0.0.1:1")
+    assert watch.leads("localhost:2", "n2", "n4", "127.0.0.1:4")[2:] == ["127.0.0.1:4"]
+    assert watch.leads("127.0.0.1:4", "n4", "n1", "127.0.0.1:1")[2:] == ["127.0.0.1:4"]
+    watch.loses("localhost:1")
+    assert watch.leads("localhost:2", "n2", "n1", "localhost:1")[2:] == ["127.0.0.1:4"]
+    assert watch.subscribed == ["localhost:1", "localhost:2", "127.0.0.1:4"]
+
+
+def test_a_leader_must_have_tls_where_others_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch, "tls://localhost:1")
+    assert watch.leads("tls://localhost:1", "n1", "n2", "127.0.0.1:2") == ["tls://localhost:1"]
+    refused, answer = watch.taken()
+    assert (refused.address, "it has none" in refused.reason) == ("127.0.0.1:2", True)
+    assert answer.node == "n2"
+    assert watch.leads("tls://localhost:1", "n1", "n2", "tls://127.0.0.1:2")[1:] == ["tls://127.0.0.1:2"]
+
+
+def test_a_node_that_is_gone_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it does not answer; one that is still listed may come back."""
+    watch = Watch(monkeypatch, "n1:1", "n2:1", "n3:1")
+    watch.on_loop(lambda: None)
+    for address in ("n1:1", "n3:1"):
+        watch.followed[address].status = ConnectionStatus.DISCONNECTED
+    watch.watcher.set_nodes(["n1:1"])
+    watch.on_loop(lambda: None)
+    assert list(watch.followed) == ["n1:1", "n2:1"]
+
+
 def test_who_leads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     for leader in ("n1", "n2", None):

@@ -14,8 +14,9 @@ import psycopg
 import pyarrow as pa
 
 from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
-from sublet_storage.producer.batches.input_conversion import compute_header_size
+from sublet_storage.producer.batches.input_conversion import compute_header_size, size_of
 from sublet_storage.producer.outbox_conversion import publish_in_transaction
+from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 
 SHOWN_ERROR = 2000
 """A longer error text is cut, in characters."""
@@ -26,12 +27,16 @@ def publish_dead_letter(
 ) -> None:
     """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
     were, and headers with its origin and the error. Where these do not all fit, its own headers are left out, the last
-    first.
+    first, and then the end of the error.
     """
     row = record.to_pylist()[0]
-    origin = {"topic": row["topic"], "stream_id": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
+    origin = {"topic": row["topic"], "stream_id": stream_id, "offset": row["offset"], "error": ""}
     added = [(f"sublet.{name}", _make_storable(str(value))) for name, value in origin.items()]
-    room = MAX_HEADER_BYTES - sum(compute_header_size(name, text.encode()) for name, text in added)
+    room = min(MAX_HEADER_BYTES, MAX_MESSAGE_BYTES - size_of(topic, row["key"], row["value"], None))
+    room -= sum(compute_header_size(name, text.encode()) for name, text in added)
+    shown = _make_storable(error[:SHOWN_ERROR]).encode()[: max(room, 0)]
+    added[-1] = (added[-1][0], shown.decode(errors="ignore"))
+    room -= len(shown)
     headers: list[tuple[str, Any]] = []
     for header in (row["headers"] or ())[: MAX_HEADERS - len(added)]:
         room -= compute_header_size(header["key"], header["value"])

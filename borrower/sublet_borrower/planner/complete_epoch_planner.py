@@ -95,7 +95,8 @@ class EpochPlanner:
     def restore_steps(self) -> None:
         """Find the steps of what was planned under earlier grants: with the same messages, wherever blocks end now."""
         for stream, atomic, consumed in self._planning.steps_to_restore():
-            if self._scan(stream, atomic, consumed.upto) and stream.space_id is not None:
+            self._scan(stream, atomic, consumed.upto)
+            if stream.space_id is not None:
                 stream.step = atomic.step_to(consumed.upto, consumed.lower)
 
     def _scan(self, stream: PlannerStream, atomic: EpochStepPlanner, upto: int) -> bool:

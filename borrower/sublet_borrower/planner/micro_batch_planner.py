@@ -121,17 +121,13 @@ class MicroBatchPlanner:
 
     def find_superseded(self, ranges: Iterable[PlannedRange]) -> list[PlannedRange]:
         """Return those of a checkpoint's ranges behind which this session has planned a later one that is done: then
-        the checkpoint is an old copy. Of an atomic group, whose ranges overlap, none is known."""
+        the checkpoint is an old copy."""
         group_id, known = self._member.group_id, {each.stream_id: each for each in ranges}
         plans = group_id and self._reader.query(
             lambda conn: consumer_progress.read_last_planned_ranges(conn, group_id, self._session, known)
         )
         return [
-            known[stream_id]
-            for stream_id, last in (plans or {}).items()
-            if not last.is_pending
-            and last.in_doubt.end > last.in_doubt.start >= known[stream_id].end
-            and known[stream_id].consumed_frontier is None
+            known[stream_id] for stream_id, last in (plans or {}).items() if known[stream_id].is_superseded_by(last)
         ]
 
     def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:

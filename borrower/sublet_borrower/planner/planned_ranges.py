@@ -58,6 +58,13 @@ class PlannedRange(Struct, frozen=True):
         """
         return is_finished or (self.consumed_frontier is None and reached >= self.end)
 
+    def is_superseded_by(self, last: LastPlannedRange) -> bool:
+        """Return whether `last`, which the session has planned of the stream since, is a later range that is done. Of
+        an atomic group, whose ranges overlap, that is not known.
+        """
+        is_later = last.in_doubt.end > last.in_doubt.start >= self.end and self.consumed_frontier is None
+        return is_later and not last.is_pending
+
 
 class PlannedRangeStatus(Enum):
     """The status of a range that was started, from the group's rows. Only an open one can come back with a grant."""

@@ -61,14 +61,12 @@ def _plan_grants(
 ) -> tuple[tuple[int, str], ...]:
     """Return (stream, borrower) for each free stream: its last holder if that is below its share, else the member below
     its share with the fewest streams per weight."""
-    if not free:
-        return ()
     count = dict(counts)
     grants = []
     strays = []
     for stream_id in free:
-        home = last_holders.get(stream_id)
-        if home is not None and count.get(home, 0) < share.get(home, 0):
+        home = last_holders.get(stream_id, "")
+        if home in share and count[home] < share[home]:
             grants.append((stream_id, home))
             count[home] += 1
         else:

@@ -97,9 +97,6 @@ class MemberLoads:
 
     def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
         """Return the member with room by count that would have the lowest level with a stream of that cost."""
-        if len(self._heaps) == 1:
-            head = self._find_lowest_entry(self._heaps[0], avoid)
-            return head[2] if head else None
         heads = [head for heap in self._heaps if (head := self._find_lowest_entry(heap, avoid))]
         fits = [((load + cost) / -minus, minus, borrower) for _, minus, borrower, load in heads]
         return min(fits)[2] if fits else None
@@ -126,8 +123,6 @@ class MemberLoads:
 
     def _update_entry(self, borrower: str) -> None:
         heap = self._heap[borrower]
-        if self.count[borrower] >= self._bounds[borrower]:
-            return
         if heap and heap[0][2] == borrower:
             heapq.heapreplace(heap, self._make_entry(borrower))
         else:

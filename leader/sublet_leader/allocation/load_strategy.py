@@ -108,10 +108,8 @@ class _StreamAssigner:
 
     def _find_homes(self, streams: Collection[int]) -> dict[int, str]:
         """Return {stream: the member that had it last, or is losing it now}."""
-        last_holders, holders, weights = self._input.last_holders, self._input.holders, self._input.weights
-        if not last_holders and not holders:
-            return {}
-        return {s: home for s in streams if (home := last_holders.get(s) or holders.get(s)) in weights and home}
+        homes = {**self._input.holders, **self._input.last_holders}
+        return {s: homes[s] for s in streams if homes.get(s) in self._input.weights}
 
     def _add(self, borrower: str, cost: int) -> str:
         self.levels.add(borrower, cost)

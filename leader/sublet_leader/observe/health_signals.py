@@ -46,7 +46,7 @@ class DatabaseHealth(Struct):
 
     def on_answer(self, now: float, problem: Exception | None) -> None:
         """Record that it was answered, also by a rejection, or that it was not."""
-        if problem is not None and is_unreachable(problem):
+        if is_unreachable(problem):
             self.last_failure_at, self.last_error = now, str(problem)
         else:
             self.last_answer_at = now
@@ -90,7 +90,7 @@ class HealthSignals(Struct):
         """Record the answer, with its effect on the leases."""
         now = self.clock()
         self.worker.on_answer(now, problem)
-        if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
+        if isinstance(request, ClaimLeadership | RenewLeaderships) and not is_unreachable(problem):
             if isinstance(request, ClaimLeadership) and request.leadership_id == MAINTENANCE:
                 self.maintenance_failure = _lease_outcome(problem, self.maintenance_failure, now)
             elif isinstance(request, RenewLeaderships) or not isinstance(problem, psycopg.DataError):
@@ -129,7 +129,7 @@ def _lease_outcome(
     return LeadershipLeaseFailure(format_error(problem), now if last_failure is None else last_failure.since)
 
 
-def is_unreachable(problem: Exception) -> bool:
+def is_unreachable(problem: Exception | None) -> bool:
     """Return whether the database did not answer at all; a rejected statement is an answer."""
     if isinstance(problem, TransactionRolledBack):
         return False

@@ -168,20 +168,22 @@ def read_options(
     values = {}
     for name, text in raw_options.items():
         field = names.get(name.lower())
-        if field is None and any(word in name.lower() for word in SECRET_WORDS):
-            raise InvalidSetting(f"option {name!r} is refused. {ADVICE}")
-        if field is None and (
-            ours := next((each for each in KAFKA_OPTIONS.get(name.lower(), ()) if each in names), None)
-        ):
-            raise InvalidSetting(
-                f"option {name!r} is one of Spark's Kafka source: {method} has {to_camel_case(names[ours].name)}."
-            )
         if field is None:
-            known = ", ".join(to_camel_case(field.name) for field in fields(kind))
-            raise InvalidSetting(f"option {name!r}: {method} has none of that name. It has: {known}.")
+            raise _unknown_option_error(name, kind, method)
         read = (readers or {}).get(to_camel_case(field.name)) or _KINDS[str(field.type)]
         values[field.name] = read(to_camel_case(field.name), str(text))
     return values
+
+
+def _unknown_option_error(name: str, kind: type[Any], method: str) -> InvalidSetting:
+    """Return the error for an option that the method does not have. It never shows the value."""
+    if any(word in name.lower() for word in SECRET_WORDS):
+        return InvalidSetting(f"option {name!r} is refused. {ADVICE}")
+    known = {to_camel_case(field.name).lower(): to_camel_case(field.name) for field in fields(kind)}
+    ours = next((known[each] for each in KAFKA_OPTIONS.get(name.lower(), ()) if each in known), None)
+    if ours is not None:
+        return InvalidSetting(f"option {name!r} is one of Spark's Kafka source: {method} has {ours}.")
+    return InvalidSetting(f"option {name!r}: {method} has none of that name. It has: {', '.join(known.values())}.")
 
 
 def _parse_text(name: str, text: str) -> str:

@@ -85,7 +85,7 @@ class RangePartition(InputPartition):
         total = self.end - self.start
         count = min(count, total)
         bounds = [self.start + total * number // count for number in range(count + 1)]
-        return [replace(self, start=low, end=high) for low, high in pairwise(bounds) if low < high]
+        return [replace(self, start=low, end=high) for low, high in pairwise(bounds)]
 
 
 @dataclass(frozen=True)

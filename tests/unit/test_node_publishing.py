@@ -1,0 +1,239 @@
+"""Publishing through nodes: which messages go into which batch, and what becomes of deliveries."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sublet_borrower.node_client import node_publish_sender as module
+from sublet_borrower.node_client.feed_client import Feed
+from sublet_borrower.node_client.node_calls import RetryableCallError
+from sublet_protocol.domain.errors import Unavailable, UsageError
+from sublet_protocol.messages.feed_messages import PublishedSpan, PublishResult, encode_published
+from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from tests.kit import WAIT_S, eventually
+
+LOST = RetryableCallError("n:1", "connection refused")
+
+
+class Nodes:
+    """In the place of the nodes: stores all in one stream, and takes nothing until it is opened."""
+
+    address = "n:1"
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.batches: list[list[bytes]] = []
+        self.opened, self.closed = threading.Event(), threading.Event()
+        self.answer: Callable[[list[bytes]], Any] = self.store
+        self.turned = 0
+
+    def publish(self, request: Any, timeout_s: float) -> Any:
+        values = pa.ipc.read_record_batch(request.messages, BLOCK_SCHEMA).column("value").to_pylist()
+        self.batches.append(values)
+        assert self.opened.wait(WAIT_S)
+        return self.answer(values)
+
+    def store(self, values: list[bytes]) -> Any:
+        first = sum(map(len, self.batches[:-1]))
+        return encode_published(PublishResult((PublishedSpan(1, first, range(len(values))),)), len(values))
+
+    def use_next_node(self) -> None:
+        self.turned += 1
+
+    def close(self) -> None:
+        self.closed.set()
+        self.opened.set()
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    nodes = Nodes(())
+    monkeypatch.setattr(module, "FailoverNodeClient", lambda addresses: nodes)
+    return nodes
+
+
+def publish_behind(nodes: Nodes, feed: Feed, *batches: Sequence[bytes]) -> list[tuple[Any, ...]]:
+    """Publish a batch alone, these while it is under way, and return where those lie."""
+    feed.publish("t", b"first")
+    eventually(lambda: nodes.batches == [[b"first"]])
+    deliveries = [feed.publish_batch({"topic": "t", "value": list(values)}) for values in batches]
+    nodes.opened.set()
+    return [delivery.result(WAIT_S) for delivery in deliveries]
+
+
+@pytest.mark.parametrize(
+    ("counts", "sent"),
+    [((2, 2), [4]), ((2, 3), [2, 3]), ((4, 1), [4, 1]), ((5,), [2, 3]), ((9, 1), [4, 2, 4]), ((1, 1, 1), [3])],
+    ids=str,
+)
+def test_a_batch_has_so_many_messages(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...], sent: list[int]
+) -> None:
+    """Up to the limit, in their order; each delivery has the offsets of its own."""
+    monkeypatch.setattr(module, "MAX_BATCH_MESSAGES", 4)
+    values = [[b"%d.%d" % (number, row) for row in range(count)] for number, count in enumerate(counts)]
+    with Feed("n:1") as feed:
+        spans = publish_behind(nodes, feed, *values)
+    assert [len(batch) for batch in nodes.batches[1:]] == sent
+    assert [value for batch in nodes.batches[1:] for value in batch] == [value for each in values for value in each]
+    offset = 1
+    for of_batch, count in zip(spans, counts, strict=True):
+        rows = [(span.first_offset + index, row) for span in of_batch for index, row in enumerate(span.rows)]
+        assert rows == [(offset + row, row) for row in range(count)]
+        assert all(isinstance(span.rows, range) and span.rows for span in of_batch)
+        offset += count
+
+
+@pytest.mark.parametrize(("count", "sent"), [(2, [4]), (3, [3, 3]), (7, [3, 4, 3, 4])])
+def test_a_batch_has_so_many_bytes(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, count: int, sent: list[int]) -> None:
+    """A message of more goes alone."""
+    monkeypatch.setattr(module, "MAX_BATCH_BYTES", 64 * 1024 + 5_000)
+    with Feed("n:1") as feed:
+        publish_behind(nodes, feed, *[[b"x" * 1_000] * count] * 2)
+        assert [len(batch) for batch in nodes.batches[1:]] == sent
+        feed.publish_batch({"topic": "t", "value": [b"x" * 6_000] * 2})
+    assert [len(batch) for batch in nodes.batches[-2:]] == [1, 1]
+
+
+def test_messages_of_a_batch_go_to_several_streams(nodes: Nodes) -> None:
+    """Each delivery has its own alone, in the order of their offsets."""
+
+    def scatter(values: list[bytes]) -> Any:
+        if values == [b"first"]:
+            return nodes.store(values)
+        spans = PublishedSpan(1, 10, (0, 2)), PublishedSpan(2, 20, (1, 3)), PublishedSpan(3, 30, (4,))
+        return encode_published(PublishResult(spans), len(values))
+
+    nodes.answer = scatter
+    with Feed("n:1") as feed:
+        one, other = publish_behind(nodes, feed, [b"0", b"1", b"2"], [b"3", b"4"])
+    found = [[(span.stream, span.first_offset, list(map(int, span.rows))) for span in each] for each in (one, other)]
+    assert found == [[(1, 10, [0, 2]), (2, 20, [1])], [(2, 21, [0]), (3, 30, [1])]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised", "said"),
+    [
+        (UsageError("no such topic"), UsageError, "no such topic"),
+        (pb.PublishReply(is_duplicate=True), MalformedMessage, "it is stored, but the node does not know where"),
+    ],
+    ids=["refused", "of unknown place"],
+)
+def test_a_final_answer_is_not_asked_for_again(nodes: Nodes, answer: Any, raised: type[Exception], said: str) -> None:
+    """It fails its own messages alone; at the end of the block it is raised."""
+
+    def refuse(values: list[bytes]) -> Any:
+        if values != [b"bad"]:
+            return nodes.store(values)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    nodes.answer = refuse
+    nodes.opened.set()
+
+    def use() -> None:
+        with Feed("n:1") as feed:
+            delivery = feed.publish("t", "bad")
+            with pytest.raises(raised, match=said):
+                delivery.result(WAIT_S)
+            assert feed.publish("t", "good").result(WAIT_S).stream == 1
+
+    with pytest.raises(raised, match=said):
+        use()
+    assert (nodes.batches, nodes.turned) == ([[b"bad"], [b"good"]], 0)
+
+
+def test_what_is_not_answered_goes_to_the_next_node(nodes: Nodes) -> None:
+    def lose(values: list[bytes]) -> Any:
+        if not nodes.turned:
+            raise LOST
+        return nodes.store(values)
+
+    nodes.answer = lose
+    nodes.opened.set()
+    with Feed("n:1") as feed:
+        feed.publish("t", "a")
+    assert (nodes.batches, nodes.turned) == ([[b"a"], [b"a"]], 1)
+
+
+def test_what_waited_behind_a_failure_is_not_sent(nodes: Nodes) -> None:
+    """If its time is over too."""
+
+    def lose(values: list[bytes]) -> Any:
+        raise LOST
+
+    nodes.answer = lose
+    feed = Feed("n:1", delivery_timeout_s=0.05)
+    one = feed.publish("t", "one")
+    eventually(lambda: nodes.batches)
+    other, published_at = feed.publish("t", "other"), time.monotonic()
+    eventually(lambda: time.monotonic() > published_at + 0.1)
+    nodes.opened.set()
+    with pytest.raises(Unavailable, match=r"node n:1: connection refused\. Given up after 0\.05 s"):
+        one.result(WAIT_S)
+    with pytest.raises(Unavailable, match=r"not sent within 0\.05 s, as no node, n:1 the last, has answered"):
+        other.result(WAIT_S)
+    assert nodes.batches == [[b"one"]]
+    with pytest.raises(Unavailable, match="Given up after"):
+        feed.close()
+
+
+def test_closing_gives_up_what_is_not_answered(nodes: Nodes) -> None:
+    """It is not tried at another node then."""
+
+    def lose(values: list[bytes]) -> Any:
+        raise LOST
+
+    nodes.answer = lose
+    feed = Feed("n:1")
+    delivery = feed.publish("t", "one")
+    eventually(lambda: nodes.batches)
+    with pytest.raises(Unavailable, match=r"no word from node n:1: connection refused before the feed was closed"):
+        feed.close(0.0)
+    with pytest.raises(Unavailable, match="before the feed was closed"):
+        delivery.result(WAIT_S)
+    assert (nodes.batches, nodes.turned) == ([[b"one"]], 0)
+
+
+def test_an_error_under_way_has_that_of_closing(nodes: Nodes) -> None:
+    def refuse(values: list[bytes]) -> Any:
+        raise UsageError("no such topic")
+
+    nodes.answer = refuse
+    nodes.opened.set()
+
+    def use() -> None:
+        with Feed("n:1") as feed:
+            feed.publish("t", "bad")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        use()
+    assert raised.value.__notes__ == ["and while closing the feed: no such topic"]
+
+
+def test_a_fork_does_not_close_its_parents_feed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes.opened.set()
+    feed = Feed("n:1")
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        feed.close()
+        with pytest.raises(UsageError, match="do not come along when a process forks"):
+            feed.publish("t", "a")
+    assert feed.publish("t", "a").result(WAIT_S).stream == 1
+    feed.close()
+    assert nodes.closed.wait(WAIT_S)
+
+
+def test_a_feed_that_read_nothing_has_no_bookmark(nodes: Nodes) -> None:
+    with Feed("n:1") as feed, pytest.raises(UsageError, match=r"call history\(\) or follow\(\) first"):
+        assert feed.bookmark
