@@ -25,7 +25,13 @@ from sublet_leader.http import server
 from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import UvicornThread
-from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD_BYTES
+from sublet_leader.http.settings import (
+    MAX_BODY_BYTES,
+    MAX_CONNECTIONS,
+    MAX_CONNECTIONS_OF_ADDRESS,
+    MAX_FIELDS,
+    MAX_HEAD_BYTES,
+)
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.client_address_counts import to_source
@@ -173,6 +179,8 @@ ODD: dict[str, tuple[bytes, int, str]] = {
     "GET of an action": (b"GET /act HTTP/1.1\r\n" + HOST + b"\r\n", 405, "use POST"),
     "a slash too many": (b"POST /act/ HTTP/1.1\r\n" + HOST + b"\r\n", 404, "nothing at /act/"),
     "no token": (b"POST /act HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
+    "another token": (ACT.replace(b"admin", b"nobody") + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
+    "a token by another scheme": (ACT.replace(b"Bearer", b"Basic") + b"Content-Length: 2\r\n\r\n{}", 401, "Bearer"),
     "a body that is no JSON": (ACT + b"Content-Length: 2\r\n\r\n{x", 400, "no JSON"),
     "a deep body": (ACT + b"Content-Length: 60000\r\n\r\n" + b"[" * 60000, 400, "no JSON"),
     "a body that is no text": (ACT + b"Content-Length: 2\r\n\r\n\xff\xfe", 400, "no JSON"),
@@ -205,6 +213,15 @@ def test_one_connection_has_one_answer(port: Port) -> None:
         assert {**head.headers, "date": ""} == {**full.headers, "date": ""}
         assert length is None or head.headers["content-length"] == length
     assert parse(port.say(ACT + b'Content-Length: 9\r\n\r\n{"a":"b"}')).body == b'{"a":"b"}'
+
+
+def test_what_is_as_large_as_may_be_is_answered(port: Port) -> None:
+    text = b'{"a":"%s"}' % (b"x" * (MAX_BODY_BYTES - 8))
+    assert parse(port.say(ACT + b"Content-Length: %d\r\n\r\n" % len(text) + text)).body == text
+    assert parse(port.say(ACT + b"Content-Length: 000000002\r\n\r\n{}")).body == b"{}"
+    for count, status in ((MAX_FIELDS, 200), (MAX_FIELDS + 1, 400)):
+        query = b"&".join([b"a=1"] * count)
+        assert parse(port.say(b"GET /?" + query + b" HTTP/1.1\r\n" + HOST + b"\r\n")).status == status
 
 
 def test_whoever_shuts_down_sending_is_answered(port: Port) -> None:

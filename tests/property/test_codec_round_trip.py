@@ -263,6 +263,10 @@ def progress(least: list[list[int]]) -> Any:
     return made
 
 
+def reported(**fields: Any) -> pb.ToLeader:
+    return pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id="b", streams=[pb.StreamProgress(**fields)]))
+
+
 def granted(**fields: Any) -> pb.ToBorrower:
     return pb.ToBorrower(grant=pb.Grant(borrower_id="b", filter="#", **fields))
 
@@ -295,11 +299,12 @@ HOSTILE: list[tuple[Any, tuple[type[Exception], str]]] = [
     (pb.ToLeader(ping=pb.Ping(sent_at=float("nan"))), _ANY),
     (pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id="b", streams=[pb.StreamProgress()] * 100_001)), _ANY),
     (pb.ToLeader(disconnect=pb.Disconnect(borrower_id="b", term=-1)), _ANY),
+    (reported(in_doubt=pb.InDoubt(start=2, end=1)), (MalformedMessage, r"in doubt is \[2, 1\)")),
     (pb.ToBorrower(), _ANY),
     (pb.ToBorrower(revoked=pb.Revoked(borrower_id="b")), _ANY),
     (pb.ToBorrower(invalidate=pb.Invalidate(borrower_id="b", reason=99)), _ANY),  # type: ignore[arg-type]
-    (granted(hash_from=2, hash_last=1), _ANY),
-    (granted(hash_last=1, grant_key=bytes(15)), _ANY),
+    (granted(hash_from=2, hash_last=1, grant_key=bytes(16)), (MalformedMessage, "ends before it begins")),
+    (granted(hash_last=1, grant_key=bytes(15)), (MalformedMessage, "15 bytes")),
     *(
         (fetch(**{name: value}), (MalformedMessage, f"{name} {value}"))
         for name, value in (("stream_id", 0), ("position", -1), ("generation_id", 0), ("limit_bytes", 0))
@@ -346,7 +351,7 @@ def test_what_cannot_be_is_refused_by_name(hostile: Any, refusal: tuple[type[Exc
     assert len(str(refused.value)) < 300
 
 
-@pytest.mark.parametrize("minimal", [wanted(), fetch()], ids=["wanted", "fetch"])
+@pytest.mark.parametrize("minimal", [wanted(), fetch(), progress([[1] * 3, [2] * 3])])
 def test_what_the_hostile_are_made_of_is_good(minimal: Any) -> None:
     DECODE[type(minimal)](minimal)
 

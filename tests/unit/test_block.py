@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
+from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, SubletError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_block, is_decodable
 from sublet_storage.log.block_encoder import (
@@ -195,6 +195,7 @@ def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch
     for sent in (poison, PoisonBlock(7, poison.offsets, poison.detail, run_end=1500)):
         reported = PoisonBlock.from_text(str(sent))
         assert (str(reported), reported.__dict__) == (str(sent), sent.__dict__)
+    assert type(PoisonBlock.from_text("another text")) is SubletError
 
 
 @pytest.mark.conforms("W10")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import random
 import ssl
 import warnings
@@ -16,8 +17,9 @@ import pytest
 from cryptography import x509
 
 from sublet_protocol.domain.access.certificate import parse_expiry, parse_principal
-from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.errors import InvalidSetting, Unauthenticated
 from sublet_protocol.domain.limits import MAX_CERTIFICATE_BYTES
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 from tests.integration.tls_kit import HOST, Certificates
 
@@ -26,6 +28,7 @@ Issue = Callable[..., bytes]
 URI, DNS = x509.UniformResourceIdentifier, x509.DNSName
 IP = x509.IPAddress(ipaddress.ip_address("10.0.0.5"))
 MAIL = x509.RFC822Name("user:admin@example")
+OWNER = 1000
 LONG = "spiffe://example/" + "x" * 239
 
 
@@ -100,6 +103,13 @@ def test_a_certificate_says_when_it_expires(issue: Issue, year: int) -> None:
     assert parse_expiry(issue(DNS("a.example"), until=until)) == until.timestamp()
 
 
+def test_who_shows_an_expired_certificate_is_refused(issue: Issue) -> None:
+    gate = AccessGate(by_certificate=True)
+    assert gate.identify(None, "", "Publish", issue(DNS("a.example"))).principal is None
+    with pytest.raises(Unauthenticated, match="expired at 2001-12-31T00:00:00"):
+        gate.identify(None, "", "Publish", issue(DNS("a.example"), until=datetime(2001, 12, 31, tzinfo=UTC)))
+
+
 @pytest.mark.parametrize(
     "until", [b"\x17\x0c260101000000", b"\x17\x0d261301000000Z", b"\x18\x0d260101000000Z", b"\x17\0"]
 )
@@ -142,6 +152,62 @@ def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
         for parse in (parse_principal, parse_expiry):
             with contextlib.suppress(Unauthenticated):
                 parse(bytes(changed))
+
+
+def test_names_are_there_once_and_in_a_sequence() -> None:
+    """Else another reader of the certificate may find another name."""
+
+    def der(tag: int, *parts: bytes) -> bytes:
+        content = b"".join(parts)
+        return bytes((tag, len(content))) + content
+
+    def certify(*names: bytes, tag: int = 0x30) -> bytes:
+        extensions = (der(0x30, der(0x06, b"\x55\x1d\x11"), der(0x04, der(tag, each))) for each in names)
+        return der(0x30, der(0x30, *[der(0x30)] * 6, der(0xA3, der(0x30, *extensions))))
+
+    one, other = der(0x82, b"a.example"), der(0x82, b"b.example")
+    assert parse_principal(certify(one)) == "a.example"
+    for bad in (certify(one, other), certify(one, tag=0x31)):
+        with pytest.raises(Unauthenticated, match="no name that can be read"):
+            parse_principal(bad)
+
+
+def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
+    certificate, key = Certificates(tmp_path / "ours").write("node", HOST)
+    assert TlsFiles.of_server(None, None) is None
+    assert TlsFiles.of_server(certificate, key) == TlsFiles(certificate, key)
+    for one, other, authority in ((certificate, None, None), (None, key, None), (None, None, certificate)):
+        with pytest.raises(InvalidSetting, match="one of them is missing"):
+            TlsFiles.of_server(one, other, authority)
+    for name in ("SUBLET_TLS_CERT", "SUBLET_TLS_KEY"):
+        with pytest.raises(InvalidSetting, match="only one is set"):
+            TlsFiles.of_client({name: certificate})
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "is_taken"),
+    [
+        *((OWNER, mode, mode == 0o600) for mode in (0o600, 0o640, 0o604, 0o660)),
+        *((0, mode, mode in (0o600, 0o640)) for mode in (0o600, 0o640, 0o604, 0o660)),
+        *((OWNER + 1, mode, False) for mode in (0o600, 0o640)),
+    ],
+)
+def test_a_key_is_its_users_or_roots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, mode: int, is_taken: bool
+) -> None:
+    files, real = TlsFiles(*Certificates(tmp_path / "ours").write("node", HOST)), os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        status = list(real(path, **options))
+        return os.stat_result([0o100000 | mode, *status[1:4], owner, *status[5:]] if path == files.key else status)
+
+    monkeypatch.setattr(os, "geteuid", lambda: OWNER)
+    monkeypatch.setattr(os, "stat", stat)
+    if is_taken:
+        assert files.read().key
+    else:
+        with pytest.raises(InvalidSetting, match=f"has the mode {mode:o}, or another owner"):
+            files.read()
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:

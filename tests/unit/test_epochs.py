@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.epoch_frontiers import (
+    ConsumedFrontier,
     Epoch,
     LowerFrontier,
     UpperFrontier,
@@ -84,6 +85,13 @@ def test_two_numbers_are_before_others_only_in_both() -> None:
     assert upper.remove_completed(lower) == upper, "(0, 9) has left (0, 5) behind; (1, 0) has not"
 
 
+def test_of_three_numbers_any_earlier_one_counts() -> None:
+    """Not only the last before it in their order."""
+    least = (0, 0, 5), (1, 1, 0)
+    assert LowerFrontier.from_epochs([*least, (2, 0, 5)]) == LowerFrontier(least)
+    assert LowerFrontier.from_epochs([]) == LowerFrontier()
+
+
 def test_the_greatest_of_many_pairs_are_exact() -> None:
     many = [(number, 0) for number in range(20_001)]
     assert UpperFrontier.from_epochs([*many, (0, 1)]).greatest == ((0, 1), (20_000, 0))
@@ -93,6 +101,23 @@ def test_after_the_last_epoch_nothing_is_left() -> None:
     completed = LowerFrontier(((0,),)).after_completing(UpperFrontier(((MAX_EPOCH,),)))
     assert completed == LowerFrontier(((MAX_EPOCH + 1,),))
     assert not completed.admits((MAX_EPOCH,))
+
+
+def test_the_later_of_two_consumed_frontiers() -> None:
+    """Of the offsets, or where they are the same of the epochs; where one has no epochs those of the other stay."""
+    early, later = LowerFrontier(((1,),)), LowerFrontier(((2,),))
+    for one, other, expected in (
+        (ConsumedFrontier(7, early), ConsumedFrontier(5, later), ConsumedFrontier(7, early)),
+        (ConsumedFrontier(7, early), ConsumedFrontier(7, later), ConsumedFrontier(7, later)),
+        (ConsumedFrontier(7), ConsumedFrontier(5, later), ConsumedFrontier(7, later)),
+        (ConsumedFrontier(7, early), ConsumedFrontier(8), ConsumedFrontier(8, early)),
+    ):
+        assert one.max_of(other) == expected == other.max_of(one)
+    alien = LowerFrontier(((3, 0),))
+    assert ConsumedFrontier(7, early).max_of(ConsumedFrontier(8, alien)) == ConsumedFrontier(7, early)
+    assert ConsumedFrontier(7, early).max_of(None) == ConsumedFrontier(7, early)
+    assert ConsumedFrontier(7, early).advanced_to(8, None) == ConsumedFrontier(8, early)
+    assert ConsumedFrontier(7).advanced_to(8, later) == ConsumedFrontier(8, later)
 
 
 # --- large ones -------------------------------------------------------------------------------------------------------
@@ -127,6 +152,15 @@ def test_so_much_is_completed_exactly() -> None:
     assert left == LowerFrontier(((0, 1), *descending(1, MAX_ANTICHAIN)))
     left = LowerFrontier(descending(0, 975)).after_completing(UpperFrontier(((624, 0),)))
     assert left == LowerFrontier(((0, 1), *descending(625, 975))), "1250 epochs with 1600"
+
+
+def test_beyond_a_bound_more_is_completed() -> None:
+    """After one comparison or epoch more all of one epoch and the greatest numbers is completed, and no epoch less."""
+    left = LowerFrontier(descending(0, 976)).after_completing(UpperFrontier(((624, 0),)))
+    assert left == LowerFrontier(((0, 1), (625, 0)))
+    full = LowerFrontier(tuple((number, -number, 0) for number in range(MAX_ANTICHAIN)))
+    left = full.after_completing(UpperFrontier(((0, 0, 0),)))
+    assert left == LowerFrontier(((0, 0, 1), (0, 1, 0), (1, 0, 0)))
 
 
 def test_a_frontier_has_so_many_epochs() -> None:

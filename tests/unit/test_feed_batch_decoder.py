@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import suppress
 from typing import Any
@@ -13,13 +14,14 @@ from msgspec.structs import replace
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import ProtocolMismatch, SubletError, UsageError, ValueTooLarge
-from sublet_protocol.domain.subscriptions import Bookmark
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,
     FeedPublishRequest,
+    PublishResult,
     decode_page,
     decode_publish,
     decode_published,
@@ -159,9 +161,23 @@ def test_principals_together_leave_some_to_the_next(size: int) -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_a_refusal_says_what_is_short() -> None:
+    """Room for all, or a principal's part of it; what is no principal's is bounded by the room alone."""
+    gate = AdmissionLimiter("reads", 4, 100, 30)
+    gate.acquire(10, "a")
+    with pytest.raises(NodeBusy, match="1 reads are under way, and with this one 105 bytes"):
+        gate.acquire(95, "a")
+    with pytest.raises(NodeBusy, match="1 reads are under way of a, and with this one 60 bytes"):
+        gate.acquire(50, "a")
+    with gate.admit() as resize, gate.admit():
+        resize(60)
+
+
+@pytest.mark.conforms("X4")
 @pytest.mark.parametrize(
     ("wire", "story"),
     [
+        (pb.PublishReply(), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=2)]), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=4)]), "for 3"),
         (pb.PublishReply(parts=[pb.PublishedPart(stream_id=1, count=3, rows=[0, 1, 1])]), "for 3"),
@@ -173,6 +189,13 @@ def test_principals_together_leave_some_to_the_next(size: int) -> None:
 def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
     with pytest.raises(MalformedMessage, match=story):
         decode_published(wire, 3)
+
+
+def test_an_answer_may_have_no_places_of_a_duplicate() -> None:
+    """A node that does not know any more where a batch is says only that it is there."""
+    assert decode_published(pb.PublishReply(is_duplicate=True), 3) == PublishResult(None, True)
+    known = decode_published(pb.PublishReply(is_duplicate=True, parts=[pb.PublishedPart(stream_id=1, count=3)]), 3)
+    assert (known.is_duplicate, len(known.spans or ())) == (True, 1)
 
 
 @pytest.mark.conforms("X4")
@@ -199,8 +222,13 @@ def test_requests_that_cannot_be_are_refused() -> None:
     for text in ("", "[]", "{}", '{"known": 1}', '{"known": -1, "offsets": {}}', '{"known": 1, "offsets": {"a": 1}}'):
         with pytest.raises(UsageError, match="bookmark"):
             Bookmark.parse(text)
-    with pytest.raises(UsageError, match="whole numbers"):
-        Bookmark(1, {1: -1})
+    for number in (-1, MAX_OFFSET + 1, True):
+        for known, offsets in ((number, {}), (1, {number: 1}), (1, {1: number})):
+            with pytest.raises(UsageError, match="whole numbers"):
+                Bookmark(known, offsets)
+    for timeline in ("", "x" * 101, 7, ["x"]):
+        with pytest.raises(UsageError, match="a timeline is a text of 1 to 100"):
+            Bookmark.parse(f'{{"known": 1, "offsets": {{}}, "timeline": {json.dumps(timeline)}}}')
 
 
 @pytest.mark.conforms("X4")

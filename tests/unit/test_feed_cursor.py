@@ -102,6 +102,7 @@ def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> No
 
 
 def test_a_bookmark_is_stored_as_text() -> None:
-    for bookmark in (Bookmark(), Bookmark(7, {1: 2, 30: 4}), Bookmark.of({5: 6}), Bookmark(7, {1: 2}, "7312/00000002")):
+    large = Bookmark(0, {MAX_OFFSET: MAX_OFFSET}, "x" * 100)
+    for bookmark in (Bookmark(), Bookmark(7, {1: 2, 30: 4}), Bookmark.of({5: 6}), Bookmark(7, {1: 2}, "7312/1"), large):
         assert Bookmark.parse(str(bookmark)) == bookmark
     assert Bookmark.of({5: 6}).known == MAX_OFFSET

@@ -19,6 +19,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from sublet_leader.feed.member_fetch import StreamRights
 from sublet_leader.feed.publish import FeedPublishWriter, check_topics, make_producer_id
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
@@ -27,9 +28,11 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate import gate as gate_module
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
+from sublet_protocol.gate.bounded_request_parser import parse_request
 from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.feed_messages import FeedPublishRequest
+from sublet_protocol.messages.member_reads import FetchRequest
 from tests.integration.feed_kit import batch
 from tests.kit import WAIT_S, eventually
 
@@ -90,6 +93,26 @@ def test_so_many_refused_tokens_are_stored(monkeypatch: pytest.MonkeyPatch) -> N
         assert readings == expected
 
 
+@pytest.mark.parametrize("result", [None, False, True])
+def test_a_token_is_read_again_unless_it_was_missing(monkeypatch: pytest.MonkeyPatch, result: bool | None) -> None:
+    """The tokens could not be read, or not in time; or it was there, and is gone now."""
+    monkeypatch.setattr(gate_module, "READ_TIMEOUT_S", 0.01)
+    cache, readings = AccessCache(AccessSnapshot("1", AccessRules(), {}), Clock()), list[Future[bool]]()
+
+    def read_anew() -> Future[bool]:
+        readings.append(Future())
+        if result is not None:
+            cache.replace(snapshot() if result else AccessSnapshot("1", AccessRules(), {}))
+            readings[-1].set_result(result)
+        return readings[-1]
+
+    gate = AccessGate(cache, read_anew)
+    for number in (1, 2):
+        asyncio.run(gate.read_unknown(BEARER[1]))
+        assert len(readings) == number
+        cache.replace(AccessSnapshot("2", AccessRules(), {}))
+
+
 @pytest.mark.parametrize(
     "sent", [None, "", "Bearer", "Bearer ", "{0}", "Basic {0}", "Bearer {0}x", "Bearer {1}", "Bearer \xe9"]
 )
@@ -136,6 +159,9 @@ def test_the_command_that_gives_a_right_is_quoted() -> None:
     assert shlex.split(command)[4:] == ["join", "a';id;'b", "--group", "x;id>&2 "]
     assert shlex.quote("a';id;'b") in command
     assert "sublet access" not in str(member.denied_error(Right.JOIN, ORDERS, "team-*")), "a rule for others, too"
+    everywhere = str(member.denied_error(Right.JOIN, ORDERS))
+    assert ("in all groups: no rule" in everywhere, "--group" in everywhere) == (True, False)
+    assert "group" not in str(member.denied_error(Right.PUBLISH, ORDERS, "billing"))
 
 
 def test_old_rights_allow_nothing() -> None:
@@ -153,12 +179,44 @@ def test_old_rights_allow_nothing() -> None:
     caller.check(Right.PUBLISH, ORDERS)
 
 
+def test_rules_for_anybody_are_for_who_is_known() -> None:
+    cache = AccessCache(snapshot(AccessRule("*", Right.READ, ORDERS)), Clock())
+    for principal, may in (("user:a", True), (None, False)):
+        caller = Caller(principal, "", "Read", cache, RefusalLog())
+        assert (caller.may(Right.READ, ORDERS), caller.may_somewhere(Right.READ)) == (may, may)
+
+
+def test_who_has_a_right_on_nothing_is_refused() -> None:
+    """Before its request is read; unless the rights are too old to say, or nobody authenticates."""
+    clock = Clock()
+    caller = identify(make_gate(PUBLISHES, clock=clock))
+    caller.check_somewhere(Right.PUBLISH)
+    with pytest.raises(PermissionDenied, match=r"no right to read on anything: no rule .* user:etl read FILTER"):
+        caller.check_somewhere(Right.READ)
+    clock.now += MAX_AGE_S + 1
+    caller.check_somewhere(Right.READ)
+    AccessGate().identify(None, "", "Publish").check_somewhere(Right.READ)
+
+
+def test_streams_of_who_may_join_nothing() -> None:
+    """None is read, and the database is not asked; without authentication all are, of whatever group."""
+    rights, no_database = StreamRights(), cast(Any, None)
+    reader, member = (identify(make_gate(AccessRule("user:etl", right, ORDERS))) for right in (Right.READ, Right.JOIN))
+    assert rights.filter(no_database, AccessGate().get_caller(), [1, 2]) == [1, 2]
+    assert (rights.filter(no_database, reader, [1]), rights.filter(no_database, member, [])) == ((), ())
+    request = FetchRequest(1, 0, ORDERS, 1, 1, 1)
+    rights.check(no_database, AccessGate().get_caller(), request)
+    with pytest.raises(PermissionDenied, match="no right to join 'orders/#'"):
+        rights.check(no_database, reader, request)
+
+
 @pytest.mark.conforms("X5")
 def test_a_slash_makes_no_producer_anothers() -> None:
-    def named(principal: str, name: str) -> str:
+    def named(principal: str | None, name: str) -> str:
         return make_producer_id(Caller(principal, "", "Publish", None, RefusalLog()), name)
 
     assert named("user:a", "b/p") == "feed/user:a/b/p" != named("user:a/b", "p") != named("user:a%2Fb", "p")
+    assert named(None, "p") == "feed/p"
 
 
 def test_without_authentication_all_is_allowed() -> None:
@@ -186,6 +244,20 @@ def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) ->
     assert counts == [("user:a", "here", 1), ("user:b", "here", 1), ("user:a", "there", 5)]
     assert set(lines[0]) == {"at", "principal", "address", "action", "object", "outcome"}
     assert len(lines[2]["object"]) == 300
+
+
+def test_a_known_principal_ends_no_others_count(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sublet_protocol.gate.audit.MAX_PRINCIPALS", 2)
+    clock = Clock()
+    refusals = RefusalLog(clock)
+    with caplog.at_level(logging.INFO, logger=AUDIT):
+        for principal, after_s in (("a", 0), ("b", 1), ("b", 0), ("a", 0), ("b", REFUSAL_INTERVAL_S), ("c", 0)):
+            clock.now += after_s
+            refusals.record(principal, "here", "Publish", "publish a/b")
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["principal"], line.get("count", 1)) for line in lines] == [*(("a", 1), ("b", 1), ("b", 2), ("c", 1))]
 
 
 def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
@@ -302,6 +374,35 @@ def test_a_call_cancelled_in_line_leaves_nothing() -> None:
     assert cancelled, "while others had had their turn"
 
 
+def test_a_stranger_is_refused_unread() -> None:
+    """Else anybody could leave unfinished requests, which the node would store."""
+
+    read = []
+
+    async def request() -> AsyncIterator[bytes]:
+        read.append(b"")
+        yield b""
+
+    async def run() -> None:
+        async def found(details: object) -> Any:
+            return grpc.unary_unary_rpc_method_handler(_answers, bytes)
+
+        details = SimpleNamespace(method="/sublet.v1.Feed/Heads", invocation_metadata=())
+        handler = await GateInterceptor(make_gate(PUBLISHES)).intercept_service(found, details)
+        with pytest.raises(RuntimeError, match="SUBLET_TOKEN"):
+            await handler.stream_unary(request(), _Context())
+
+    asyncio.run(run())
+    assert read == []
+
+
+def test_a_request_has_so_many_bytes() -> None:
+    context = _Context()
+    assert asyncio.run(parse_request(b"12", bytes, 2, context)) == b"12"
+    with pytest.raises(RuntimeError, match="a request of 3 bytes: the limit of this method is 2"):
+        asyncio.run(parse_request(b"123", bytes, 2, context))
+
+
 async def _one_request() -> AsyncIterator[bytes]:
     yield b""
 
@@ -325,8 +426,14 @@ def test_a_method_that_checks_no_right_is_refused() -> None:
         gate.get_caller().check(Right.PUBLISH, ORDERS)
         return "reply"
 
+    async def finds(request: object, context: object) -> str:
+        assert not gate.get_caller().may(Right.JOIN)
+        return "reply"
+
     assert call(gate, "/sublet.v1.Feed/Publish", _answers, BEARER) is grpc.StatusCode.INTERNAL
     assert call(gate, "/sublet.v1.Feed/Publish", asks, BEARER) == "reply"
+    assert call(gate, "/sublet.v1.Feed/Heads", finds, BEARER) == "reply", "which may be of no stream"
     assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
     assert call(gate, "/sublet.v1.Session/Poll", _answers, BEARER) == "reply"
+    assert call(gate, "/grpc.health.v1.Health/Check", _answers) == "reply"
     assert call(AccessGate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

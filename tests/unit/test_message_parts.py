@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any, TypeVar
 
 import pytest
@@ -138,6 +139,14 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
     assert list(split_into_parts(alone)) == [(each,) for each in alone]
 
 
+@pytest.mark.parametrize(("count", "items"), [(MAX_ITEMS, 2 * MAX_ITEMS), (MAX_ITEMS + 1, MAX_ITEMS + 1)])
+def test_epochs_of_too_many_streams_are_not_counted(count: int, items: int) -> None:
+    """There may be hundreds of thousands: the streams alone are too many."""
+    two = ConsumedFrontier(1, LowerFrontier(((1, 2), (2, 1))))
+    streams = tuple(HeldGrant(number, 1, 1, two) for number in range(1, count + 1))
+    assert count_items(encode_to_leader(with_streams(streams))) == items
+
+
 def test_a_part_that_is_repeated_counts_once() -> None:
     node = Node()
     first = replace(PART, reclaim=streams(2))
@@ -218,6 +227,20 @@ def test_a_message_with_too_many_streams_is_denied() -> None:
     assert denied.reason is BorrowerEndReason.DENIED
     assert f"the limit is {MAX_PARTIAL_BYTES_OF_AGENT}. Hold fewer streams" in denied.detail
     assert node.parts.size == 0
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+def test_the_largest_message_of_an_agent_is_repeated(excess: int) -> None:
+    """It has room once the other parts of its agent are gone, and only a larger one never has."""
+    count, rest = divmod(MAX_PARTIAL_BYTES_OF_AGENT - MESSAGE_BYTES, STREAM_BYTES)
+    last = StreamProgress(count, 1, 1, read_error="x" * (rest + excess - sys.getsizeof("")))
+    large = Disconnect("a/1", 1, (*(StreamProgress(number, 1, 1) for number in range(1, count)), last), more=True)
+    node = Node()
+    node.take(replace(PART, borrower_id="a/2"))
+    assert (node.take(large) is None) is (excess == 0)
+    node.parts.remove_agents({"a"})
+    assert (node.take(large) is None) is (excess == 0)
+    assert node.parts.size == (MESSAGE_BYTES if excess else MAX_PARTIAL_BYTES_OF_AGENT)
 
 
 def test_parts_are_dropped_when_their_time_is_over() -> None:

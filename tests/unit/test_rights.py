@@ -114,12 +114,19 @@ def test_without_rules_nothing_is_allowed() -> None:
         assert not AccessRules().has_right("user:a", right)
 
 
+HINTS = {"etl": "etl", "a b": "NAME", "user:": "NAME"}
+"""What is written for what is no principal."""
+
+
 @pytest.mark.parametrize(
     ("take", "text", "rule"),
     [
         *((check_principal, text, "principal") for text in ("", "etl", "user:", "user:a b", "user:*", "user:\n", "*")),
-        (check_principal, "user:" + "x" * 255, "principal"),
-        *((partial(rule, "user:a", Right.JOIN, "a"), text, "group") for text in ("", "a*b", "**", "a/b", "+")),
+        (check_principal, "user:" + "x" * 251, "principal"),
+        *((check_principal, text, f"Write user:{name}\\.$") for text, name in HINTS.items()),
+        (partial(check_principal, may_be_anybody=True), "etl", "principal"),
+        *((partial(rule, "user:a", Right.JOIN, "a"), text, "group") for text in ("", "a*b", "**", "a/b", "+", "a\0")),
+        *((partial(rule, "user:a", Right.JOIN, "a"), text, "at most 255") for text in ("x" * 256, "x" * 256 + "*")),
         (partial(rule, "user:a", Right.PUBLISH, "a"), "billing", "Leave --group out"),
         (parse_right, "write", "publish, read, join, watch, operate"),
     ],
@@ -128,6 +135,12 @@ def test_without_rules_nothing_is_allowed() -> None:
 def test_what_is_part_of_no_rule_is_refused(take: Callable[[str], object], text: str, rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
         take(text)
+
+
+def test_the_longest_names_are_part_of_rules() -> None:
+    assert check_principal("user:" + "x" * 250)
+    for pattern in ("x" * 255, "x" * 255 + "*"):
+        assert rule("user:a", Right.JOIN, "a", pattern).group == pattern
 
 
 def test_a_token_is_drawn_and_found_by_its_id() -> None:

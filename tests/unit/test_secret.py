@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,15 @@ import pytest
 from sublet.cli.base.json_logging import JsonFormatter
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import (
+    MAX_FILE_BYTES,
+    ReloadingSecretFile,
     Secret,
     SecretFilter,
     hide_secrets,
     hide_secrets_in_records,
     read_secret_setting,
 )
-from tests.kit import private_file
+from tests.kit import WAIT_S, private_file
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("protocol", "storage", "leader", "borrower", "sublet", "examples", "tools", "bench", "migrations")
@@ -82,6 +85,9 @@ def test_a_pickle_leaves_the_value_behind() -> None:
 def test_secrets_are_equal_by_their_values() -> None:
     assert Secret("a") == Secret("a") != Secret("b")
     assert Secret("a") != "***"
+    one, same, other = (Secret(ReloadingSecretFile(path, "A")) for path in ("a", "./a", "b"))
+    assert one == same != other
+    assert Secret("a") != one != Secret(str)
     assert len({Secret("a"), Secret("a"), Secret("b")}) == 2
 
 
@@ -104,8 +110,8 @@ def test_text_is_without_known_secrets() -> None:
     gc.collect()
     assert hide_secrets("a s3cret and more, and s3cret") == "a ***, and s3cret"
     assert other.reveal() == "s3cret and more"
-    short = Secret("abc")
-    assert hide_secrets("abc") == "abc", short
+    short = Secret("abc"), Secret("four")
+    assert hide_secrets("abc, four") == "abc, ***", short
 
 
 def log_line(formatter: logging.Formatter) -> str:
@@ -116,13 +122,14 @@ def log_line(formatter: logging.Formatter) -> str:
     handler.addFilter(SecretFilter())
     log = logging.getLogger("sublet_protocol.test")
     log.addHandler(handler)
+    log.warning("harmless")
     try:
         raise ValueError(VALUE)
     except ValueError:
         log.exception("it is %s", VALUE, extra={"fields": {"found": VALUE, "count": 1}})
     finally:
         log.removeHandler(handler)
-    return lines[0]
+    return lines[1]
 
 
 @pytest.mark.parametrize("in_records", [False, True], ids=["handler", "records"])
@@ -213,7 +220,7 @@ def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCapture
         (b"", 0o600, "it is empty"),
         (b" \n", 0o600, "it is empty"),
         (b"\xff\xfe", 0o600, "it is not text"),
-        (b"x" * 70_000, 0o600, "it has more than 65536 bytes"),
+        (b"x" * (MAX_FILE_BYTES + 1), 0o600, "it has more than 65536 bytes"),
         (b"x", 0o620, "other users may write to it. Run `chmod 600"),
         (b"x", 0o602, "other users may write to it"),
     ],
@@ -229,6 +236,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InvalidSetting, match=rf"TOKEN_FILE names {path}: it cannot be read \({problem}"):
             read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(path)})
+
+
+def test_the_largest_file_is_read(tmp_path: Path) -> None:
+    file = private_file(tmp_path / "token", "x" * MAX_FILE_BYTES)
+    found = read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
+    assert found is not None
+    assert len(found.reveal()) == MAX_FILE_BYTES
+
+
+def test_the_mode_of_a_pipe_does_not_matter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A shell makes one for the output of a command; who could write to it is no question of its mode."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    path.chmod(0o666)
+    with ThreadPoolExecutor() as threads:
+        written = threads.submit(path.write_text, VALUE)
+        assert read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(path)}) is not None
+        written.result(WAIT_S)
+    assert caplog.messages == []
 
 
 def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

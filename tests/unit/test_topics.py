@@ -8,7 +8,7 @@ import re
 import pytest
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, InvalidTopic, UsageError
-from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter, check_topic
 
 
@@ -29,6 +29,8 @@ def test_legal_topics_come_back_unchanged(topic: str) -> None:
         ("\ud800", "surrogate"),
         ("$SYS/broker", "reserved"),
         ("x" * 4097, "4097 bytes"),
+        ("+" * 80, "\\+': a topic has no wildcards"),
+        ("+" * 81, "81 characters"),
         ("/" * 128, "129 levels"),
         ("é" * 2049, "4098 bytes"),
     ],
@@ -97,6 +99,7 @@ def test_canonical_text_keeps_every_subscription_apart() -> None:
         "$share/g\u0301/a",
         "$share/\u01f5/a",
         "$share/a b/c d",
+        "$share/~/\xa0",
     ]
     subscriptions = [Subscription.parse(text) for text in texts]
     assert len(set(subscriptions)) == len(texts)
@@ -113,7 +116,7 @@ def test_canonical_text_keeps_every_subscription_apart() -> None:
         ("$share/" + "g" * 256 + "/a", "at most 255"),
         ("$queue/g\0/a", "NUL"),
         ("$queue/\ud800/a", "surrogate"),
-        *((f"$share/{group}/a", "no control characters") for group in ("evil\x1b]0;P\a", "a\nb", "a\x9bb")),
+        *((f"$share/{group}/a", "no control characters") for group in ("evil\x1b]0;P\a", "a\nb", "a\x9fb")),
     ],
 )
 def test_a_malformed_subscription_is_refused(text: str, rule: str) -> None:
@@ -144,6 +147,7 @@ def test_words_are_values() -> None:
         ("earliest", StartingPosition.EARLIEST, "earliest"),
         ("offset:0", StartingPosition.at_offset(0), "offset:0"),
         ("offset:007", StartingPosition.at_offset(7), "offset:7"),
+        (f"offset:{MAX_OFFSET}", StartingPosition.at_offset(MAX_OFFSET), f"offset:{MAX_OFFSET}"),
         ("1970-01-01T00:00:00Z", StartingPosition.at_time(0), "1970-01-01T00:00:00Z"),
         ("1970-01-01T01:00:01.5+01:00", StartingPosition.at_time(1_500_000), "1970-01-01T00:00:01.500000Z"),
         ("2026-11-21T10:00:00-02:00", StartingPosition.at_time(1_795_262_400_000_000), "2026-11-21T12:00:00Z"),
@@ -153,6 +157,13 @@ def test_a_start_is_read_and_spelled_in_one_way(text: str, start: StartingPositi
     assert StartingPosition.parse(text) == start
     assert str(start) == canonical
     assert StartingPosition.parse(canonical) == start
+
+
+def test_an_offset_has_its_bounds() -> None:
+    assert [StartingPosition.at_offset(offset).value for offset in (0, MAX_OFFSET)] == [0, MAX_OFFSET]
+    for offset in (-1, MAX_OFFSET + 1):
+        with pytest.raises(UsageError, match=f"offset:{offset}.* from 0 to {MAX_OFFSET}"):
+            StartingPosition.at_offset(offset)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,6 @@ class PageMemory:
 
     async def wait(self, size: int, principal: str | None) -> None:
         """Return when there is room, after those of this principal who came before."""
-        if principal not in self._waiting and self.has_room(size, principal):
-            return
         waiting, wakeup = self._waiting.setdefault(principal, deque()), asyncio.Event()
         waiting.append(wakeup)
         try:

@@ -368,9 +368,8 @@ def _find_bound(epochs: Iterable[Epoch]) -> Epoch:
 
 
 def _find_least_beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
-    """Return the least epochs at or after the one and not at or before the other: in some number they lie above it."""
-    if not is_at_or_before(epoch, greatest):
-        return (epoch,)
+    """Return the least epochs at or after the one and not at or before the other, which it is at or before: in some
+    number they lie above it."""
     return [
         (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
         for dimension, bound in enumerate(greatest)

@@ -33,7 +33,7 @@ class InDoubtRange(Struct, frozen=True):
         """Return whether progress has not come so far."""
         if position < self.end:
             return True
-        return self.consumed is not None and consumed is not None and consumed.max_of(self.consumed) != consumed
+        return consumed is not None and consumed.max_of(self.consumed) != consumed
 
     def is_earlier(self, known: InDoubtRange, grant_id: int) -> bool:
         """Return whether this report was made before that of `known`, however late it comes; `grant_id` is the grant in

@@ -167,8 +167,6 @@ SLICE_S = 0.005
 
 def to_integer(value: object) -> int | None:
     """Return what a user gave for an integer, of any integral type, such as numpy's; None: it is none, or a bool."""
-    if type(value) is int:
-        return value
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:

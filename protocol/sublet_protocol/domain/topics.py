@@ -142,7 +142,7 @@ def _check_text(error: type[UsageError], subject: str, text: str) -> None:
             error, subject, text, "it is empty, and needs a character", f"Give a {subject} such as orders/eu"
         )
     check_characters(error, subject, text)
-    if len(text) * 4 > MAX_TOPIC_BYTES and (size := len(text.encode())) > MAX_TOPIC_BYTES:
+    if (size := len(text.encode())) > MAX_TOPIC_BYTES:
         rule = f"it is {size} bytes of UTF-8 and the limit is {MAX_TOPIC_BYTES}"
         raise text_error(error, subject, text, rule, "Shorten it, and put the rest into the message's key or headers")
     if (levels := text.count("/") + 1) > MAX_TOPIC_LEVELS:

@@ -47,7 +47,7 @@ class RefusalLog:
             now = self._clock()
             at, suppressed = self._written.get(principal, (float("-inf"), 0))
             is_due = now - at >= REFUSAL_INTERVAL_S
-            if is_due and principal not in self._written and len(self._written) >= MAX_PRINCIPALS:
+            if principal not in self._written and len(self._written) >= MAX_PRINCIPALS:
                 self._written.clear()
             self._written[principal] = (now, 0) if is_due else (at, suppressed + 1)
         if is_due:
