@@ -120,16 +120,18 @@ def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> No
     assert (summary.failures, source.acknowledged) == (calls, FIRST + 4)
 
 
-def test_what_a_function_acknowledged_is_done() -> None:
+@pytest.mark.parametrize(("error", "failures"), [(ValueError("cannot"), 1), (DatabaseUnreachable("away"), 0)])
+@pytest.mark.parametrize("finish", [Batch.ack, Batch.complete_transaction])
+def test_what_a_function_finished_is_done(finish: Callable[[Batch], None], error: Exception, failures: int) -> None:
     """Though it raises then."""
     source, called = Source(2), list[Batch]()
 
-    def acknowledge(batch: Batch) -> None:
+    def work(batch: Batch) -> None:
         called.append(batch)
-        batch.ack()
-        raise ValueError("cannot")
+        finish(batch)
+        raise error
 
-    assert run(source, acknowledge, policy=AT_ONCE) == RunSummary(batches=1, messages=2, failures=1)
+    assert run(source, work, policy=AT_ONCE) == RunSummary(batches=1, messages=2, failures=failures)
     assert (len(called), source.acknowledged) == (1, FIRST + 2)
 
 

@@ -144,26 +144,29 @@ class _Runner:
         """Call the function on a part of the batch, or the rest of it that is not done in its transactions; return the
         last error if it raised every time."""
         tried, backoff = 0, self._policy.new_backoff()
+        failure: Exception | None
         while (rows_done := part.count_rows_done()) < max(len(part), 1):
             try:
                 returned = self._fn(part.slice(rows_done, len(part)) if rows_done else part)
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
+                failure = None
                 text = "batch not processed, retrying: stream_id=%d start_offset=%d end_offset=%d: %s"
                 log.warning(text, *_get_range(part), away)
             except Exception as error:  # noqa: BLE001 the user's code may raise anything
+                failure = error
                 self.summary.failures += 1
                 tried += 1
                 text = "user function failed: stream_id=%d start_offset=%d end_offset=%d attempt=%d max_attempts=%d: %s"
                 log.warning(text, *_get_range(part), tried, tries, _format_error(error))
-                if part.committed or part.is_done or part.count_rows_done() == len(part):
-                    return None  # by its transactions; another call would process it twice
-                if tried == tries:
-                    return error
             else:
                 check_has_run(returned, "the function")
                 return None
+            if part.committed or part.is_done or part.count_rows_done() == len(part):
+                return None  # by its transactions; another call would process it twice
+            if failure is not None and tried == tries:
+                return failure
             self._session.wait(backoff.draw_pause_s())
             self._await_valid_grant(batch)
         return None

@@ -390,6 +390,8 @@ class GroupLeader:
         """End the borrower that has sent invalid progress, with the reason, and free its streams. The grant is still in
         force; where its borrower has gone meanwhile, or waits for its end, that end is still to be written."""
         holder = None if isinstance(change, ReclaimStream) else entry.assignment
+        if holder is not None and holder.grant_id != change.grant_id:  # another has it by now
+            holder = None
         if not entry.is_ending:
             if entry.assignment is None:
                 self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem, ends_doubt=True))
