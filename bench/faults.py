@@ -117,7 +117,7 @@ class Scene:
             connection.execute("select pg_stat_force_next_flush()")
             ((dead,),) = connection.execute(
                 "select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables where relname ~ %s",
-                (f"^{self.system.table}(_|$)",),
+                (f"^{self.system.table[-1]}(_|$)",),
             ).fetchall()
         return int(dead)
 
@@ -207,7 +207,7 @@ def read(scene: Scene, over: threading.Event) -> None:
     """Count the rows of the system's table, several at once."""
 
     def count_rows() -> None:
-        statement = sql.SQL("select count(*) from {}").format(sql.Identifier(scene.system.table))
+        statement = sql.SQL("select count(*) from {}").format(sql.Identifier(*scene.system.table))
         with scene.connect() as connection:
             while not over.wait(READER_PAUSE_S):
                 connection.execute(statement)
@@ -289,13 +289,11 @@ def _run(name: str, fault: str, rate: int, seconds: float) -> Outcome:
         eventually(scene.received, START_S, publisher.said, 0.1)
         bystander, over = Bystander(url), threading.Event()
         time.sleep(LEAD_S)
-        at_work = threading.Thread(target=FAULTS[fault], args=(scene, over))
+        end = threading.Timer(seconds, over.set)  # the fault is on this thread: with one that ends its processes do
         began_ns = time.monotonic_ns()
-        at_work.start()
+        end.start()
         with bystander:
-            time.sleep(seconds)
-        over.set()
-        at_work.join()
+            FAULTS[fault](scene, over)
         ended_ns, dead_rows = time.monotonic_ns(), scene.count_dead_rows()
         expected = _await_all(scene, publisher)
         received = [(at_ns, head) for at_ns, head in scene.received() if head.kind != Kind.LAST]

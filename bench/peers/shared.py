@@ -27,10 +27,10 @@ returning value"""
 
 
 class SharedSystem(Protocol):
-    """A system under faults. `table`: of its messages."""
+    """A system under faults. `table`: of its messages, with its schema."""
 
     @property
-    def table(self) -> str: ...
+    def table(self) -> tuple[str, str]: ...
 
     def serve(self, url: str, directory: Path) -> contextlib.AbstractContextManager[object]:
         """Set it up in a database, and run what it needs besides."""
@@ -48,7 +48,7 @@ class SharedSystem(Protocol):
 class SharedSublet:
     """A group of sessions, one node and a publisher."""
 
-    table = "block"
+    table = ("sublet", "block")
 
     def serve(self, url: str, directory: Path) -> contextlib.AbstractContextManager[object]:
         return node(url, "postgres", directory / "node.log")
@@ -68,7 +68,7 @@ class SharedSublet:
 class SkipLocked:
     """What most queues on Postgres do: workers lock rows that nobody has locked, and delete them."""
 
-    table = "job"
+    table = ("public", "job")
 
     def serve(self, url: str, directory: Path) -> contextlib.AbstractContextManager[object]:
         with psycopg.connect(url, autocommit=True) as connection:
