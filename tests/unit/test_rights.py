@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -77,11 +78,13 @@ def count_lines(work: Callable[[], object]) -> int:
         lines += event == "line"
         return trace
 
+    gc.disable()  # a finalizer's lines would count
     sys.settrace(trace)
     try:
         work()
     finally:
         sys.settrace(before)
+        gc.enable()
     return lines
 
 
