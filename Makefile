@@ -27,8 +27,9 @@ example: $(READY) ## run a program of examples/ (NAME says which: make example N
 unexport PYTHONDONTWRITEBYTECODE
 
 # Some tests wait more than they compute: four at a time keep two cores busy. The long ones have a Spark each, which
-# fails if a Python worker of its does not start within ten seconds.
-PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --durations 10
+# fails if a Python worker of its does not start within ten seconds. With loadfile, xdist never ends once it has
+# replaced a worker that crashed: the crash fails the run, and the other workers finish it.
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 test: $(READY) ## run tests of every kind, what a change waits for (ARGS are pytest's: make test ARGS="-k embedded -x -n0")
 	$(PYTEST) -n 4 -m "not long" $(ARGS)
