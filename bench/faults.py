@@ -29,7 +29,7 @@ from bench._report import quantile, significant
 from bench._worker import read_received
 from bench.peers.load import Head, Kind
 from bench.peers.processes import Running, module
-from bench.peers.shared import JOBS, SHARED_SYSTEMS, SharedSystem
+from bench.peers.shared import JOBS, SHARED_SYSTEMS
 from tests.kit import eventually
 
 CONSUMERS = 2
@@ -76,20 +76,20 @@ class Outcome:
 
 
 class Scene:
-    """A system at work: its server, its consumers, which can be killed, and a bystander."""
+    """A system at work in a database, and its consumers, which can be killed."""
 
-    def __init__(self, system: SharedSystem, name: str, url: str, directory: Path, ends: contextlib.ExitStack) -> None:
-        self.system, self.name, self.url = system, name, url
+    def __init__(self, name: str, url: str, directory: Path, ends: contextlib.ExitStack) -> None:
+        self.system, self._name, self._url = SHARED_SYSTEMS[name], name, url
         self._directory, self._ends = directory, ends
         self._started = 0
         self._consumers: list[Running] = []
-        ends.enter_context(system.serve(url, directory))
+        ends.enter_context(self.system.serve(url, directory))
         for _ in range(CONSUMERS):
             self.start_consumer()
 
     def start_consumer(self) -> None:
         """Start another consumer."""
-        arguments = ("consume", self.name, self.url, str(self._file(self._started)))
+        arguments = ("consume", self._name, self._url, str(self._file(self._started)))
         log = self._directory / f"consumer-{self._started}.log"
         self._consumers.append(self._ends.enter_context(module("bench._worker", *arguments, log=log)))
         self._started += 1
@@ -100,7 +100,7 @@ class Scene:
 
     def publisher(self, rate: int, seconds: float) -> contextlib.AbstractContextManager[Running]:
         """Return a publisher under this load."""
-        arguments = ("publish", self.name, self.url, str(rate), str(seconds))
+        arguments = ("publish", self._name, self._url, str(rate), str(seconds))
         return module("bench._worker", *arguments, log=self._directory / "publisher.log")
 
     def received(self) -> list[tuple[int, Head]]:
@@ -108,8 +108,8 @@ class Scene:
         return [each for number in range(self._started) for each in read_received(self._file(number))]
 
     def connect(self) -> psycopg.Connection[Any]:
-        """Return a connection for a fault."""
-        return psycopg.connect(self.url, autocommit=True)
+        """Return a connection to its database."""
+        return psycopg.connect(self._url, autocommit=True)
 
     def count_dead_rows(self) -> int:
         """Return the dead rows of all tables but the bystander's."""
@@ -127,11 +127,11 @@ class Scene:
 class Bystander:
     """Updates rows of a table of its own during the `with` block. `took_ms`: how long each update took."""
 
-    def __init__(self, url: str) -> None:
-        self._url, self._over = url, threading.Event()
+    def __init__(self, scene: Scene) -> None:
+        self._scene, self._over = scene, threading.Event()
         self.took_ms: list[float] = []
         self._thread = threading.Thread(target=self._update)
-        with psycopg.connect(url, autocommit=True) as connection:
+        with scene.connect() as connection:
             connection.execute("create table bystander (number integer primary key, changes integer not null)")
             connection.execute("insert into bystander select n, 0 from generate_series(1, %s) n", (BYSTANDER_ROWS,))
 
@@ -144,10 +144,7 @@ class Bystander:
 
     def _update(self) -> None:
         while not self._over.wait(BYSTANDER_INTERVAL_S):
-            with (
-                contextlib.suppress(psycopg.OperationalError),
-                psycopg.connect(self._url, autocommit=True) as connection,
-            ):
+            with contextlib.suppress(psycopg.OperationalError), self._scene.connect() as connection:
                 while not self._over.wait(BYSTANDER_INTERVAL_S):
                     number, started = random.randint(1, BYSTANDER_ROWS), time.perf_counter()
                     connection.execute("update bystander set changes = changes + 1 where number = %s", (number,))
@@ -283,10 +280,10 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _run(name: str, fault: str, rate: int, seconds: float) -> Outcome:
     """Run one system under one fault, on a server of its own."""
     with postgres.place() as (url, directory), contextlib.ExitStack() as ends:
-        scene = Scene(SHARED_SYSTEMS[name], name, url, directory, ends)
+        scene = Scene(name, url, directory, ends)
         publisher = ends.enter_context(scene.publisher(rate, 3 * LEAD_S + seconds))
         eventually(scene.received, START_S, publisher.said, 0.1)
-        bystander, over = Bystander(url), threading.Event()
+        bystander, over = Bystander(scene), threading.Event()
         time.sleep(LEAD_S)
         end = threading.Timer(seconds, over.set)  # the fault is on this thread: with one that ends its processes do
         began_ns = time.monotonic_ns()

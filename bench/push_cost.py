@@ -112,7 +112,8 @@ def turn(names: tuple[str, ...], number: int) -> tuple[str, ...]:
 def _sides(
     opened: contextlib.ExitStack, driver: str, listeners: int
 ) -> tuple[dict[str, Side], psycopg.Connection[Any]]:
-    """Return {name: side}, and a connection to the server of all. Raise `LeftOut` if the driver cannot be used."""
+    """Return {name: side}, and a connection to the server of all. Raise `SystemUnavailable` if the driver cannot be
+    used."""
     server = opened.enter_context(postgres.server())
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
@@ -131,7 +132,7 @@ def _sides(
 
 
 def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
-    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `WAIT_S`."""
+    """Start listeners, and wait until they listen. Raise `SystemUnavailable` if they do not within `WAIT_S`."""
     command = [sys.executable, "-m", "bench._listener", url]
     for _ in range(listeners):
         process = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=report.ROOT))

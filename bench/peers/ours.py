@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench import _postgres as postgres
-from bench._queries import spark_session
 from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.processes import Running, module
 from bench.peers.system import Role, SystemUnavailable
 from sublet import Publisher, Session
-from sublet.spark import consume
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import list_nodes
@@ -92,6 +90,9 @@ class Sublet:
 
 def _consume_in_spark(subscription: str, address: str, recorder: Recorder) -> None:
     """Consume in one task of Spark, which has a copy of the recorder."""
+    from bench._queries import spark_session  # with Spark, which the other ends are measured without
+    from sublet.spark import consume
+
     with (
         spark_session({}) as spark,
         consume(
@@ -111,7 +112,7 @@ def _take(recorder: Recorder, batch: Batch) -> None:
 
 @contextlib.contextmanager
 def node(url: str, driver: str, log: Path) -> Iterator[Running]:
-    """Yield a node that serves, and listens by this driver. Raise `LeftOut` if it listens by another."""
+    """Yield a node that serves, and listens by this driver. Raise `SystemUnavailable` if it listens by another."""
     arguments = ("leader", "--name", "bench", "--listen", "127.0.0.1:0")
     settings = {"SUBLET_DATABASE_URL": url, "SUBLET_NOTIFY": driver}
     with module("sublet.cli", *arguments, log=log, extra=settings) as process:

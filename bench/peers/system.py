@@ -58,8 +58,8 @@ class System(Protocol):
         ...
 
     def serve(self, directory: Path) -> AbstractContextManager[str]:
-        """Run its server, with all its files in `directory`; yield the address for the two ends. Raise `LeftOut` if it
-        fails."""
+        """Run its server, with all its files in `directory`; yield the address for the two ends. Raise
+        `SystemUnavailable` if it fails."""
         ...
 
     def publish(self, address: str, topic: str, load: Load) -> None:

@@ -80,7 +80,7 @@ class SessionEventQueue:
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
         """Return all events so far; where there are none, wait for one, for at most `wait_s`."""
         deadline = time.monotonic() + wait_s
-        if self.listener is not None:
+        if wait_s > 0 and self.listener is not None:
             self._listen(self.listener, deadline)
         with self._condition:
             if not self._has_events() and (left_s := deadline - time.monotonic()) > 0:
