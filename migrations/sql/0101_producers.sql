@@ -168,13 +168,18 @@ $$;
 --   expired    it has epochs, and the producer holds no capability (any more); nothing was written
 -- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome is unknown.
 -- stream_id 0 in `producer` is the registration of a named producer: the incarnation that may write anywhere.
+-- Each append leaves a version of its rows behind, which vacuum may not remove while an older transaction is open, and a
+-- lookup by key examines all of them. Backwards the newest comes first; `between` keeps the planner from dropping that
+-- order, as it does where the key equals a constant. What is locked so is changed by its ctid. Other scans read all.
 create function append_block(
   p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
   p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea, p_epochs jsonb,
   out outcome text, out end_offset bigint
-) language plpgsql security definer set search_path from current as $$
+) language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   known record;
+  found_stream record;
   written record;
   least jsonb;
   greatest bigint;                                     -- of epochs of one number, which need no sets
@@ -191,8 +196,9 @@ begin
   end if;
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
-    select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
-     where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+    select p.ctid as row_id, p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
+     where p.producer_id = p_producer and p.stream_id between p_stream and p_stream
+     order by p.stream_id desc limit 1 for no key update;
     if not found then
       perform check_producer(p_producer);
       perform check_incarnation(p_producer, p_incarnation);
@@ -200,7 +206,7 @@ begin
       insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
       values (p_producer, p_stream, p_incarnation, 0, 0)
           on conflict (producer_id, stream_id) do update set sequence = p.sequence
-      returning p.incarnation, p.sequence, p.end_offset, p.rejected into known;
+      returning p.ctid as row_id, p.incarnation, p.sequence, p.end_offset, p.rejected into known;
     end if;
     if known.incarnation > p_incarnation or exists (
       select from producer p where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation
@@ -220,8 +226,10 @@ begin
   end if;
   if p_epochs is not null then
     -- It cannot be taken away meanwhile: that needs the producer's lock.
-    select c.least into least from capability c join stream s using (space_id)
-     where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
+    select c.least into least from capability c
+     where c.space_id = (select s.space_id from stream s where s.stream_id between p_stream and p_stream
+                          order by s.stream_id desc limit 1)
+       and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
     if not found then
       if not exists (select from stream s where s.stream_id = p_stream) then
         outcome := 'closed';                           -- and past: its row is deleted
@@ -247,6 +255,13 @@ begin
       return;
     end if;
   end if;
+  select s.ctid as row_id into found_stream from stream s
+   where s.stream_id between p_stream and p_stream and s.state = 'open'
+   order by s.stream_id desc limit 1 for no key update;
+  if not found then
+    outcome := 'closed';
+    return;
+  end if;
   update stream s
      set head = s.head + p_count,
          upper_frontier = case when p_epochs is null or (s.upper_frontier #>> '{0,0}')::bigint >= greatest
@@ -256,12 +271,8 @@ begin
                                then s.upper_frontier
                                else merge_upper_frontier(s.upper_frontier, p_epochs -> 'greatest') end
     from space
-   where s.stream_id = p_stream and s.state = 'open' and space.space_id = s.space_id
+   where s.ctid = found_stream.row_id and space.space_id = s.space_id
     returning s.head, s.generation_id, space.lower_frontier into written;
-  if not found then
-    outcome := 'closed';
-    return;
-  end if;
   insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
                      lower_frontier, epoch_bounds, codec, payload)
   values (written.generation_id, p_stream, written.head, p_count, p_first, p_last, p_topics,
@@ -269,7 +280,7 @@ begin
   if p_producer is not null then
     update producer p
        set incarnation = p_incarnation, sequence = p_sequence, end_offset = written.head, updated_at = clock_timestamp()
-     where p.producer_id = p_producer and p.stream_id = p_stream;
+     where p.ctid = known.row_id;
   end if;
   outcome := 'appended';
   end_offset := written.head;
@@ -284,7 +295,8 @@ create function append_blocks(
   p_firsts timestamptz[], p_lasts timestamptz[], p_topics text[], p_codecs smallint[], p_payloads bytea[],
   p_epochs jsonb[]
 ) returns table (outcome text, end_offset bigint)
-language plpgsql security definer set search_path from current set plan_cache_mode = force_generic_plan as $$
+language plpgsql security definer set search_path from current
+set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
 declare
   is_usual boolean := p_epochs is null and (
     select bool_and((
@@ -292,21 +304,31 @@ declare
         and (n = 1 or (p_streams[n], coalesce(p_sequences[n], n)) > (p_streams[n - 1], coalesce(p_sequences[n - 1], n - 1)))
       ) is true)
       from generate_series(1, cardinality(p_streams)) as n);
-  stream_count constant bigint := (select count(distinct stream_id) from unnest(p_streams) as stream_id);
+  stream_ids constant bigint[] := array(select distinct stream_id from unnest(p_streams) as stream_id order by 1);
+  producer_rows tid[];
+  stream_rows tid[];
 begin
   if is_usual and p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
-    select count(*) = stream_count and not is_fenced(p_producer, p_incarnation) into is_usual from (
-      select from producer p
-        join (select s.stream_id, min(s.sequence) as first from unnest(p_streams, p_sequences) as s (stream_id, sequence)
-               group by 1) as sent using (stream_id)
-       where p.producer_id = p_producer and p.incarnation = p_incarnation and p.sequence < sent.first
-       order by stream_id for no key update of p) as locked;
+    producer_rows := array(
+      select newest.row_id
+        from (select s.stream_id, min(s.sequence) as first from unnest(p_streams, p_sequences) as s (stream_id, sequence)
+               group by 1 order by 1) as sent
+        cross join lateral (
+          select p.ctid as row_id, p.incarnation, p.sequence from producer p
+           where p.producer_id = p_producer and p.stream_id between sent.stream_id and sent.stream_id
+           order by p.stream_id desc limit 1 for no key update) as newest
+       where newest.incarnation = p_incarnation and newest.sequence < sent.first);
+    is_usual := cardinality(producer_rows) = cardinality(stream_ids) and not is_fenced(p_producer, p_incarnation);
   end if;
   if is_usual then
-    select count(*) = stream_count into is_usual from (
-      select from stream s where s.stream_id = any(p_streams) and s.state = 'open'
-       order by s.stream_id for no key update) as locked;
+    stream_rows := array(
+      select newest.row_id from unnest(stream_ids) as sent (stream_id)
+        cross join lateral (
+          select s.ctid as row_id from stream s
+           where s.stream_id between sent.stream_id and sent.stream_id and s.state = 'open'
+           order by s.stream_id desc limit 1 for no key update) as newest);
+    is_usual := cardinality(stream_rows) = cardinality(stream_ids);
   end if;
   if not coalesce(is_usual, false) then
     for n in 1 .. cardinality(p_streams) loop
@@ -323,8 +345,9 @@ begin
         from generate_series(1, cardinality(p_streams)) as n),
     grown as (
       update stream s set head = s.head + sent.total
-        from (select lot.stream_id, max(lot.upto) as total from lot group by 1) as sent, space
-       where s.stream_id = sent.stream_id and space.space_id = s.space_id
+        from (select stream_id, max(upto) as total from lot group by 1) as sent
+          join unnest(stream_ids, stream_rows) as locked (stream_id, row_id) using (stream_id), space
+       where s.ctid = locked.row_id and space.space_id = s.space_id
       returning s.stream_id, s.generation_id, s.head, s.head - sent.total as before, space.lower_frontier),
     stored as (
       -- Payloads are not sorted, but only taken in order.
@@ -335,7 +358,8 @@ begin
         from (select * from lot join grown using (stream_id) order by n offset 0) as ordered),
     counted as (
       update producer p set sequence = sent.last, end_offset = grown.head, updated_at = clock_timestamp()
-        from (select lot.stream_id, max(lot.sequence) as last from lot group by 1) as sent join grown using (stream_id)
-       where p.producer_id = p_producer and p.stream_id = sent.stream_id)
+        from (select stream_id, max(sequence) as last from lot group by 1) as sent join grown using (stream_id)
+          join unnest(stream_ids, producer_rows) as locked (stream_id, row_id) using (stream_id)
+       where p.ctid = locked.row_id)
     select 'appended', (grown.before + lot.upto)::bigint from lot join grown using (stream_id) order by n;
 end $$;

@@ -45,6 +45,8 @@ ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
 _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
 """The form in which results are understood and literals are meant."""
+_PLANS = ("enable_bitmapscan=off",)
+"""A bitmap reads all versions of a row, where a scan of the index backwards ends at the newest: see `append_block`."""
 _MARK = "sublet.options"
 """A setting that nothing but the startup options can have given."""
 _ARRIVED = (
@@ -225,7 +227,7 @@ def _make_conninfo(
     parameters = parse_url(url)
     settings = [_ISOLATION, "-c timezone=UTC", f"-c {_MARK}=on"]
     if search_path is not None:
-        settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
+        settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS, *_PLANS)]
         parameters["client_encoding"] = "UTF8"
     settings += [f"-c {name}={_to_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))

@@ -99,6 +99,13 @@ _NEXT = """
 select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end, epoch_bounds::text
   from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
+_HEADS = """
+select s.stream_id, s.head, s.state = 'closed', g.state = 'gone'
+  from unnest(%s::bigint[]) as u (stream_id) cross join lateral (
+    select * from stream where stream_id between u.stream_id and u.stream_id order by stream_id desc limit 1) s
+  join generation g using (generation_id)"""
+"""The newest version first, as in `append_block`."""
+
 _TOPIC_MATCHES = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
 _EPOCH_MATCHES = """(epoch_bounds is null or coalesce((epoch_bounds ->> 'has_unset')::boolean, true) or exists (
@@ -260,12 +267,7 @@ def warm_up(conn: BoundedConnection, filter: TopicFilter) -> None:
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
     """Return {stream: its head}, read in one statement; unknown ids are absent."""
-    rows = conn.execute(
-        "select s.stream_id, s.head, s.state = 'closed', g.state = 'gone' from stream s"
-        " join generation g using (generation_id) where s.stream_id = any(%s::bigint[])",
-        (list(stream_ids),),
-        prepare=True,
-    )
+    rows = conn.execute(_HEADS, (list(stream_ids),), prepare=True)
     return {stream_id: HeadState(*facts) for stream_id, *facts in rows}
 
 

@@ -41,7 +41,7 @@ RETRY_INTERVAL_S: Final = 60.0
 """How often everything is looked at, in case rows were written under a transaction that is not their own."""
 
 # A queue is empty in one moment and long in the next: a plan made for an empty table would read all of a long one.
-_PLANS = "set enable_seqscan = off; set enable_bitmapscan = off"
+_PLANS = "set enable_seqscan = off"
 
 # What could not be published is not even fetched where it is too large; a time that has no microseconds since 1970
 # becomes one that is refused for certain. The snapshot is that of the statement, and comes with the first line.

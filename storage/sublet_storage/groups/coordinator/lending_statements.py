@@ -100,14 +100,18 @@ with said as materialized (
   select * from unnest(%(groups)s::bigint[], %(streams)s::bigint[], %(terms)s::bigint[], %(grants)s::bigint[],
                        %(positions)s::bigint[]) as u (group_id, stream_id, term, grant_id, position)
 ), locked as materialized (
-  select l.ctid as row_id, l.stream_id, u.term, u.position
+  select l.row_id, u.stream_id, u.term, u.position
     from said u join leadership d on d.leadership_id = u.group_id and d.term = u.term and {IS_ALIVE}
-    join lending l on l.group_id = u.group_id and l.stream_id = u.stream_id
-   where l.status = 'held' and l.grant_id = u.grant_id and l.position < u.position
-   order by l.group_id, l.stream_id for no key update of l skip locked
+    cross join lateral (
+      select l.ctid as row_id from lending l
+       where l.group_id = u.group_id and l.stream_id between u.stream_id and u.stream_id
+         and l.status = 'held' and l.grant_id = u.grant_id and l.position < u.position
+       order by l.stream_id desc limit 1 for no key update skip locked) l
 ), moved as (
   update lending l set position = k.position, status = l.status, term = k.term, updated_at = {NOW}
-    from locked k join stream s using (stream_id)
+    from locked k cross join lateral (
+      select s.head, s.state from stream s where s.stream_id between k.stream_id and k.stream_id
+       order by s.stream_id desc limit 1) s
    where l.ctid = k.row_id and (k.position < s.head or k.position = s.head and s.state = 'open')
   returning l.group_id, l.stream_id
 )
