@@ -21,7 +21,7 @@ from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
 
 KEYS = "abcdefghijkl"
-LARGE = b"x" * 100_000
+LARGE = b"x" * 200_000  # too large for one call of several blocks
 
 
 @pytest.mark.conforms("E13", "E12")

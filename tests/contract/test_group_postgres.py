@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from threading import Barrier
 from typing import Any
 
@@ -25,7 +26,7 @@ from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, Led, PostgresWorld, grant, outcome
-from tests.integration.log_kit import waiting_for_locks
+from tests.integration.log_kit import count_page_reads, waiting_for_locks
 from tests.kit import eventually
 
 
@@ -71,6 +72,27 @@ REFUSE = (
     " $$ begin raise exception 'refused'{}; end $$"
 )
 NOT_TEXT = "not\0text"
+
+
+def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> None:
+    """It keeps a version of the row for each position; a commit does not read them all."""
+    held = postgres.granted(5000)
+    positions = count(1)
+    connection = postgres.connection
+
+    def advance(_: int) -> None:
+        writes = held.led.writes(AdvancePosition(held.stream, held.grant_id, next(positions)))
+        with connection.transaction():
+            (result,) = commit_batch(connection, [writes], postgres.clock.now_us)
+        assert [each.outcome for each in result.results] == ["applied"]
+
+    with connect(postgres.url, autocommit=False) as old:
+        old.execute("select pg_current_xact_id()")
+        advance(0)
+        first = count_page_reads(connection, advance, 100)
+        count_page_reads(connection, advance, 3000)
+        connection.execute("analyze")
+        assert count_page_reads(connection, advance, 100) <= 2 * first
 
 
 @pytest.mark.conforms("E1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -63,6 +63,23 @@ def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: st
     (answer,) = append(conn, [BlockAppend(stream_id, block(*values, topic=topic))])
     assert answer.end_offset is not None
     return answer.end_offset
+
+
+def count_page_reads(conn: Connection, work: Callable[[int], object], times: int) -> int:
+    """Return how many pages of tables and indexes, cached or not, the database reads while the work is done so many
+    times over this connection, which is in autocommit mode."""
+    before = _read_page_count(conn)
+    for number in range(times):
+        work(number)
+    return _read_page_count(conn) - before
+
+
+def _read_page_count(conn: Connection) -> int:
+    conn.execute("select pg_stat_force_next_flush()")
+    conn.execute("select pg_stat_clear_snapshot()")
+    counts = "select blks_hit + blks_read from pg_stat_database where datname = current_database()"
+    ((count,),) = conn.execute(counts).fetchall()
+    return int(count)
 
 
 def go_over_to_another_timeline(conn: psycopg.Connection[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 import psycopg
@@ -11,8 +12,10 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append
-from tests.integration.log_kit import Connection, block, in_epochs
+from sublet_storage.db.connect import connect
+from sublet_storage.log.append import UNNAMED, AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append
+from sublet_storage.log.fetch import read_heads
+from tests.integration.log_kit import Connection, block, count_page_reads, in_epochs
 from tests.support.streams import open_streams
 
 STORED = (
@@ -177,3 +180,25 @@ def test_an_old_rejection_is_forgotten(conn: Connection, first: int, stored: set
             conn.execute("select record_rejection('p', 1, %s, 7, 'expired')", (sequence,))
         ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
     assert rejected.keys() == stored
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_an_open_transaction_costs_appends_little(database: str, conn: Connection, streams: int) -> None:
+    """It keeps a version of the stream and of the producer for each append; an append does not read them all."""
+    ids = [stream.stream_id for stream in open_streams(conn)][:streams]
+    assert len(ids) == streams
+    sequence = count(1)
+
+    def append_next(_: int) -> None:
+        number = next(sequence)
+        append(conn, [BlockAppend(stream, block(b"x"), ProducerStamp("p", UNNAMED, number)) for stream in ids])
+
+    with connect(database, autocommit=False) as old:
+        old.execute("select pg_current_xact_id()")
+        append_next(0)
+        first = count_page_reads(conn, append_next, 100)
+        count_page_reads(conn, append_next, 3000)
+        conn.execute("analyze")
+        assert count_page_reads(conn, append_next, 100) <= 2 * first
+        heads = count_page_reads(conn, lambda _: read_heads(conn, ids), 100)
+        assert heads <= first

@@ -45,8 +45,9 @@ ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
 _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
 """The form in which results are understood and literals are meant."""
-_PLANS = ("enable_bitmapscan=off",)
-"""A bitmap reads all versions of a row, where a scan of the index backwards ends at the newest: see `append_block`."""
+_PLANS = ("enable_seqscan=off", "enable_bitmapscan=off", "jit=off")
+"""A table is small in one moment and has many versions of its rows in the next: a plan made before would read them all,
+where one by an index backwards ends at the newest, as in `append_block`. JIT would compile what has no other way."""
 _MARK = "sublet.options"
 """A setting that nothing but the startup options can have given."""
 _ARRIVED = (

@@ -40,9 +40,6 @@ LOCKED_S: Final = 10.0
 RETRY_INTERVAL_S: Final = 60.0
 """How often everything is looked at, in case rows were written under a transaction that is not their own."""
 
-# A queue is empty in one moment and long in the next: a plan made for an empty table would read all of a long one.
-_PLANS = "set enable_seqscan = off"
-
 # What could not be published is not even fetched where it is too large; a time that has no microseconds since 1970
 # becomes one that is refused for certain. The snapshot is that of the statement, and comes with the first line.
 _READ = """
@@ -125,7 +122,6 @@ class OutboxMover:
 
     def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:
         self._conn, self._guard = conn, guard
-        conn.execute(_PLANS)
         self._routes: PublisherRoutingTable | None = None
         self._scan_position: _ScanPosition | None = None
         self._routed_at = self._locked_at = self._scanned_at = float("-inf")
