@@ -64,8 +64,8 @@ select set_config('synchronous_commit', 'off', true),
        pg_notify($1, replace(
          replace($2, chr({ord(VERSION_MARK)}), (2 * head)::text), chr({ord(HEAD_MARK)}), head::text))
   from stream where stream_id between $3::bigint and $3::bigint order by stream_id desc limit 1"""
-"""Sends a message on a stream's head, which it reads, the newest version first, as in `append_block`. Nothing is stored,
-so there is nothing to wait for on a disk."""
+"""Sends a message on a stream's head, which it reads, the newest version first, as in `append_block`. Nothing is
+stored, so there is nothing to wait for on a disk."""
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 _PREPARE_ONE = "prepare sublet_notify (text, text) as select pg_notify($1, $2)"
