@@ -19,6 +19,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
+from sublet_leader.feed import member_fetch
 from sublet_leader.feed.member_fetch import StreamRights
 from sublet_leader.feed.publish import FeedPublishWriter, check_topics, make_producer_id
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
@@ -208,6 +209,44 @@ def test_streams_of_who_may_join_nothing() -> None:
     rights.check(no_database, AccessGate().get_caller(), request)
     with pytest.raises(PermissionDenied, match="no right to join 'orders/#'"):
         rights.check(no_database, reader, request)
+
+
+@pytest.mark.parametrize(
+    ("past_s", "group", "may_join", "requested", "expected"),
+    [
+        (1.9, "gone", "billing", "orders/#", "stored"),
+        (2.0, "billing", "billing", "orders/eu", "read"),
+        (2.0, "gone", "billing", "orders/#", "refused"),
+        (1.9, "billing", "audit", "orders/#", "refused"),
+        (1.9, "billing", "billing", "#", "refused"),
+    ],
+    ids=["not asked again so soon", "asked again", "deleted", "may join others only", "beyond its filter"],
+)
+def test_for_how_long_a_group_reads_a_stream(
+    monkeypatch: pytest.MonkeyPatch, past_s: float, group: str, may_join: str, requested: str, expected: str
+) -> None:
+    """What is stored says that the group reads the stream, never that its members still may."""
+    clock, readings = Clock(), 0
+    rows = [(7, "billing", ORDERS)]
+
+    def read_groups(conn: object, stream_ids: object) -> list[tuple[int, str, TopicFilter]]:
+        nonlocal readings
+        readings += 1
+        return rows
+
+    monkeypatch.setattr(member_fetch, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(member_fetch, "read_groups_of_streams", read_groups)
+    monkeypatch.setattr(
+        member_fetch, "find_streams_of_groups", lambda conn, stream_ids, _: dict.fromkeys(stream_ids, 7)
+    )
+    cache = AccessCache(snapshot(AccessRule("user:etl", Right.JOIN, ORDERS, "billing")), clock)
+    member, rights, no_database = identify(AccessGate(cache)), StreamRights(), cast(Any, None)
+    assert rights.filter(no_database, member, [1]) == [1]
+    clock.now, readings = clock.now + past_s, 0
+    rows[:] = [row for row in rows if row[1] == group]
+    cache.replace(snapshot(AccessRule("user:etl", Right.JOIN, TopicFilter("#"), may_join), version="2"))
+    found = rights.filter(no_database, member, [1], TopicFilter(requested))
+    assert (list(found), readings) == ([] if expected == "refused" else [1], 0 if expected == "stored" else 1)
 
 
 @pytest.mark.conforms("X5")

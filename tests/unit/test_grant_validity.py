@@ -274,6 +274,24 @@ def test_a_stream_in_a_renewal_waits_for_its_holder() -> None:
 
 
 @pytest.mark.conforms("E34")
+def test_who_was_succeeded_confirms_for_itself_alone() -> None:
+    """The former leader may have let its process begin calls for longer than this one has."""
+    bench, later_s = Bench(), 5.0
+    bench.named(BORROWER, "worker")
+    bench.lead(bench.now + later_s)
+    for number in (2, 3):
+        held = (bench.held(),)
+        bench.join(f"a/{number}", reclaim=held, session="worker", session_epoch=1, borrower_number=number)
+        bench.settle()
+    bench.finished(borrower_id="a/2")
+    bench.join(OTHER, session="worker", session_epoch=2)
+    bench.pass_time(bench.settings.grant_validity_s + later_s - 0.1, OTHER)
+    assert bench.holders() == {1: "a/3"}
+    bench.pass_time(2.0, OTHER)
+    assert bench.holders() == {1: OTHER}
+
+
+@pytest.mark.conforms("E34")
 def test_a_clock_set_back_keeps_no_stream_from_others() -> None:
     """By it, a stream without a session was taken from its holder in an hour."""
     bench = Bench()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sublet_leader.allocation import AllocationInput, AllocationPlan, EvenStrategy
 from sublet_leader.group.events import StreamsChanged, WritesCommitted, WritesNotCommitted
 from sublet_leader.group.rebalancer import ISOLATION_S
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFrontier, LowerFrontier
@@ -188,6 +189,42 @@ def test_a_closed_stream_being_read_is_not_written() -> None:
     bench.commit()
     entry = bench.leader.streams.get(1)
     assert (entry and entry.lending.is_closed, bench.entries) == (True, [])
+
+
+def test_what_waits_finishes_a_closed_stream() -> None:
+    """Nothing is written behind it for that."""
+    bench = granted()
+    bench.save(HEAD)
+    bench.progress(HEAD)
+    bench.progress(HEAD, final=True)
+    bench.streams.rollover(1)
+    sync = GroupWrites(bench.group.group_id, bench.term, (), needs_stream_sync=True)
+    bench.give(WritesCommitted(bench.store.commit([sync])[0]))
+    bench.commit()
+    assert [type(change) for change in bench.entries] == [ReleaseStream]
+    bench.commit()
+    assert bench.row().status is LendingStatus.FINISHED
+    assert [change for change in bench.entries if change.stream_id == 1] == []
+
+
+def test_the_end_of_a_former_grant_ends_no_other() -> None:
+    """Its late answer says that it was over before."""
+    bench = granted()
+    bench.entries.append(ForceRelease(1, bench.grant_id() - 1, "late"))
+    bench.commit()
+    assert (bench.losses(), bench.holders()) == ([], {1: BORROWER})
+
+
+def test_an_unwritten_grant_ends_when_it_is_written() -> None:
+    """Its borrower is put out meanwhile: nothing is forced, as it never was sent."""
+    bench = unwritten()
+    written = bench.write()
+    bench.evict()
+    bench.give(written)
+    assert [type(change) for change in bench.entries] == [ReleaseStream]
+    bench.settle()
+    assert [line.event for line in bench.history("grant", "release", "revoke")] == ["grant", "release"]
+    assert bench.forced() == []
 
 
 def test_a_blocked_stream_is_not_written() -> None:
@@ -586,6 +623,44 @@ def test_a_deposed_leader_stops() -> None:
     bench.store.release(bench.ref, {1: bench.term})
     bench.commit()
     assert bench.stopped == "stale_term"
+
+
+@pytest.fixture
+def inputs(monkeypatch: pytest.MonkeyPatch) -> list[AllocationInput]:
+    """What the strategy is asked, each time."""
+    inputs: list[AllocationInput] = []
+    plan = EvenStrategy.plan
+
+    def record(self: EvenStrategy, allocation_input: AllocationInput) -> AllocationPlan:
+        inputs.append(allocation_input)
+        return plan(self, allocation_input)
+
+    monkeypatch.setattr(EvenStrategy, "plan", record)
+    return inputs
+
+
+def test_a_strategy_gets_no_home_that_leaves(inputs: list[AllocationInput]) -> None:
+    """A stream's last holder is a place for it only if it may get streams."""
+    bench = granted()
+    bench.join(leaving=True)
+    bench.save(7, final=True)
+    bench.join(OTHER)
+    bench.share(OTHER)
+    assert (bench.holders(), [*inputs[-1].free_streams]) == ({1: OTHER}, [1])
+    assert (dict(inputs[-1].last_holders), [*inputs[-1].weights]) == ({}, [OTHER])
+
+
+def test_a_write_tried_again_is_no_time_to_share(inputs: list[AllocationInput]) -> None:
+    """It is tried again ten times a second, and what has a holder is not free then."""
+    bench = granted()
+    bench.store.locked.add((1, 1))
+    bench.progress(5)
+    bench.commit()
+    bench.now += 0.05
+    bench.join(OTHER)
+    inputs.clear()
+    bench.pass_time(bench.settings.rebalance_debounce_s + 2.0, BORROWER, OTHER)
+    assert len(inputs) == 1
 
 
 # --- leader changes ---------------------------------------------------------------------------------------------------

@@ -89,7 +89,9 @@ async def test_pushed_heads_make_it_look_and_are_checked(ends: Ends, watch: Feed
 async def test_one_look_notifies_all_of_their_own_streams(ends: Ends, watch: FeedHeadPoller) -> None:
     both, second = watch.add_waiter(), watch.add_waiter()
     both.set_streams([1, 2])
+    tasks = asyncio.all_tasks()
     second.set_streams([2])
+    assert asyncio.all_tasks() == tasks
     await wait_for_head(both, 1, 0)
     await wait_for_head(second, 2, 0)
     ends.heads[1] = HeadState(5, False, False)
@@ -125,10 +127,16 @@ async def test_a_late_waiter_gets_what_is_seen_then(ends: Ends, watch: FeedHeadP
     assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
 
 
-@story(BACKOFF_INITIAL_S=3600.0)
+@story(BACKOFF_INITIAL_S=3600.0, FAILURE_PAUSE_S=0.01)
 async def test_what_is_noted_is_reported_at_once(ends: Ends, watch: FeedHeadPoller) -> None:
-    follower = await waiter_of(watch, 1)
-    watch.update_heads({1: 7, 2: 9})
+    """Also before the first look; of a stream that nobody follows, nothing is."""
+    ends.trouble = DatabaseUnreachable("away")
+    follower = watch.add_waiter()
+    follower.set_streams([1])
+    watch.update_heads({1: 3})
+    assert await follower.wait_for_heads(5) == {1: HeadState(3, False, False)}
+    ends.trouble = None
+    watch.update_heads({2: 9, 1: 7})
     assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
     watch.update_heads({1: 6})
     watch.update_heads({1: 7})

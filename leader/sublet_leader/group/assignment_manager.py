@@ -99,8 +99,9 @@ class AssignmentManager:
         entry, member = self._streams.get(stream_id), self._members.get(borrower_id)
         if member is not None:
             member.taken.discard((stream_id, grant_id))
-        holder = entry.last_holder if entry is not None and entry.assignment is None else None
-        if entry is not None and holder is not None and (holder.agent, holder.borrower_id) == (agent, borrower_id):
+        if entry is None or entry.assignment is not None or entry.last_holder is None:
+            return
+        if (entry.last_holder.agent, entry.last_holder.borrower_id) == (agent, borrower_id):
             entry.valid_until = float("-inf")
 
     def reclaim(self, entry: StreamEntry, member: Member, grant: HeldGrant, now: float) -> None:
