@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -31,7 +31,8 @@ READ = FeedReadRequest(TopicFilter("#"), StartingPosition.parse("earliest"), "s"
 class Reader:
     """In place of one with the database: it has so many pages, the first of which were there when it began."""
 
-    stream_count, is_stale, open_streams = 1, False, (1,)
+    stream_count, is_stale = 1, False
+    open_streams: Collection[int] = (1,)
     bookmark = Bookmark(1, {}, None)
 
     def __init__(self, *pages: TailPage, old: int = 1) -> None:
@@ -168,7 +169,8 @@ def test_who_follows_no_stream_looks_for_new_ones(reader: Callable[[Reader], Non
     """At intervals, as no new head will show that there is one."""
 
     class Empty(Reader):
-        is_stale, open_streams, looks = True, (), 0
+        is_stale, looks = True, 0
+        open_streams = ()
 
         def refresh_streams(self, conn: object) -> Reader:
             self.looks += 1
