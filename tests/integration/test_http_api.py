@@ -128,6 +128,7 @@ def test_a_group_is_managed_over_http(stage: Stage) -> None:
     assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
     assert post(node, "create", {**named, "starting_position": "earliest"}) == (200, "")
     assert post(node, "create", {**named, "starting_position": "latest"})[0] == 409
+    assert post(node, "step-down", named)[0] == 409, "nobody leads it"
     stage.share("a")
     stage.scene.publish(100)
     eventually(stage.scene.consumed, WAIT_S, stage.said)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.batch_decoder import decode_batch
+from sublet_leader.feed.publish import to_publish_result
 from sublet_protocol.domain.errors import ProtocolMismatch, SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -27,10 +28,12 @@ from sublet_protocol.messages.feed_messages import (
     decode_published,
     decode_read,
     encode_publish,
+    encode_published,
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer.multi_stream_batch import BatchStoreResult
 from tests.unit.test_arrow_batch_decoder import message
 
 
@@ -193,7 +196,8 @@ def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
 
 def test_an_answer_may_have_no_places_of_a_duplicate() -> None:
     """A node that does not know any more where a batch is says only that it is there."""
-    assert decode_published(pb.PublishReply(is_duplicate=True), 3) == PublishResult(None, True)
+    unknown = to_publish_result(BatchStoreResult(None, True))
+    assert decode_published(encode_published(unknown, 3), 3) == PublishResult(None, True)
     known = decode_published(pb.PublishReply(is_duplicate=True, parts=[pb.PublishedPart(stream_id=1, count=3)]), 3)
     assert (known.is_duplicate, len(known.spans or ())) == (True, 1)
 

@@ -188,10 +188,11 @@ def test_read_errors_are_recorded_at_a_bounded_rate() -> None:
 
 def test_an_end_does_not_wait_behind_read_errors() -> None:
     """A line of a read error that was not written yet is not written any more when the grant ends."""
-    bench = granted()
+    bench = granted(2)
     bench.progress(1)
     bench.progress(1, read_error="damaged")
+    assert (bench.leader.streams.unreadable_count(), Bench().leader.streams.unreadable_count()) == (1, 0)
     bench.progress(5, final=True)
     assert [type(change) for change in bench.leader.pending_changes()] == [AdvancePosition, ReleaseStream]
     bench.settle()
-    assert lines_of_reading(bench) == []
+    assert (lines_of_reading(bench), bench.leader.streams.unreadable_count()) == ([], 0)

@@ -6,8 +6,10 @@ import socket
 from typing import Any
 
 import pytest
+from starlette.responses import PlainTextResponse
 
 from sublet.cli.server.leader import AuthMode, is_auth_required
+from sublet_leader.http.server import UvicornThread
 from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.server import compute_max_connections
 from sublet_protocol.domain.errors import InvalidSetting
@@ -106,6 +108,8 @@ def test_a_port_is_free_until_another_listens_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = ListenAddress("127.0.0.1", taken.getsockname()[1])
         assert not where.is_free()
+        with pytest.raises(InvalidSetting, match=f"cannot listen for HTTP on {where}"):
+            UvicornThread(where, PlainTextResponse("hello"))
     assert where.is_free()
     assert ListenAddress("127.0.0.1", 0).is_free()
     assert not ListenAddress("192.0.2.1", 0).is_free(), "not an address of this machine"

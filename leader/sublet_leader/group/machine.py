@@ -403,9 +403,6 @@ class GroupLeader:
 
     def _take_row(self, row: Lending, now: float) -> None:
         entry = self.streams.update_row(row, now)
-        if entry is None:
-            self.timers.note_stream_freed(now)
-            return
         assignment = entry.assignment
         if assignment is not None and assignment.grant_id and row.grant_id > assignment.grant_id:
             # A stream sync blocked or skipped it under its holder: what is being written of the grant will be refused.

@@ -283,13 +283,10 @@ class StreamTable:
         """Return when the earliest change that has to wait may be taken again, right after `take_writable`."""
         return min((self._streams[stream_id].retry_at for stream_id in self._ready), default=float("inf"))
 
-    def update_row(self, row: Lending, now: float) -> StreamEntry | None:
-        """Store a row that a stream sync reported: new, closed by now, or finished. Return the entry, None if it is new
-        and finished."""
+    def update_row(self, row: Lending, now: float) -> StreamEntry:
+        """Store a row that a stream sync reported: new, closed by now, or finished. Return the entry."""
         entry = self._streams.get(row.stream_id)
         if entry is None:
-            if row.status is LendingStatus.FINISHED:
-                return None
             entry = self._streams[row.stream_id] = StreamEntry(row, valid_until=self._compute_valid_until(row, now))
             self._store_row(entry, row, now)
         elif row.grant_id >= entry.lending.grant_id:

@@ -89,12 +89,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             parsed = [await (parse() if limiter is None else self._take_turn(caller, parse))]
             if limiter is not None:
                 await _abort_unless_valid(caller, context)  # it has waited: for its turns, and for its client
-            answer = inner(parsed.pop(), context)
-            if hasattr(answer, "__aiter__"):
-                async for page in answer:
-                    await context.write(page)
-                return None
-            reply = await answer
+            reply = await inner(parsed.pop(), context)
             await _abort_unless_checked(caller, needed, context)
             return reply
 
