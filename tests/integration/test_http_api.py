@@ -173,10 +173,15 @@ def test_a_node_is_drained_over_http(stage: Stage) -> None:
         return post(nodes["n1"], "node/drain", reported)
 
     assert drain(node="n3")[0] == 404
-    assert drain(node="n2") == (200, "")
+    for changes in (True, False):
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+        answer = nodes["n1"].ask("/api/v1/node/drain", "POST", headers, b'{"node": "n2"}')
+        assert (answer.status, answer.object["changed"]) == (200, changes)
     eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "draining", WAIT_S)
     status, why = drain(node="n1")
     assert (status, "no other node" in why) == (409, True)
+    assert drain(node="n1", force=True) == (200, "")
+    assert drain(node="n1", draining=False) == (200, ""), "without another node as well"
     assert drain(node="n2", draining=False) == (200, "")
     eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "ok", WAIT_S)
 

@@ -23,6 +23,7 @@ from sublet_protocol.pubsub.agent_side_events import (
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel, SequencedMessage
+from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -169,7 +170,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
+    from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 
     async def main():
         sessions = PubSubServer(make_node_side_machine("victim"), lambda subscriber_id, message: None)
@@ -288,6 +290,30 @@ async def test_a_refused_subscription_fails_once_and_alone() -> None:
         node.sessions.publish(Channel.GROUP, "b", event(1))
         await until(lambda: reported.seen["group/b"] == [event(1)])
         assert not agent.lost
+
+
+@in_loop
+async def test_a_refusal_ends_no_later_subscription() -> None:
+    """It was undone and made again before the refusal came."""
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+    async with a_node() as node, an_agent(node.address) as agent:
+        node.gate, node.sessions.machine.settings = first, SubscriberLimits(subscriptions_each=0)
+        reported = Subscriptions(agent)
+        agent.node.send(Ping((), 1.0))
+        await until(lambda: node.batches_inside)
+        node.gate = second
+        reported.add(Channel.GROUP, "k")
+        agent.node.send(Ping((), 2.0))
+        first.set_result(None)
+        await until(lambda: node.received and node.batches_inside)
+        agent.node.unsubscribe(Channel.GROUP, "k")
+        reported.add(Channel.GROUP, "k")
+        node.sessions.machine.settings = SubscriberLimits()
+        second.set_result(None)
+        await until(node.subscriptions)
+        node.sessions.publish(Channel.GROUP, "k", event(1))
+        await until(lambda: reported.seen["group/k"] == [event(1)])
+        assert (len(agent.refused), reported.failures) == (1, {})
 
 
 @pytest.mark.conforms("R9")

@@ -28,7 +28,7 @@ from sublet_protocol.messages.borrower_leader import (
     LeaderWanted,
     Ping,
 )
-from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus, ReportConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.server import make_node_side_machine
@@ -337,12 +337,27 @@ async def test_bad_bytes_harm_their_sender_only() -> None:
 
 @in_loop
 async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The refusal has both numbers."""
+    """The refusal has both numbers. Whoever subscribes later hears of it, unless he does when he hears of it."""
     async with a_node() as node:
         monkeypatch.setattr("sublet_protocol.pubsub.wire.PROTOCOL_VERSION", 99)
         async with an_agent(node.address) as agent:
+            heard: list[str] = []
+
+            def subscribe(key: str) -> None:
+                def on_lost(lost: ReportConnectionLost) -> None:
+                    heard.append(key)
+                    if len(heard) < 9:
+                        agent.node.send(Ping((), 1.0))
+                        subscribe(key)
+
+                agent.node.subscribe(Channel.GROUP, key, on_lost=on_lost)
+
+            subscribe("first")
             agent.node.subscribe(Channel.GROUP)
             await until(lambda: agent.lost)
+            subscribe("late")
+            await until(lambda: "late" in heard)
+            assert heard == ["first", "late"]
             assert agent.lost[0].is_final
             assert "99" in agent.lost[0].detail
             assert f"speaks {PROTOCOL_VERSION}" in agent.lost[0].detail
@@ -358,9 +373,16 @@ async def test_closing_delivers_or_reports_that_it_did_not() -> None:
             agent.node.send(Ping((), float(number)))
         assert await agent.node.close()
         assert len(node.received) == 3_000
+        forgotten = Agent(node.address)
+        forgotten.node.subscribe(Channel.GROUP)
+        await until(lambda: forgotten.node.status is ConnectionStatus.CONNECTED and node.subscriptions())
+        node.sessions.machine.expel(forgotten.node.subscriber_id)
+        forgotten.node.send(Ping((), 1.0))
+        assert not await forgotten.node.close()
     nobody = Agent(f"127.0.0.1:{free_port()}", settings=FAST)
     nobody.node.send(Ping((), 1.0))
     assert not await nobody.node.close(timeout_s=5)
+    assert not await nobody.node.close(timeout_s=5), "nor was it by now"
     assert [one.reason for one in nobody.lost] == [ConnectionLostReason.UNREACHABLE]
 
 
