@@ -20,6 +20,7 @@ from sublet_protocol.domain.access.certificate import parse_expiry, parse_princi
 from sublet_protocol.domain.errors import InvalidSetting, Unauthenticated
 from sublet_protocol.domain.limits import MAX_CERTIFICATE_BYTES
 from sublet_protocol.gate.gate import AccessGate
+from sublet_protocol.tls.channel import explain_failure
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 from tests.integration.tls_kit import HOST, Certificates
 
@@ -216,3 +217,17 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert not files.reload()
     authority.write("node", HOST)
     assert (files.reload(), files.reload()) == (True, False)
+
+
+@pytest.mark.parametrize("details", ["failed to connect: refused", "failed to connect: timed out", "it is draining"])
+@pytest.mark.parametrize("address", ["tls://127.0.0.1:1", "127.0.0.1:1"])
+def test_what_is_no_fault_of_tls_is_not_looked_into(
+    monkeypatch: pytest.MonkeyPatch, address: str, details: str
+) -> None:
+    """Without a connection, which would take its time."""
+
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("socket.create_connection", never)
+    assert explain_failure(address, details) is None
