@@ -170,8 +170,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_node_side_machine
 
     async def main():
         sessions = PubSubServer(make_node_side_machine("victim"), lambda subscriber_id, message: None)
