@@ -21,10 +21,11 @@ def since(led: Led) -> dict[int, float]:
 
 @pytest.mark.conforms("E23", "E34")
 def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
-    first = world.led(2)
-    had, free = first.streams
+    first = world.led(3)
+    had, free, freed = first.streams
     world.append(had, 2)
     first.grant(had)
+    first.grant(freed).force_release()
     other = world.lead(world.group(Subscription.parse("$share/billing/#")))
     other.grant(free)
     third = world.group(Subscription.parse("$share/third/#"))

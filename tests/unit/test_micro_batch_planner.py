@@ -184,7 +184,7 @@ def test_history_says_what_was_done_of_a_lost_range(member: Member, ended: list[
     assert member.planner.resolve_started([PLANNED]) == ([], lost)
 
 
-def test_a_poll_that_finds_something_is_planned_at_once(member: Member) -> None:
+def test_what_a_poll_finds_is_planned_in_that_call(member: Member) -> None:
     """Where nothing is waited for; and only a finite plan asks where the streams end for the group."""
     member.be_named()
     member.grant()

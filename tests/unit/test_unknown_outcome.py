@@ -124,7 +124,7 @@ def test_what_is_durable_was_committed(
 
 @pytest.mark.conforms("E29")
 @pytest.mark.parametrize(("upto", "is_done"), [(14, False), (15, True)])
-def test_whole_epochs_are_durable_by_their_frontier(server: Server, upto: int, is_done: bool) -> None:
+def test_atomic_progress_is_durable_by_its_frontier(server: Server, upto: int, is_done: bool) -> None:
     """Whatever the position is."""
     server.leave_in_doubt(batch(10, consumed=ConsumedFrontier(15)))
     server.is_away, server.position, server.consumed = False, 14 if is_done else 15, ConsumedFrontier(upto)
