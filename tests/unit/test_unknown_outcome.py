@@ -57,11 +57,10 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    server = Server()
-    connecting = SimpleNamespace(
-        get_answering_connection=lambda: server.lost, get_connection=lambda: server.lost, close=lambda: None
-    )
+    connecting = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(transaction, "ReconnectingConnection", lambda _: connecting)
+    server = Server()
+    connecting.get_answering_connection = connecting.get_connection = lambda: server.lost
     monkeypatch.setattr(transaction, "user_transaction", server.commit)
     for name, call in (
         ("advance", lambda *_, **__: None),
