@@ -39,6 +39,8 @@ def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
     led = world.lead(world.declare())
     assert since(led) == {had: 5.0}, "also if it is made anew twice"
     assert led.grant(had).row.reserved_s == 0, "which is for the leader to see to"
+    world.rollover(1)
+    assert led.sync()[had].reserved_s == 0, "what is granted is not marked again as streams come"
     world.store.delete_group(SHARE)
     world.clock.advance(3600)
     assert since(world.lead(world.declare())) == {}, "that is long ago"
