@@ -65,19 +65,19 @@ def put(conn: psycopg.Connection[Any], stream_id: int, *values: bytes, topic: st
     return answer.end_offset
 
 
-def count_page_reads(conn: Connection, work: Callable[[int], object], times: int) -> int:
-    """Return how many pages of tables and indexes, cached or not, the database reads while the work is done so many
-    times over this connection, which is in autocommit mode."""
-    before = _read_page_count(conn)
-    for number in range(times):
-        work(number)
-    return _read_page_count(conn) - before
+def count_page_reads(conn: Connection, work: Callable[[], object]) -> int:
+    """Return how many pages of tables and indexes this connection reads, cached or not, while the work is done 100
+    times in one transaction."""
+    with conn.transaction():
+        before = _read_page_count(conn)
+        for _ in range(100):
+            work()
+        return _read_page_count(conn) - before
 
 
 def _read_page_count(conn: Connection) -> int:
-    conn.execute("select pg_stat_force_next_flush()")
-    conn.execute("select pg_stat_clear_snapshot()")
-    counts = "select blks_hit + blks_read from pg_stat_database where datname = current_database()"
+    counts = """
+select sum(pg_stat_get_xact_blocks_fetched(oid)) from pg_class where relnamespace = current_schema()::regnamespace"""
     ((count,),) = conn.execute(counts).fetchall()
     return int(count)
 

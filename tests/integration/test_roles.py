@@ -165,7 +165,11 @@ def test_owners_functions_are_the_owners(admin: psycopg.Connection[Any]) -> None
     assert {"append_block", "hold_epochs", "create_partition", "append_staged_blocks"} <= {name for name, *_ in rows}
     path = "search_path=sublet, pg_temp"
     configured = {name: config for name, _, config in rows if config != [path]}
-    assert configured == {"append_blocks": [path, "plan_cache_mode=force_generic_plan"]}
+    by_index = [path, "enable_seqscan=off", "enable_bitmapscan=off"]
+    assert configured == {
+        "append_block": by_index,
+        "append_blocks": [*by_index, "plan_cache_mode=force_generic_plan"],
+    }
     assert {owner for _, owner, _ in rows} == {OWNER}
 
 
