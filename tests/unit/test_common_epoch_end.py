@@ -201,7 +201,7 @@ def test_what_a_finite_plan_has_to_do_is_known_by_it(monkeypatch: pytest.MonkeyP
     assert step.runs
 
 
-def test_a_stream_that_ends_before_its_plan_is_given_up() -> None:
+def test_a_stream_that_ends_before_its_plan_goes() -> None:
     """What was planned of it, under a former grant, is not there."""
     said = list[ProgressReported]()
     ledger, doubt = MicroBatchPlanLedger(said.append, 60.0), InDoubtRange(40, 0, 20, 60.0, ConsumedFrontier(20))
