@@ -63,6 +63,20 @@ def test_a_creation_out_of_time_names_the_command(postgres: PostgresWorld) -> No
         store.open_group(Subscription.parse("$share/slow/#"), StartingPosition("earliest"))
 
 
+def test_no_failover_leaves_a_locked_grant(postgres: PostgresWorld) -> None:
+    """It is of the timeline before, and ends when it can be written."""
+    held = postgres.granted(5)
+    postgres.connection.execute("update leadership set timeline = 'the former'")
+    with (
+        blocking(postgres, "select from lending for update"),
+        pytest.raises(TransactionRolledBack, match="keeps rows locked that its first leader here has to free"),
+    ):
+        postgres.store.claim(held.led.group_id, TWO, LEASE_S)
+    assert held.led.row(held.stream).status == "held"
+    postgres.store.claim(held.led.group_id, TWO, LEASE_S)
+    assert held.led.row(held.stream).status == "free"
+
+
 def reports(caplog: pytest.LogCaptureFixture, led: Led) -> list[Any]:
     """Return the records of a group's writes being rejected."""
     return [one for one in caplog.records if f"rejected: group_id={led.group_id}: " in one.getMessage()]
