@@ -11,7 +11,7 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, GroupFronti
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.model.records import EPOCHS_CONSUMED, MAX_LOSSES, GroupWrites
+from sublet_storage.groups.model.records import EPOCHS_CONSUMED, MAX_LOSSES, GroupOptions, GroupWrites
 from tests.contract.group_world import Led, PostgresWorld, World, outcome, row_of
 
 EARLIEST = StartingPosition.EARLIEST
@@ -417,6 +417,22 @@ def test_a_deleted_group_leaves_no_frontier(world: World) -> None:
     assert again.group_id != led.group_id
     assert reached(again) == [3]
     assert announced(again) == [], "that is where it begins"
+
+
+def test_a_copy_reports_a_space_that_it_has_done(postgres: PostgresWorld) -> None:
+    """All of its streams are closed and finished."""
+    led = postgres.led(completed=3, atomic=True)
+    postgres.append(led.stream, 10, 3)
+    postgres.complete(4)
+    held = led.grant()
+    postgres.drop_space(1)
+    assert row_of(held.release(10, "leave", consumed(10, 4))).status == "finished"
+    progress = progress_transfer.read_progress(postgres.connection, led.group)
+    with postgres.connection.transaction():
+        copy = progress_transfer.create_from_progress(
+            postgres.connection, OTHER, GroupOptions(EARLIEST, atomic=True), progress, "imported"
+        )
+    assert reached(postgres.lead(copy)) == [4]
 
 
 @pytest.mark.conforms("E23")

@@ -21,10 +21,11 @@ def since(led: Led) -> dict[int, float]:
 
 @pytest.mark.conforms("E23", "E34")
 def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
-    first = world.led(2)
-    had, free = first.streams
+    first = world.led(3)
+    had, free, freed = first.streams
     world.append(had, 2)
     first.grant(had)
+    first.grant(freed).force_release()
     other = world.lead(world.group(Subscription.parse("$share/billing/#")))
     other.grant(free)
     third = world.group(Subscription.parse("$share/third/#"))
@@ -38,6 +39,8 @@ def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
     led = world.lead(world.declare())
     assert since(led) == {had: 5.0}, "also if it is made anew twice"
     assert led.grant(had).row.reserved_s == 0, "which is for the leader to see to"
+    world.rollover(1)
+    assert led.sync()[had].reserved_s == 0, "what is granted is not marked again as streams come"
     world.store.delete_group(SHARE)
     world.clock.advance(3600)
     assert since(world.lead(world.declare())) == {}, "that is long ago"

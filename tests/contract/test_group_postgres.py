@@ -18,11 +18,12 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.coordinator import group_lifecycle, leadership
 from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.leader_commits import commit_batch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, Led, PostgresWorld, grant, outcome
@@ -625,3 +626,12 @@ def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
         postgres.store.delete_group(group.subscription)
     postgres.connection.execute("drop trigger refuse on consumer_group")
     assert postgres.store.delete_group(group.subscription) == group.group_id
+
+
+def test_a_group_deleted_meanwhile_is_not_changed(postgres: PostgresWorld) -> None:
+    """Another process was faster, between the look for it and the change."""
+    group = postgres.group()
+    postgres.store.delete_group(SHARE)
+    with postgres.connection.transaction():
+        assert group_lifecycle.apply_command(postgres.connection, group, PauseGroup(), None) is None
+        assert not group_lifecycle.delete(postgres.connection, group.group_id, None)

@@ -20,12 +20,14 @@ from sublet_storage.db import liveness_lock
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.db.liveness_lock import LOCK_CLASS, LivenessLockKeeper, acquire_lock, find_free_locks
+from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import LeaderLivenessLock
 from sublet_storage.node_directory import NodeIncarnation
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
 from tests.kit import WAIT_S, eventually
 
 FIRST, SECOND = LeaderLivenessLock.of(ONE.incarnation), LeaderLivenessLock.of(TWO.incarnation)
+THIRD_KEY = LeaderLivenessLock.of("incarnation-3").key
 THREE = NodeIncarnation("three", "incarnation-3", "127.0.0.1:3")
 
 
@@ -100,8 +102,11 @@ def test_a_lock_is_free_when_its_connection_ends(postgres: PostgresWorld) -> Non
 def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     """The lock of the leader before is free again, for that one to take."""
     postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
-    postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
+    second = postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
     assert acquire_lock(postgres.connection, FIRST.key)
+    for rival in (replace(FIRST, key=SECOND.key), replace(SECOND, key=THIRD_KEY)):
+        found = leadership.claim(postgres.connection, 1, THREE, LEASE_S, postgres.clock.now_us, None, rival)
+        assert found == second, "another leads, or with another lock, since it was looked at"
 
 
 Events = SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksChecked]

@@ -469,19 +469,29 @@ def test_what_cannot_come_back_holds_up_nothing_else(
 ) -> None:
     later = a_closed_stream(conn, 3)
     move(conn, space)
-    lost = name_at(conn, world, 8)
-    before, entire = [read(conn, stream), read(conn, later)], world.read(lost)
-    world.remove(lost)
+    lost = [name_at(conn, world, end_offset) for end_offset in (8, 2 * BLOCKS)]
+    before, entire = [read(conn, stream), read(conn, later)], [world.read(name) for name in lost]
+    for name in lost:
+        world.remove(name)
     alter_space(conn, "eu", payload_location=None)
-    with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
+    with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 1} payloads are back in Postgres, and 2 are not.*{lost[0]}"):
         payload_restore.restore_payloads(conn, space.space_id)
-    assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
+    assert {each.rpartition("/")[2] for each in outside(conn)} == {name.rpartition("/")[2] for name in lost}
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
-    world.write(lost, entire)
-    assert payload_restore.restore_payloads(conn, space.space_id) == 1
+    for name, content in zip(lost, entire, strict=True):
+        world.write(name, content)
+    assert payload_restore.restore_payloads(conn, space.space_id) == 2
     assert payload_restore.restore_payloads(conn, space.space_id) == 0
     assert list(location_checks.check_locations(conn)) == [], "nothing lies there"
     assert [read(conn, stream), read(conn, later)] == before
+
+
+def test_what_is_gone_does_not_come_back(conn: Connection, space: Space, stream: int) -> None:
+    move(conn, space)
+    conn.execute("update generation set state = 'gone' where state = 'closed'")
+    alter_space(conn, "eu", payload_location=None)
+    assert payload_restore.restore_payloads(conn, space.space_id) == 0
+    assert len(outside(conn)) == BLOCKS
 
 
 def test_a_mover_without_its_place_moves_nothing(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -77,9 +79,18 @@ def test_dropped_spaces_are_listed_while_they_retain(postgres: PostgresWorld) ->
         postgres.append(stream, 10)
     (more,) = postgres.rollover(2, 1)
     postgres.append(more, 3)
+    postgres.rollover(2, 1)
     for space in (2, 3):
         postgres.drop_space(space)
-    found = list_dropped_spaces(postgres.connection)
-    assert [(each.space.name, each.messages) for each in found] == [("dropped", 13)]
+    last = postgres.streams.streams[more].generation.generation_id
+    postgres.connection.execute(
+        "update generation set closed_at = case generation_id when %s then 'epoch'::timestamptz else now() end"
+        " where generation_id >= %s",
+        (last, last),
+    )
+    postgres.connection.execute("update space set retention_s = 60")
+    (found,) = list_dropped_spaces(postgres.connection)
+    assert (found.space.name, found.messages) == ("dropped", 13)
+    assert found.retained_until == datetime(1970, 1, 1, 0, 1, tzinfo=UTC), "what had no message is not retained"
     postgres.retire(postgres.streams.streams[retained].generation.generation_id)
     assert [each.messages for each in list_dropped_spaces(postgres.connection)] == [3]

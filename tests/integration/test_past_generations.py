@@ -65,7 +65,7 @@ from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, EpochBlocks, seen
-from tests.integration.log_kit import Connection, put, stream_of, swap_filters, waiting_for_locks
+from tests.integration.log_kit import Connection, generation_of, put, stream_of, swap_filters, waiting_for_locks
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
@@ -248,6 +248,31 @@ def test_a_child_inherits_from_whom_it_has_keys(house: GroupWorld) -> None:
     assert [parents for _, parents in house.conn.execute(asked)] == [[each] for each in grandparents]
 
 
+def test_a_child_inherits_only_of_those_deleted(house: GroupWorld) -> None:
+    """It has parents of two spaces, and only those of one of them are deleted."""
+    before = house.ended(b"0")
+    create_space(house.conn, "eu", "eu/#", shards=1)
+    put(house.conn, stream_of(house.conn, "eu"), b"1")
+    rollover(house.conn, "eu")
+    last = stream_of(house.conn, "eu")
+    put(house.conn, last, b"2")
+    drop_space(house.conn, "eu")
+    house.renew()
+    house.keep()
+    asked = "select parents from stream where stream_id = %s"
+    assert house.conn.execute(asked, (house.open_stream(),)).fetchone() == (sorted((before, last)),)
+
+
+def test_a_partition_that_is_missing_is_no_end(house: GroupWorld) -> None:
+    """Its generation is not gone, as somebody has dropped its table."""
+    stream = house.ended(b"0")
+    house.renew()
+    house.consume(stream)
+    house.conn.execute(f"drop table block_{generation_of(house.conn, stream)}")
+    house.keep()
+    assert stream in house.rows()
+
+
 @pytest.mark.conforms("E39", "W4")
 def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     """Those that a group was to have, and retention has taken, block their stream until the group is gone."""
@@ -259,6 +284,10 @@ def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     assert house.keep() == left
     blocked = "select status from lending where stream_id = %s"
     assert house.conn.execute(blocked, (unread,)).fetchone() == ("blocked",)
+    past = "select generation_id, xmin::text from generation where is_past"
+    seen = house.conn.execute(past).fetchall()
+    house.collapse(house.conn)
+    assert house.conn.execute(past).fetchall() == seen != [], "what was seen is not written again"
     house.collapse = EmptyGenerationCleaner(rest_s=0, step=1)
     house.ended()
     house.renew()

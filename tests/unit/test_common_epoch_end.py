@@ -12,8 +12,9 @@ from sublet_borrower.planner import complete_epoch_planner
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.complete_epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
-from sublet_borrower.planner.planned_ranges import PlanLimits
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.log.block_encoder import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
@@ -132,19 +133,22 @@ class OneBlock(DatabaseMessageReader):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.is_away = False
+        self.is_away = self.is_away_later = False
+        self.completed = 2
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
         self.asked.append("frontiers")
-        known = BlockEpochSummaries((), 10, False, lower(2), 1)
+        known = BlockEpochSummaries((), 10, False, lower(self.completed), 1)
         return {} if self.is_away else dict.fromkeys(stream_ids, known)
 
     def fetch_summaries_behind(
         self, stream_id: int, grant_id: int, generation_id: int, offset: int
     ) -> BlockEpochSummaries | None:
         self.asked.append("blocks")
+        assert len(self.asked) < 10
         block = BlockEpochSummary(0, 10, 100, lower(1), BlockEpochRange(((1,),), ((1,),)))
-        return None if self.is_away else BlockEpochSummaries((block,), 10, False, lower(2), 1)
+        is_away = self.is_away or self.is_away_later
+        return None if is_away else BlockEpochSummaries((block,), 10, False, lower(self.completed), 1)
 
 
 def test_only_what_may_be_new_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +171,9 @@ def test_only_what_may_be_new_is_read_again(monkeypatch: pytest.MonkeyPatch) -> 
     assert plan(first, 3600.0) == [], "other streams may come"
     reader.is_away = True
     assert plan(first) == ["frontiers"]
-    reader.is_away = False
+    reader.is_away, reader.is_away_later = False, True
+    assert plan(first) == ["frontiers", "blocks"]
+    reader.is_away_later = False
     assert plan(first) == ["frontiers", "blocks", "1"], "it is back"
     assert plan(first) == ["1"]
     monkeypatch.setattr(complete_epoch_planner, "COMPLETED_S", float("-inf"))
@@ -175,3 +181,32 @@ def test_only_what_may_be_new_is_read_again(monkeypatch: pytest.MonkeyPatch) -> 
     ledger.apply_update(SavedProgress(1, 50, 0, said[-1].in_doubt))
     ledger.acknowledge(runnable.planned for runnable in ledger.take_saved_plans())
     assert plan(last) == [], "no epoch is waited for"
+
+
+def test_what_a_finite_plan_has_to_do_is_known_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by a plan before it that goes on, when less was completed."""
+    monkeypatch.setattr(complete_epoch_planner, "TOGETHER_S", float("-inf"))
+    monkeypatch.setattr(complete_epoch_planner, "COMPLETED_S", float("-inf"))
+    reader, ledger = OneBlock(), MicroBatchPlanLedger(lambda _: None, 60.0)
+    ledger.restore((), ())
+    ledger.apply_update(
+        StreamGranted(Grant("b", 1, 1, 50, 0, 1, 0, 1, "#", consumed=ConsumedFrontier(0), grant_key=GRANT_KEY))
+    )
+    planner = EpochPlanner(ledger, reader, "$share/g/#")
+    reader.completed = 1
+    (step,) = planner.plan_steps(PlanLimits(), lambda _: True, finite=False).values()
+    assert step.runs == ()
+    reader.completed = 2
+    (step,) = planner.plan_steps(PlanLimits(), lambda _: True, finite=True).values()
+    assert step.runs
+
+
+def test_a_stream_that_ends_before_its_plan_goes() -> None:
+    """What was planned of it, under a former grant, is not there."""
+    said = list[ProgressReported]()
+    ledger, doubt = MicroBatchPlanLedger(said.append, 60.0), InDoubtRange(40, 0, 20, 60.0, ConsumedFrontier(20))
+    ledger.restore((), [PlannedRange.from_in_doubt(1, doubt)])
+    grant = Grant("b", 1, 1, 50, 0, 1, 0, 1, "#", consumed=ConsumedFrontier(0), in_doubt=doubt, grant_key=GRANT_KEY)
+    ledger.apply_update(StreamGranted(grant))
+    EpochPlanner(ledger, OneBlock(), "$share/g/#").restore_steps()
+    assert [(each.stream_id, each.is_final) for each in said] == [(1, True)]

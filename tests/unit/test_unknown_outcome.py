@@ -13,14 +13,15 @@ import pytest
 from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import UnknownOutcome, UsageError
 from sublet_storage.groups import consumer_progress
 from tests.unit.test_assignment import FROM, Play
 from tests.unit.test_batch import given
 
 
-def batch(ticket: int, stream_id: int = 7) -> Any:
-    facts = {"grant_key": None, "consumed_frontier": None, "complete_transaction": lambda **_: None}
+def batch(ticket: int, stream_id: int = 7, consumed: ConsumedFrontier | None = None) -> Any:
+    facts = {"grant_key": None, "consumed_frontier": consumed, "complete_transaction": lambda **_: None}
     return SimpleNamespace(stream_id=stream_id, grant_id=1, ticket=ticket, next_offset=ticket + 5, **facts)
 
 
@@ -31,7 +32,9 @@ class Server:
         self.asked = 0
         self.was_committed: bool | None = None
         self.position: int | None = None
+        self.consumed: ConsumedFrontier | None = None
         self.is_away = True
+        self.lost = SimpleNamespace(closed=True)
         self.transactions = ProgressTransactions("", lambda: 1, 60.0)
 
     def is_committed(self, *_: object) -> bool | None:
@@ -54,15 +57,16 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    lost = SimpleNamespace(closed=True)
-    connecting = SimpleNamespace(get_answering_connection=lambda: lost, get_connection=lambda: lost, close=lambda: None)
+    connecting = SimpleNamespace(close=lambda: None)
     monkeypatch.setattr(transaction, "ReconnectingConnection", lambda _: connecting)
     server = Server()
+    connecting.get_answering_connection = connecting.get_connection = lambda: server.lost
     monkeypatch.setattr(transaction, "user_transaction", server.commit)
     for name, call in (
         ("advance", lambda *_, **__: None),
         ("is_committed", server.is_committed),
         ("read_position", lambda *_: server.position),
+        ("read_consumed_frontier", lambda *_: server.consumed),
     ):
         monkeypatch.setattr(consumer_progress, name, call)
     return server
@@ -77,6 +81,8 @@ def test_only_its_own_batch_waits_for_a_transaction(server: Server) -> None:
         known.check_outcome(8, 1, 10)
         with pytest.raises(UsageError, match="its transaction is open"):
             known.check_outcome(7, 1, 10)
+        with pytest.raises(UsageError, match="is open already"), known.begin([batch(20)]):
+            pytest.fail("it runs")
     places = ((7, None), (7, 10), (7, 20), (8, None), (8, 10))
     assert [place for place in places if known.is_in_doubt(*place)] == [(7, None), (7, 10)]
     known.check_outcome(7, 1, 20)
@@ -113,6 +119,35 @@ def test_what_is_durable_was_committed(
     server.leave_in_doubt(batch(10))
     server.is_away, server.was_committed, server.position = False, was_committed, position
     assert server.transactions.find_out() is is_done
+
+
+@pytest.mark.conforms("E29")
+@pytest.mark.parametrize(("upto", "is_done"), [(14, False), (15, True)])
+def test_atomic_progress_is_durable_by_its_frontier(server: Server, upto: int, is_done: bool) -> None:
+    """Whatever the position is."""
+    server.leave_in_doubt(batch(10, consumed=ConsumedFrontier(15)))
+    server.is_away, server.position, server.consumed = False, 14 if is_done else 15, ConsumedFrontier(upto)
+    assert server.transactions.find_out() is is_done
+
+
+@pytest.mark.conforms("E35")
+def test_an_answer_with_an_error_leaves_no_doubt(server: Server) -> None:
+    """A constraint that is checked at the commit, for one: the server has rolled back, and its error is the user's."""
+    server.lost.closed = False
+    with pytest.raises(psycopg.OperationalError), server.transactions.begin([batch(10)]):
+        pass
+    assert (server.transactions.is_in_doubt(7), server.asked) == (False, 0)
+
+
+@pytest.mark.conforms("E35")
+def test_what_is_committed_is_not_begun_with_more(server: Server) -> None:
+    play = Play()
+    done, more = given(play, 4), given(play, 2)
+    server.leave_in_doubt(done)
+    server.is_away, server.position = False, FROM + 4
+    refused = pytest.raises(UsageError, match="Do the rest in a transaction without that")
+    with refused, server.transactions.run([done, more]):
+        pytest.fail("it runs")
 
 
 @pytest.mark.conforms("E29")

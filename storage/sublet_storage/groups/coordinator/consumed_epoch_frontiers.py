@@ -86,20 +86,21 @@ _KNOWN = """
 select group_id, space_id, nullif(least, 'null')::text, has_streams from consumed_frontier
  where group_id = any(%(groups)s::bigint[]) order by group_id, space_id"""
 
-# Where epochs have one number the least of all streams is enough; else each distinct one, and whatever else a row has
-# than one such epoch. Where the rows have more than is read at a time, nothing of it is, not even by the server.
+# Of epochs of one number the least of all streams is enough, also where a space has others; else each distinct one, and
+# whatever else a row has than one such epoch. Where the rows have more than is read at a time, nothing of it is, not
+# even by the server.
 _HELD_BACK = """
 with stored as (
-  select l.group_id, s.space_id, l.consumed, p.epoch_dimensions = 1 as is_total,
+  select l.group_id, s.space_id, l.consumed,
          sum(pg_column_size(l.consumed)) over (partition by l.group_id, s.space_id) <= %(max_bytes)s as is_readable
-    from lending l join stream s using (stream_id) join space p on p.space_id = s.space_id
+    from lending l join stream s using (stream_id)
    where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.position <> s.head
      and l.consumed is not null
 ), held_back as materialized (
-  select group_id, space_id, is_total, case when is_readable then consumed -> 'least' else 'null' end as least
+  select group_id, space_id, case when is_readable then consumed -> 'least' else 'null' end as least
     from stored
 ), behind as (
-  select *, is_total and jsonb_path_match(least, 'strict $.size() == 1 && $[0].size() == 1', '{}', true) as is_number
+  select *, jsonb_path_match(least, 'strict $.size() == 1 && $[0].size() == 1', '{}', true) as is_number
     from held_back)
 select group_id, space_id, jsonb_build_array(jsonb_build_array(min((least -> 0 ->> 0)::bigint)))
   from behind where is_number group by group_id, space_id

@@ -1,0 +1,240 @@
+"""What a planner of micro-batches waits for, and how it ends, with a member and a database in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sublet_borrower.fetch.database_reader import DatabaseMessageReader
+from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
+from sublet_borrower.planner import micro_batch_planner as module
+from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
+from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
+from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
+from sublet_protocol.messages.borrower_leader import Grant
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.consumer_progress import LaggingStream, LastPlannedRange
+from tests.kit import GRANT_KEY
+
+PLANNED = PlannedRange(1, 50, 10, 20)
+DOUBT = InDoubtRange(50, 10, 20, 60.0)
+KEY = (1, 50)
+NO_LIMIT = PlanLimits()
+
+
+class Ledger(MicroBatchPlanLedger):
+    """A ledger that ends a test which goes round and round."""
+
+    rounds = 0
+
+    def hand_back(self) -> None:
+        self.rounds += 1
+        assert self.rounds < 10
+        super().hand_back()
+
+
+class Reader(DatabaseMessageReader):
+    """In a database's place: each statement has the answers of a test, one by one, and then the last; None: away."""
+
+    def __init__(self) -> None:
+        self.plans: list[Any] = [{}]
+        self.ended: list[Any] = [{}]
+        self.lagging: list[Any] = [{}]
+        self.heads: list[tuple[int, int]] = []
+        self.asked: list[str] = []
+
+    def query(self, read: Callable[[Any], Any]) -> Any:
+        return read(self)
+
+    def fetch_heads(self, stream_ids: object) -> list[tuple[int, int]]:
+        return self.heads
+
+    def answer(self, group_id: int | None, *_: object, statement: str) -> Any:
+        assert group_id is not None
+        self.asked.append(statement)
+        answers = getattr(self, statement)
+        return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+class Member:
+    """In a membership's place: `coming` is what happens at each wait, and `found` at each poll of
+    heads that finds something."""
+
+    subscription, url, session_epoch = "$share/g/#", "", 1
+    group_id: int | None = None
+    planner: MicroBatchPlanner
+
+    def __init__(self, make_ledger: Callable[[Any], MicroBatchPlanLedger]) -> None:
+        self.coming: list[Callable[[], object]] = []
+        self.found: list[Callable[[], object]] = []
+        self.assignment, self.reader = make_ledger(self.report), Reader()
+        self.monitor = SimpleNamespace(poll=self.poll, wait_s=0.0)
+        self.saves = True
+
+    def join(self) -> None:
+        pass
+
+    def report(self, said: ProgressReported) -> None:
+        if self.saves:
+            self.assignment.apply_update(SavedProgress(said.stream_id, said.grant_id, said.position, said.in_doubt))
+
+    def receive(self, wait_s: float = 0.0) -> None:
+        if self.coming:
+            self.coming.pop(0)()
+
+    def poll(self) -> bool:
+        if not self.found:
+            return False
+        self.found.pop(0)()
+        return True
+
+    def may_start_call(self, *_: object) -> bool:
+        return True
+
+    def be_named(self) -> None:
+        self.group_id = 3
+
+    def grant(self) -> None:
+        self.assignment.apply_update(
+            StreamGranted(Grant("a/1", 1, 1, 50, 10, 1, 0, 99, "#", in_doubt=None, grant_key=GRANT_KEY))
+        )
+
+    def stop(self) -> None:
+        pytest.fail("it waits on")
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Member:
+    """Return the member of a planner, of which a leader has not answered yet."""
+    members: list[Member] = []
+
+    def make(*arguments: Any, **_: object) -> Member:
+        members.append(Member(arguments[1]))
+        return members[0]
+
+    for name, value in (
+        ("MicroBatchPlanLedger", Ledger),
+        ("GroupMembership", make),
+        ("GrantKeyHandoffFile", lambda *_: None),
+        ("PLAN_SAVED_TIMEOUT_S", 0.0),
+        ("POLL_INTERVAL_S", 0.0),
+    ):
+        monkeypatch.setattr(module, name, value)
+    for name, answer in (
+        ("read_last_planned_ranges", "plans"),
+        ("read_ended_grants", "ended"),
+        ("read_lagging_streams", "lagging"),
+    ):
+        monkeypatch.setattr(consumer_progress, name, partial(Reader.answer, statement=answer))
+    planner = MicroBatchPlanner("$share/g/#", name="q", hold_s=60.0, granted_within_s=0.0)
+    members[0].planner = planner
+    return members[0]
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_join_is_awaited_with_a_stream_or_without(member: Member, granted: bool) -> None:
+    member.coming = [member.be_named, *([member.grant] if granted else []), member.stop]
+    member.planner.await_join(granted=granted)
+    assert member.coming == [member.stop]
+
+
+def test_a_join_is_awaited_for_a_while(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "JOIN_TIMEOUT_S", 0.0)
+    member.coming = [member.stop]
+    member.planner.await_join(granted=True)
+
+
+@pytest.mark.conforms("E26")
+def test_nothing_is_known_before_a_leader_answers(member: Member) -> None:
+    """Nor while the database is away: what was started is neither done nor lost."""
+    assert member.planner.find_superseded([PLANNED]) == []
+    member.reader.plans = [None, {1: LastPlannedRange(DOUBT, False, True, 50)}]
+    member.coming = [lambda: None, member.be_named, lambda: None, member.stop]
+    assert member.planner.resolve_started([PLANNED]) == ([], [])
+    assert member.coming == [member.stop]
+
+
+def test_an_old_checkpoint_is_behind_its_session(member: Member) -> None:
+    member.be_named()
+    member.reader.plans = [None, {1: LastPlannedRange(InDoubtRange(50, 20, 30, 60.0), False, True, 50)}]
+    assert [member.planner.find_superseded([PLANNED]) for _ in range(2)] == [[], [PLANNED]]
+
+
+@pytest.mark.conforms("E26")
+@pytest.mark.parametrize(
+    ("ended", "lost"),
+    [
+        ([{}], [PLANNED]),
+        ([{KEY: (19, False)}], [PLANNED]),
+        ([{KEY: (20, False)}], []),
+        ([None, {KEY: (20, False)}], []),
+    ],
+    ids=["not in history", "ended before its end", "ended at its end", "database away"],
+)
+def test_history_says_what_was_done_of_a_lost_range(member: Member, ended: list[Any], lost: list[PlannedRange]) -> None:
+    member.be_named()
+    member.reader.ended = ended
+    assert member.planner.resolve_started([PLANNED]) == ([], lost)
+
+
+def test_what_a_poll_finds_is_planned_in_that_call(member: Member) -> None:
+    """Where nothing is waited for; and only a finite plan asks where the streams end for the group."""
+    member.be_named()
+    member.grant()
+    member.reader.heads, member.found = [(1, 10)], [lambda: member.assignment.update_heads([(1, 20)])]
+    member.planner.restore([])
+    (found,) = member.planner.plan(NO_LIMIT)
+    assert (found.planned, member.reader.asked) == (PLANNED, [])
+
+
+def test_no_more_is_planned_behind_an_unsaved_plan(member: Member) -> None:
+    """A poll that finds something does not lengthen the wait for a leader that is to save it."""
+    member.be_named()
+    member.grant()
+    member.saves, member.reader.heads, member.found = False, [(1, 20)], [lambda: None] * 20
+    member.planner.restore([])
+    assert (member.planner.plan(NO_LIMIT), member.reader.asked) == ([], [])
+
+
+def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bool = False) -> dict[int, LaggingStream]:
+    return {2: LaggingStream(2, position, head, status, is_anothers)}
+
+
+@pytest.mark.conforms("E26")
+@pytest.mark.parametrize(
+    ("later", "saves", "refusal"),
+    [
+        ({}, True, None),
+        (None, True, "no leader has answered"),
+        (lagging(20, 30), True, None),
+        (lagging(19), True, r"streams \[2\] of 1 were not granted"),
+        (lagging(19, status="blocked"), True, None),
+        (lagging(19, is_anothers=True), True, None),
+        (lagging(19, is_anothers=True), False, "no leader has written down what it plans"),
+        ({1: LaggingStream(1, 10, 20, "held", False)}, True, None),
+        ({3: LaggingStream(3, 0, 1, "free", False)}, True, None),
+    ],
+    ids=["done", "away", "at the end", "not granted", "blocked", "another's", "not saved", "done here", "new"],
+)
+def test_a_finite_plan_ends_where_all_is_done(
+    member: Member, later: dict[int, LaggingStream] | None, saves: bool, refusal: str | None
+) -> None:
+    """What was there at first, and is not done, fails it, unless another member is at work on it."""
+    member.be_named()
+    member.reader.lagging = [{1: LaggingStream(1, 10, 20, "held", False), **lagging(0)}, later]
+    member.grant()
+    member.saves, member.reader.heads = True, [(1, 20)]
+    member.planner.restore([])
+    if saves:
+        (first,) = member.planner.plan(NO_LIMIT, finite=True)
+        member.planner.acknowledge([first.planned])
+    member.saves = saves
+    with pytest.raises(Unavailable, match=refusal) if refusal else nullcontext():
+        assert member.planner.plan(NO_LIMIT, finite=True) == []
