@@ -179,7 +179,7 @@ create function append_block(
 set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
   known record;
-  found_stream record;
+  stream_row tid;
   written record;
   least jsonb;
   greatest bigint;                                     -- of epochs of one number, which need no sets
@@ -255,7 +255,7 @@ begin
       return;
     end if;
   end if;
-  select s.ctid as row_id into found_stream from stream s
+  select s.ctid into stream_row from stream s
    where s.stream_id between p_stream and p_stream and s.state = 'open'
    order by s.stream_id desc limit 1 for no key update;
   if not found then
@@ -271,7 +271,7 @@ begin
                                then s.upper_frontier
                                else merge_upper_frontier(s.upper_frontier, p_epochs -> 'greatest') end
     from space
-   where s.ctid = found_stream.row_id and space.space_id = s.space_id
+   where s.ctid = stream_row and space.space_id = s.space_id
     returning s.head, s.generation_id, space.lower_frontier into written;
   insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
                      lower_frontier, epoch_bounds, codec, payload)

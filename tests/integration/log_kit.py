@@ -75,6 +75,20 @@ def count_page_reads(conn: Connection, work: Callable[[], object]) -> int:
         return _read_page_count(conn) - before
 
 
+@contextmanager
+def beside_an_open_transaction(url: str, conn: Connection, work: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    """Yield `count_page_reads` of the work at first, and after it was done 2000 times. An older transaction is open
+    until the block ends, and keeps all versions of the rows that the work changes."""
+    with connect(url, autocommit=False, idle_in_transaction_timeout_s=600) as old:
+        old.execute("select pg_current_xact_id()")
+        work()
+        first = count_page_reads(conn, work)
+        for _ in range(2000):
+            work()
+        conn.execute("analyze")
+        yield first, count_page_reads(conn, work)
+
+
 def _read_page_count(conn: Connection) -> int:
     counts = """
 select sum(pg_stat_get_xact_blocks_fetched(oid)) from pg_class where relnamespace = current_schema()::regnamespace"""
