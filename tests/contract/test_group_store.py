@@ -8,6 +8,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
@@ -356,6 +357,68 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
         "release", "leave", held.grant_id, "b1", 7, held.led.term, False
     )  # fmt: skip
     assert line.at_us == world.clock.now_us
+
+
+@pytest.mark.conforms("E10", "E17")
+def test_a_release_grants_to_its_successor_at_once(world: World) -> None:
+    """In one transaction, under a grant of its own: the former holder's has ended."""
+    held = world.granted(10)
+    answer = held.release(7, successor=grant(held.stream, "b2", "a2"))
+    assert outcome(answer) == "applied, held at 7"
+    row = held.now()
+    assert answer.lending == row
+    assert (row.borrower_id, row.agent, row.grant_id) == ("b2", "a2", held.grant_id + 2)
+    assert row.grant_key is not None
+    assert row.grant_key != held.key
+    lines = [(line.event, line.grant_id, line.borrower_id, line.position) for line in held.led.history()[-2:]]
+    assert lines == [("release", held.grant_id, "b1", 7), ("grant", row.grant_id, "b2", 7)]
+    assert outcome(held.advance(9)) == "refused, held at 7"
+
+
+@pytest.mark.conforms("E10", "E33")
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"reserve_s": 9.0}, "applied, free at 7"),
+        ({"poison": 9}, "applied, blocked at 7"),
+        ({"is_beyond_head": True}, "refused, blocked at 7"),
+        ({"position": 11}, "invalid, held at 0"),
+        ({"grant_id": 1}, "refused, held at 0"),
+        ({"position": 10}, "applied, finished at 10"),
+    ],
+    ids=str,
+)
+def test_a_row_that_is_not_free_has_no_successor(world: World, fields: dict[str, Any], found: str) -> None:
+    led = world.led()
+    held = led.grant(session="etl", epoch=1)
+    world.append(held.stream, 10)
+    if fields.get("position") == 10:
+        world.rollover(1)
+    final = records.ReleaseStream(held.stream, held.grant_id, 7, "leave", successor=grant(held.stream, "b2", "a2"))
+    assert outcome(led.apply(replace(final, **fields))) == found
+    assert [line.borrower_id for line in led.history("grant")] == ["b1"]
+
+
+def test_a_successor_does_not_get_what_is_in_doubt(world: World) -> None:
+    held = world.led().grant(session="etl", epoch=1)
+    world.append(held.stream, 10)
+    held.advance(2, in_doubt=held.doubt(2, 5))
+    assert outcome(held.release(2, successor=grant(held.stream, "b2", "a2"))) == "applied, reserved at 2"
+
+
+@pytest.mark.conforms("E33")
+def test_a_successor_waits_for_ancestors(postgres: PostgresWorld) -> None:
+    """As any grant, though its stream is held while one of them is not finished."""
+    world, led = postgres, postgres.led()
+    first = led.grant()
+    world.append(led.stream, 1)
+    (heir,) = world.rollover(1)
+    world.append(heir, 1)
+    assert outcome(first.advance(1)) == "applied, finished at 1"
+    led.sync()
+    held = led.grant(heir)
+    world.connection.execute("update lending set status = 'free' where stream_id = %s", (led.stream,))
+    assert outcome(held.release(1, successor=grant(heir, "b2", "a2"))) == "applied, free at 1"
 
 
 @pytest.mark.conforms("E11")

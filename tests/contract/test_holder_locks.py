@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from sublet_storage.db.liveness_lock import acquire_lock, compute_lock_key
+from sublet_storage.groups.model.records import GrantStream
 from tests.contract.group_world import PostgresWorld, World
 
 KEY = compute_lock_key("a1")
@@ -23,6 +24,18 @@ def test_a_row_has_a_declared_lock_that_was_held(world: World, is_held: bool, de
     with world.leader_lock(KEY) if is_held else nullcontext():
         led.grant(lock_valid_s=declared)
     assert led.row().lock_valid_s == found
+
+
+@pytest.mark.conforms("E7")
+@pytest.mark.parametrize(("is_held", "found"), [(True, VALID_S), (False, 0.0)])
+def test_a_successor_declares_its_own(world: World, is_held: bool, found: float) -> None:
+    """What the former holder had is no proof of its successor's."""
+    with world.leader_lock(compute_lock_key("a0")):
+        held = world.led().grant(borrower="b0", agent="a0", lock_valid_s=VALID_S)
+    successor = GrantStream(held.stream, "b1", "a1", None, "share", lock_valid_s=VALID_S)
+    with world.leader_lock(KEY) if is_held else nullcontext():
+        held.release(0, successor=successor)
+    assert (held.now().agent, held.now().lock_valid_s) == ("a1", found)
 
 
 @pytest.mark.conforms("E7")

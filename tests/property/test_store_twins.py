@@ -348,7 +348,9 @@ class Twins(stateful.RuleBasedStateMachine):
             case "consume":
                 return records.AdvancePosition(stream, grant_id, position, self.consumed(stream, which))
             case "release":
-                return records.ReleaseStream(stream, grant_id, position, "leave", reserve_s, position + which % 3)
+                final = records.ReleaseStream(stream, grant_id, position, "leave", reserve_s, position + which % 3)
+                successor = records.GrantStream(stream, f"next {which % 3}", agent, None, "share")
+                return structs.replace(final, successor=successor) if which % 2 else final
             case "force_release":
                 return records.ForceRelease(stream, grant_id, "silent", reserve_s)
             case "mark":

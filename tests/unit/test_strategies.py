@@ -108,6 +108,7 @@ SITUATION = AllocationInput({1: "a", 2: "a", 3: "a", 4: "away"}, [5, 6], {"a": 1
         AllocationPlan(grants=((6, "b"), (5, "b"))),
         AllocationPlan(revokes=(1,)),
         AllocationPlan(grants=((5, "a"),), revokes=(1,)),
+        AllocationPlan(revokes=(1,), moves=((2, "a"), (1, "b"))),
     ],
 )
 def test_a_plan_that_can_be_carried_out_is_let_through(plan: AllocationPlan) -> None:
@@ -120,12 +121,15 @@ def test_a_plan_that_can_be_carried_out_is_let_through(plan: AllocationPlan) -> 
         (AllocationPlan(grants=((1, "b"),)), "grants stream 1, which is not free"),
         (AllocationPlan(grants=((7, "b"),)), "grants stream 7, which is not free"),
         (AllocationPlan(grants=((5, "away"),)), "grants stream 5 to 'away', who is no member"),
-        (AllocationPlan(grants=((5, "a"), (5, "b"))), "stream 5 is granted twice"),
+        (AllocationPlan(grants=((5, "a"), (5, "b"))), "grants stream 5 twice"),
+        (AllocationPlan(moves=((1, "b"),)), "moves stream 1, which is not being revoked"),
+        (AllocationPlan(revokes=(1,), moves=((1, "away"),)), "moves stream 1 to 'away', who is no member"),
+        (AllocationPlan(moves=((2, "a"), (2, "b"))), "moves stream 2 twice"),
         (AllocationPlan(revokes=(5,)), "revokes stream 5, which is not held"),
         (AllocationPlan(revokes=(2,)), "revokes stream 2, which is not held, or is being revoked already"),
         (AllocationPlan(revokes=(3,)), "revokes stream 3, which may not move yet"),
-        (AllocationPlan(revokes=(1, 1)), "stream 1 is revoked twice"),
-        (None, "answered None: it must answer a Plan"),
+        (AllocationPlan(revokes=(1, 1)), "revokes stream 1 twice"),
+        (None, "answered None: it must answer an AllocationPlan"),
     ],
 )
 def test_a_plan_that_cannot_be_done_is_refused(plan: AllocationPlan, said: str) -> None:
@@ -172,7 +176,7 @@ def test_a_heavier_member_gets_more() -> None:
 def test_the_full_give_until_all_are_about_even() -> None:
     held = dict.fromkeys(range(4), "a") | {4: "b"}
     rates = {0: 100.0, 1: 100.0, 2: 100.0, 3: 300.0, 4: 20.0}
-    assert plan(held, [], rates) == AllocationPlan(revokes=(3,))
+    assert plan(held, [], rates) == AllocationPlan(revokes=(3,), moves=((3, "b"),))
     assert plan({0: "a", 1: "a", 2: "b"}, [], {0: 100.0, 1: 100.0, 2: 1.0}).revokes == (1,)
 
 
@@ -258,24 +262,24 @@ LIGHT_AND_FULL = "aaaaaaaaabc."  # a holds nine light streams, and may hold no m
 
 @pytest.mark.conforms("E18")
 @pytest.mark.parametrize(
-    ("holders", "rates", "weights", "last", "grants", "revokes"),
+    ("holders", "rates", "weights", "last", "grants", "moves"),
     [
-        ("...ab.", [], {}, {0: "a", 2: "a"}, {0: "a", 1: "b", 2: "b", 5: "a"}, ()),
-        ("a.aa...a", [], {"b": 1}, {1: "b", 6: "b"}, {1: "b", 4: "b", 5: "b", 6: "b"}, ()),
-        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {}, {11: "b"}, ()),
-        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {11: "a"}, {11: "b"}, ()),
-        ("aa.bbba", [0, 0, 1800, 0, 3400, 1800, 0], {"b": 4}, {2: "a"}, {2: "b"}, ()),
-        ("aabaabab", [], {}, {}, {}, ()),
-        ("ddddddddd" + "aabbbb" + "c", [0] * 9 + [800, 4500, 0, 0, 0, 3000, 7700], {}, {}, {}, ()),
-        ("aab", [1100, 1200, 700], {}, {}, {}, (0,)),
-        ("aab", [2150, 150, 700], {}, {}, {}, (1,)),
-        ("a" * 7 + "b" * 17 + "c" * 16, [1000] * 7 + [0] * 33, {"a": 3}, {}, {}, (6,)),
-        ("bab", [800, 900, 1300], {"c": 1}, {}, {}, (2,)),
-        ("aa", [0, 2000], {"b": 1, "c": 1}, {}, {}, ()),
-        ("a" * 20, [20_000] + [0] * 19, {"b": 1}, {}, {}, (19,)),
-        ("aaa", [], {"b": 1, "c": 1}, {}, {}, (2,)),
-        ("aaa" + "b" * 10 + "c" * 8, [], {}, {}, {}, (12, 20)),
-        ("acc" + "b" * 17, [1000, 1660, 1440, 7900] + [500] * 16, {"b": 8}, {}, {}, (1,)),
+        ("...ab.", [], {}, {0: "a", 2: "a"}, {0: "a", 1: "b", 2: "b", 5: "a"}, {}),
+        ("a.aa...a", [], {"b": 1}, {1: "b", 6: "b"}, {1: "b", 4: "b", 5: "b", 6: "b"}, {}),
+        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {}, {11: "b"}, {}),
+        (LIGHT_AND_FULL, [0] * 9 + [6000, 6000, 0], {}, {11: "a"}, {11: "b"}, {}),
+        ("aa.bbba", [0, 0, 1800, 0, 3400, 1800, 0], {"b": 4}, {2: "a"}, {2: "b"}, {}),
+        ("aabaabab", [], {}, {}, {}, {}),
+        ("ddddddddd" + "aabbbb" + "c", [0] * 9 + [800, 4500, 0, 0, 0, 3000, 7700], {}, {}, {}, {}),
+        ("aab", [1100, 1200, 700], {}, {}, {}, {0: "b"}),
+        ("aab", [2150, 150, 700], {}, {}, {}, {1: "b"}),
+        ("a" * 7 + "b" * 17 + "c" * 16, [1000] * 7 + [0] * 33, {"a": 3}, {}, {}, {6: "c"}),
+        ("bab", [800, 900, 1300], {"c": 1}, {}, {}, {2: "c"}),
+        ("aa", [0, 2000], {"b": 1, "c": 1}, {}, {}, {}),
+        ("a" * 20, [20_000] + [0] * 19, {"b": 1}, {}, {}, {19: "b"}),
+        ("aaa", [], {"b": 1, "c": 1}, {}, {}, {2: "b"}),
+        ("aaa" + "b" * 10 + "c" * 8, [], {}, {}, {}, {12: "a", 20: "a"}),
+        ("acc" + "b" * 17, [1000, 1660, 1440, 7900] + [500] * 16, {"b": 8}, {}, {}, {1: "b"}),
     ],
     ids=[
         "two thirds of the mean",
@@ -302,13 +306,14 @@ def test_each_bound_holds_at_the_bound(
     weights: dict[str, float],
     last: dict[int, str],
     grants: dict[int, str],
-    revokes: tuple[int, ...],
+    moves: dict[int, str],
 ) -> None:
     """`holders`: of stream 0 and so on, a dot where it is free. The costs of most are round numbers."""
     held = {stream: name for stream, name in enumerate(holders) if name != "."}
     free = [stream for stream, name in enumerate(holders) if name == "."]
     members = dict.fromkeys(held.values(), 1.0) | weights
-    assert plan(held, free, dict(enumerate(rates)), members, last) == AllocationPlan(tuple(grants.items()), revokes)
+    expected = AllocationPlan(tuple(grants.items()), tuple(moves), tuple(moves.items()))
+    assert plan(held, free, dict(enumerate(rates)), members, last) == expected
 
 
 def test_extreme_weights_are_only_weights() -> None:

@@ -6,7 +6,8 @@ moves nothing. Only what a borrower holds above its share is revoked; everything
 share is zero are standby.
 
 A free stream goes back to its last holder if that one is below its share: the shares are the same either way, so this
-costs no move and no fairness. The rest goes to the member that is then the most under-full.
+costs no move and no fairness. The rest goes to the member that is then the most under-full. So does, after the free
+streams, what is being revoked.
 
 Near-linear in streams plus borrowers; every free stream is granted if there is any member.
 """
@@ -34,10 +35,10 @@ class EvenStrategy:
         # Streams being revoked count into the shares: otherwise a plan made meanwhile would revoke once more.
         total = sum(counts.values()) + len(free) + len(set(allocation_input.moving_streams))
         share = compute_quotas(total, weights, counts, Counter(last_holders[s] for s in free if s in last_holders))
-        return AllocationPlan(
-            grants=_plan_grants(free, counts, share, weights, last_holders),
-            revokes=_plan_revokes(holdings, share, allocation_input.revocable_streams()),
-        )
+        revokes = _plan_revokes(holdings, share, allocation_input.revocable_streams())
+        grants = _plan_grants(free, counts, share, weights, last_holders)
+        moving = sorted({*allocation_input.moving_streams, *revokes})
+        return AllocationPlan(grants, revokes, moves=_plan_grants(moving, counts, share, weights, {}))
 
 
 def _plan_revokes(
@@ -54,14 +55,13 @@ def _plan_revokes(
 
 def _plan_grants(
     free: list[int],
-    counts: Mapping[str, int],
+    count: dict[str, int],
     share: Mapping[str, int],
     weights: Mapping[str, float],
     last_holders: Mapping[int, str],
 ) -> tuple[tuple[int, str], ...]:
     """Return (stream, borrower) for each free stream: its last holder if that is below its share, else the member below
-    its share with the fewest streams per weight."""
-    count = dict(counts)
+    its share with the fewest streams per weight. They are added to `count`."""
     grants = []
     strays = []
     for stream_id in free:

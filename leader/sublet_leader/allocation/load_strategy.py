@@ -77,8 +77,10 @@ class LoadStrategy:
         # Streams being revoked have no holder yet, but will: so their places are taken, and only not granted.
         holders = assigner.assign(free | moving)
         selector = _RevokeSelector(assigner, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
+        revoked = selector.select_revokes(allocation_input)
+        moves = {**{s: holders[s] for s in moving}, **revoked}
         return AllocationPlan(
-            grants=tuple((s, holders[s]) for s in sorted(free)), revokes=selector.select_revokes(allocation_input)
+            tuple((s, holders[s]) for s in sorted(free)), tuple(sorted(revoked)), tuple(sorted(moves.items()))
         )
 
 
@@ -141,23 +143,23 @@ class _RevokeSelector:
     def __init__(self, assigner: _StreamAssigner, holdings: Mapping[str, list[int]], budget: int) -> None:
         self._levels, self._costs = assigner.levels, assigner.costs
         self._holdings, self._budget = holdings, budget
-        self._revoked: set[int] = set()
+        self._revoked: dict[int, str] = {}
 
-    def select_revokes(self, allocation_input: AllocationInput) -> tuple[int, ...]:
-        """Return the streams to revoke, ascending: as many as the budget allows, the most urgent chosen first."""
+    def select_revokes(self, allocation_input: AllocationInput) -> dict[int, str]:
+        """Return {stream to revoke: its next holder}: as many as the budget allows, the most urgent chosen first."""
         if self._budget > 0:
             revocable = allocation_input.revocable_streams()
             movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
             self._level_loads(movable)
             self._fill_idle_members(movable)
             self._shed_surplus(movable)
-        return tuple(sorted(self._revoked))
+        return self._revoked
 
     def _move(self, stream_id: int, giver: str, taker: str) -> None:
         cost = self._costs[stream_id]
         self._levels.remove(giver, cost)
         self._levels.add(taker, cost)
-        self._revoked.add(stream_id)
+        self._revoked[stream_id] = taker
         self._budget -= 1
 
     def _sort_unrevoked(self, streams: list[int]) -> list[int]:

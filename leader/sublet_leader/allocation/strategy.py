@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -22,10 +22,13 @@ class StreamLoad(Struct, frozen=True):
 
 
 class AllocationPlan(Struct, frozen=True):
-    """What to do now. `grants`: (stream, borrower) by stream; `revokes`: streams to take back, ascending."""
+    """What to do now. `grants`: (stream, borrower) by stream; `revokes`: streams to take back, ascending. `moves`:
+    (stream, borrower) of streams that are being revoked, by this plan or before it: where they are granted in the
+    transaction that releases them, if no other plan was made by then; a later plan grants those that are left out."""
 
     grants: tuple[tuple[int, str], ...] = ()
     revokes: tuple[int, ...] = ()
+    moves: tuple[tuple[int, str], ...] = ()
 
     def __bool__(self) -> bool:
         """Return whether there is anything to do."""
@@ -90,23 +93,20 @@ class AllocationStrategy(Protocol):
 def validate_plan(plan: AllocationPlan, allocation_input: AllocationInput) -> AllocationPlan:
     """Return the plan, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
-    It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
-    revoke what is held, may move and is not already moving, once.
+    It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, only revoke
+    what is held, may move and is not already moving, once, and only name a new holder of what is being revoked.
     """
     if not isinstance(plan, AllocationPlan):
-        raise UsageError(f"a strategy answered {plan!r}: it must answer a Plan.")
+        raise UsageError(f"a strategy answered {plan!r}: it must answer an AllocationPlan.")
     free, moving, revocable = (
         set(allocation_input.free_streams),
         set(allocation_input.moving_streams),
         allocation_input.revocable_streams(),
     )
-    _refuse_repeats("granted", (stream_id for stream_id, _ in plan.grants))
-    _refuse_repeats("revoked", plan.revokes)
-    for stream_id, borrower in plan.grants:
-        if stream_id not in free:
-            raise UsageError(f"a plan grants stream {stream_id}, which is not free: only free streams can be granted.")
-        if borrower not in allocation_input.weights:
-            raise UsageError(f"a plan grants stream {stream_id} to {borrower!r}, who is no member of the group.")
+    leaving = moving.union(plan.revokes)
+    _check_new_holders("grant", plan.grants, free, allocation_input, "not free: only free streams can be granted")
+    _check_new_holders("move", plan.moves, leaving, allocation_input, "not being revoked: revoke it in the same plan")
+    _refuse_repeats("revoke", plan.revokes)
     for stream_id in plan.revokes:
         if stream_id not in allocation_input.holders or stream_id in moving:
             raise UsageError(f"a plan revokes stream {stream_id}, which is not held, or is being revoked already.")
@@ -117,9 +117,20 @@ def validate_plan(plan: AllocationPlan, allocation_input: AllocationInput) -> Al
     return plan
 
 
-def _refuse_repeats(operation: str, streams: Iterable[int]) -> None:
+def _check_new_holders(
+    verb: str, pairs: Sequence[tuple[int, str]], allowed: Container[int], given: AllocationInput, problem: str
+) -> None:
+    _refuse_repeats(verb, (stream_id for stream_id, _ in pairs))
+    for stream_id, borrower in pairs:
+        if stream_id not in allowed:
+            raise UsageError(f"a plan {verb}s stream {stream_id}, which is {problem}.")
+        if borrower not in given.weights:
+            raise UsageError(f"a plan {verb}s stream {stream_id} to {borrower!r}, who is no member of the group.")
+
+
+def _refuse_repeats(verb: str, streams: Iterable[int]) -> None:
     visited: set[int] = set()
     for stream_id in streams:
         if stream_id in visited:
-            raise UsageError(f"stream {stream_id} is {operation} twice in one plan: once is enough.")
+            raise UsageError(f"a plan {verb}s stream {stream_id} twice: once is enough.")
         visited.add(stream_id)

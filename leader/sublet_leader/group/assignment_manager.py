@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sublet_leader.group.grant_actions import GrantActionHandlers
+from sublet_leader.group.grant_actions import GrantActionHandlers, make_grant
 from sublet_leader.group.grant_transitions import TRANSITIONS, GrantStatus, GrantTransitionEvent
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
@@ -301,6 +301,12 @@ class AssignmentManager:
             entry.valid_until = float("-inf")
         if assignment is not None and assignment.grant_id == change.grant_id:
             self.apply_event(assignment, GrantTransitionEvent.ENDED if applied else GrantTransitionEvent.LOST, now)
+        successor = change.successor if isinstance(change, ReleaseStream) else None
+        if successor is not None and applied and entry.lending.status is LendingStatus.HELD:
+            member = self._members.get(successor.borrower_id)
+            if member is not None and member.is_eligible:
+                self.begin_grant(entry, member, now)
+            self.grant_written(entry, successor, applied, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 
@@ -334,7 +340,12 @@ class AssignmentManager:
         for stream_id, borrower_id in balanced.plan.grants:
             self._grant(stream_id, borrower_id, "allocated", now)
         self.revoke(balanced.plan.revokes, "rebalance", now)
+        self._actions.next_holders = dict(balanced.plan.moves)
         return balanced.retry_at
+
+    def forget_plan(self) -> None:
+        """Leave what is being revoked to the next plan, as the group has changed since the last."""
+        self._actions.next_holders = {}
 
     def strategy_errors(self) -> list[str]:
         """Return the strategy's errors since the last call, for operators."""
@@ -346,9 +357,7 @@ class AssignmentManager:
         assert entry is not None
         assert member is not None
         self.begin_grant(entry, member, now)
-        epoch = member.session_epoch or None
-        fields = (stream_id, borrower_id, member.agent, member.session, reason, epoch, member.lock_valid_s)
-        self._streams.enqueue(GrantStream(*fields))
+        self._streams.enqueue(make_grant(stream_id, member, reason))
 
     def _unreserve(self, stream_id: int) -> None:
         entry = self._streams.get(stream_id)

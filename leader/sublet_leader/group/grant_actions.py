@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from sublet_leader.group.members import Members
+from sublet_leader.group.members import Member, Members
 from sublet_leader.group.stream_table import LastHolder, StreamAssignment, StreamEntry, StreamTable
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
@@ -14,6 +14,7 @@ from sublet_protocol.messages.borrower_leader import GrantEndOutcome, ProgressSa
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
+    GrantStream,
     Group,
     LendingStatus,
     OnPoison,
@@ -22,7 +23,8 @@ from sublet_storage.groups.model.records import (
 
 
 class GrantActionHandlers:
-    """Has a method for each `grant_transitions.GrantAction`. `waiting`: streams whose borrower has not answered yet."""
+    """Has a method for each `grant_transitions.GrantAction`. `waiting`: streams whose borrower has not answered yet.
+    `next_holders`: {stream: borrower} by the last plan, of streams that are being revoked."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class GrantActionHandlers:
         self._group, self._term, self._settings = group, term, settings
         self._streams, self._members, self._send = streams, members, send
         self.waiting: set[int] = set()
+        self.next_holders: dict[int, str] = {}
 
     def detach(self, entry: StreamEntry) -> None:
         """Drop the assignment, and its grant if that only waits to be written (again); writes in flight for the stream
@@ -175,7 +178,17 @@ class GrantActionHandlers:
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            self._streams.enqueue(replace(final, poison=a.poison, may_skip=skips, is_beyond_head=a.is_beyond_head))
+            successor = None if goes else self._make_successor(assignment)
+            unread = {"poison": a.poison, "may_skip": skips, "is_beyond_head": a.is_beyond_head}
+            self._streams.enqueue(replace(final, successor=successor, **unread))
+
+    def _make_successor(self, assignment: StreamAssignment) -> GrantStream | None:
+        """Return the grant to the stream's next holder; None where there is none, or a plan is to find one."""
+        member = self._members.get(self.next_holders.pop(assignment.stream_id, ""))
+        is_other = member is not None and member.borrower_id != assignment.borrower_id
+        if member is None or not (is_other and member.is_eligible) or self._get_entry(assignment).lending.is_suspect:
+            return None
+        return make_grant(assignment.stream_id, member, "allocated")
 
     def write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Write progress that ended in the middle of a batch, and end the grant without final progress."""
@@ -205,3 +218,9 @@ class GrantActionHandlers:
         entry = self._streams.get(assignment.stream_id)
         assert entry is not None
         return entry
+
+
+def make_grant(stream_id: int, member: Member, reason: str) -> GrantStream:
+    """Return the change that grants a free stream to the member."""
+    epoch = member.session_epoch or None
+    return GrantStream(stream_id, member.borrower_id, member.agent, member.session, reason, epoch, member.lock_valid_s)

@@ -154,6 +154,10 @@ class GroupLeader:
         record = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
         self._out.history.append(record)
 
+    def _note_membership_change(self, now: float) -> None:
+        self.timers.note_membership_change(now)
+        self._assignments.forget_plan()
+
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
         self._send(agent, Invalidate(borrower_id, term, BorrowerEndReason.FENCED, detail))
@@ -229,7 +233,7 @@ class GroupLeader:
             member.validity_extended_at = now if w.reclaim else member.validity_extended_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
-            self.timers.note_membership_change(now)
+            self._note_membership_change(now)
         member.last_message_at, member.is_leaving = now, member.is_leaving or request.leaving
         self._send(agent, LeaderConnectResponse(request.borrower_id, self.term, self.group.group_id))
         lost = [grant for grant in request.reclaim if not self._reclaim(member, grant, now)]
@@ -307,7 +311,7 @@ class GroupLeader:
         member.leave_reason = disconnect.reason[:MAX_REASON_CHARS]
         if not member.is_disconnecting:
             member.is_disconnecting = True
-            self.timers.note_membership_change(now)
+            self._note_membership_change(now)
         self._assignments.apply_final_progress(member, disconnect.streams, now)
         self._disconnect_borrowers(member.borrower_id, now)
 
@@ -346,7 +350,7 @@ class GroupLeader:
             self._take_back(self.streams.assigned_stream_ids(), now)
         record = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
         self._out.history.append(record)
-        self.timers.note_membership_change(now)
+        self._note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
         """Take streams back, as the group is paused."""
@@ -371,6 +375,8 @@ class GroupLeader:
                 self._assignments.progress_written(entry, answer.change, applied, now)
             case ReleaseStream() | ForceRelease():
                 self._assignments.end_written(entry, answer.change, applied, now)
+                if entry.assignment is not None and self.desired_state.pause_reason is not None:
+                    self._take_back([answer.change.stream_id], now)
             case FreeReservedStream() | RecordHistory():
                 pass  # the row has the present state
             case _:
@@ -450,7 +456,7 @@ class GroupLeader:
             self._assignments.deny_session(member.session)
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
-        self.timers.note_membership_change(now)
+        self._note_membership_change(now)
 
     def _end_holders(self, gone: AgentProcessesEnded, now: float) -> None:
         """Evict members whose process has ended, free what is not reclaimed. Locks of another timeline are others."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sublet_leader.allocation import (
     AllocationInput,
@@ -87,7 +88,7 @@ class Rebalancer:
         plan = self._call_strategy(allocation_input)
         if withheld := self._find_withheld((*view.reclaimed, *plan.grants), now):
             view.reclaimed = [grant for grant in view.reclaimed if grant[0] not in withheld]
-            plan = AllocationPlan(tuple(grant for grant in plan.grants if grant[0] not in withheld), plan.revokes)
+            plan = replace(plan, grants=tuple(grant for grant in plan.grants if grant[0] not in withheld))
             view.retry_at = min(view.retry_at, now + self._settings.rebalance_debounce_s)
         if view.has_immovable_streams:
             view.retry_at = min(view.retry_at, now + self._settings.min_grant_duration_s)
@@ -134,7 +135,10 @@ class Rebalancer:
             barred_until = max(entry.retry_at, entry.valid_until)
             if entry.is_quiet and barred_until > now:
                 view.retry_at = min(view.retry_at, barred_until)
-            if assignment is not None and assignment.status is not GrantStatus.REVOKING:
+            if (successor := entry.successor) is not None:
+                view.holders[stream_id] = successor.borrower_id
+                view.has_immovable_streams = True
+            elif assignment is not None and assignment.status is not GrantStatus.REVOKING:
                 view.holders[stream_id] = assignment.borrower_id
                 if assignment.status is GrantStatus.GRANTED and assignment.granted_at <= ripe:
                     view.movable_streams.append(stream_id)

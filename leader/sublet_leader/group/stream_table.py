@@ -113,6 +113,12 @@ class StreamEntry(Struct):
         """Return whether it is held by the row, and nobody here has it."""
         return self.lending.status is LendingStatus.HELD and self.is_quiet and self.pending_release is None
 
+    @property
+    def successor(self) -> GrantStream | None:
+        """Return the grant that is to be written with the end of the present one."""
+        ends = (change for change in (self.in_flight, *self.queue) if isinstance(change, ReleaseStream))
+        return next((change.successor for change in ends), None)
+
     def is_held_by(self, agent: str) -> bool:
         """Return whether the agent holds it, by the row, and its end is not being written."""
         return self.lending.status is LendingStatus.HELD and self.lending.agent == agent and not self.is_ending

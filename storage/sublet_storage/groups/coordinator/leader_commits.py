@@ -27,7 +27,7 @@ from sublet_storage.groups.model.lending_row import (
     make_failover_event,
     to_lending,
 )
-from sublet_storage.groups.model.lending_rules import apply_change
+from sublet_storage.groups.model.lending_rules import apply_with_successor
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
@@ -222,7 +222,7 @@ def _apply_change(
             change, LendingOutcome.BUSY if key in findings.busy else LendingOutcome.REFUSED, None
         )
     facts, parents = findings.facts[change.stream_id], findings.ancestors.get(key, ())
-    transition = apply_change(
+    transitions = apply_with_successor(
         change,
         row,
         facts,
@@ -232,9 +232,10 @@ def _apply_change(
         draw_key=GrantSecret.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
-    buffer.add(row, transition, writes.term)
-    lending = to_lending(transition.row, facts, buffer.now_us, parents)
-    return LendingChangeResult(change, transition.outcome, lending, transition.problem)
+    for transition in transitions:
+        buffer.add(row, transition, writes.term)
+    last = transitions[-1]
+    return LendingChangeResult(change, last.outcome, to_lending(last.row, facts, buffer.now_us, parents), last.problem)
 
 
 def _renew(

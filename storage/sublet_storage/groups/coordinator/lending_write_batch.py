@@ -12,11 +12,11 @@ from sublet_storage.groups.model.records import HistoryRecord
 
 
 class LendingWriteBatch(Struct):
-    """Rows to be written, all at the time `now_us`. `history_by_group`: the history records written so far, by
-    group."""
+    """Rows to be written, all at the time `now_us`, each as its last transition leaves it. `history_by_group`: the
+    history records written so far, by group."""
 
     now_us: int
-    row_updates: list[tuple[LendingRow, int]] = field(default_factory=list)
+    row_updates: dict[lending_statements.Key, tuple[LendingRow, int]] = field(default_factory=dict)
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
     has_written: bool = False
@@ -26,12 +26,12 @@ class LendingWriteBatch(Struct):
         if transition.event:
             self.history.append(to_history_record(transition.row, transition.event, term, self.now_us))
         if transition.row != former_row:
-            self.row_updates.append((transition.row, term))
+            self.row_updates[transition.row.group_id, transition.row.stream_id] = (transition.row, term)
 
     def flush(self, connection: Connection) -> None:
         """Queue the statements, and empty the batch."""
         self.has_written = self.has_written or bool(self.row_updates or self.history)
-        lending_statements.update_rows(connection, self.row_updates, self.now_us)
+        lending_statements.update_rows(connection, tuple(self.row_updates.values()), self.now_us)
         lending_statements.write_history(connection, self.history, self.now_us)
         for record in self.history:
             self.history_by_group.setdefault(record.group_id, []).append(record)

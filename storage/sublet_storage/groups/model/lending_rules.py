@@ -13,6 +13,7 @@ back. So the rules that the simulator runs a thousand times are the very rules t
   not, if that session may not come back;
 - a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
 - a stream that its holder found to end before what it had read blocks the row, though others have appended since;
+- a row that a release leaves free, and reserved for nobody, is granted to the release's successor at once;
 - what names offsets beyond the head, or a grant that is to come, is invalid and changes nothing.
 """
 
@@ -92,6 +93,30 @@ def apply_change(
             )
         case _:
             assert_never(change)
+
+
+def apply_with_successor(
+    change: LendingChange,
+    row: LendingRow,
+    stream: StreamFacts,
+    *,
+    held_back: bool,
+    term: int,
+    now_us: int,
+    draw_key: Callable[[], GrantSecret],
+    on_data_loss: OnDataLoss = OnDataLoss.FAIL,
+) -> tuple[LendingTransitionResult, ...]:
+    """Return what `apply_change` does, and then the grant to a release's successor, where there is one that can be."""
+
+    transition = apply_change(
+        change, row, stream, held_back=held_back, term=term, now_us=now_us, draw_key=draw_key, on_data_loss=on_data_loss
+    )
+    successor = change.successor if isinstance(change, ReleaseStream) else None
+    is_free = transition.row.status is LendingStatus.FREE and transition.row.session is None
+    if successor is None or transition.outcome is not LendingOutcome.APPLIED or not is_free:
+        return (transition,)
+    granted = _grant(successor, transition.row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
+    return (transition, granted) if granted.outcome is LendingOutcome.APPLIED else (transition,)
 
 
 def close_out(

@@ -218,7 +218,8 @@ class ReleaseStream(Struct, frozen=True):
     position, what lies between them was delivered and given up: it may be delivered again. With `poison` the next
     messages cannot be decoded, up to before that offset: the row is blocked, or, with `may_skip`, goes on there, and
     what lies between is counted as lost. With `is_beyond_head` its holder found the stream to end before what it had
-    read: the row is blocked, wherever the stream ends now.
+    read: the row is blocked, wherever the stream ends now. With `successor` a row that is free afterwards, and reserved
+    for nobody, is granted in the same transaction.
     """
 
     stream_id: int
@@ -231,6 +232,7 @@ class ReleaseStream(Struct, frozen=True):
     poison: int = 0
     may_skip: bool = False
     is_beyond_head: bool = False
+    successor: GrantStream | None = None
 
 
 class ForceRelease(Struct, frozen=True):
