@@ -45,8 +45,8 @@ FLOORS = 10
 PROSE = """{moves} moves of streams that were revoked for balance from a consumer which was alive and at that moment in
 no batch (else the time to the end of that batch comes on top), {each:.1f} at once in the median, with default settings
 but min_grant_duration_s = {hold}, so that a stream may move as soon as it has come. From *revoke* in the group's
-history to the first message at the new owner lie: the line of history and the holder's final progress, each committed;
-the grant, committed; the new owner's first connection to the database, as it has just joined; the reading of a block.
+history to the first message at the new owner lie: the line of history, committed; the holder's final progress and the
+grant, committed together; the reading of a block over the connection that the new owner opened as it joined.
 Beside: a round trip to the same node (grpc.health.v1 Check) and then a commit of one updated row; and a connection like
 the new owner's; {floors} times before each join, one by one, while nothing moved. The first visit, in which the
 visitor's process imports what it reads with, is not counted."""
@@ -90,7 +90,6 @@ class Move:
     """One stream's move from one owner to the next; microseconds since 1970."""
 
     revoked: int
-    released: int
     granted: int
     delivered: int
 
@@ -240,7 +239,7 @@ def moves_of(history: Iterable[HistoryRecord], first: Mapping[tuple[int, int], i
             begun.pop(line.stream_id, None)
             delivered = first.get((line.stream_id, line.grant_id))
             if len(times) == 2 and delivered is not None:
-                moves.append(Move(times[0], times[1], line.at_us, delivered))
+                moves.append(Move(times[0], line.at_us, delivered))
     return moves
 
 
@@ -258,8 +257,7 @@ def _figures(moves: list[Move], floors: list[Floor]) -> list[Beside]:
     return [
         entire("p50", 0.5),
         entire("p99", 0.99),
-        Beside("of p50: revoke to release", took("revoked", "released"), "ms", "RPC + commit", call + commit),
-        Beside("of p50: release to grant", took("released", "granted"), "ms", "commit", commit),
+        Beside("of p50: revoke to grant", took("revoked", "granted"), "ms", "RPC + commit", call + commit),
         Beside("of p50: grant to first message", took("granted", "delivered"), "ms", "RPC + connection", call + opened),
     ]
 

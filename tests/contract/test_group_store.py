@@ -399,6 +399,12 @@ def test_a_row_that_is_not_free_has_no_successor(world: World, fields: dict[str,
     assert [line.borrower_id for line in led.history("grant")] == ["b1"]
 
 
+def test_what_is_released_already_has_no_successor(world: World) -> None:
+    held = world.granted(10)
+    held.release(7)
+    assert outcome(held.release(7, successor=grant(held.stream, "b2", "a2"))) == "refused, free at 7"
+
+
 def test_a_successor_does_not_get_what_is_in_doubt(world: World) -> None:
     held = world.led().grant(session="etl", epoch=1)
     world.append(held.stream, 10)

@@ -36,7 +36,7 @@ def test_a_move_ends_with_the_next_message() -> None:
         line(80, "grant", 11),
     ]
     first = {(1, 5): 2, (1, 7): 35, (1, 9): 55, (1, 11): 85, (2, 50): 3}
-    assert moves_of(history, first) == [Move(10, 20, 30, 35)]
+    assert moves_of(history, first) == [Move(10, 30, 35)]
 
 
 def test_a_pause_is_between_two_batches() -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from sublet_leader.allocation import AllocationInput, AllocationPlan, EvenStrategy
 from sublet_leader.group.events import MemberRightRevoked
 from sublet_protocol.messages.borrower_leader import Grant, Revoke, Revoked
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import (
     SUSPECT_LOSSES,
     GroupOptions,
+    LendingStatus,
     ReleaseStream,
     StartingPosition,
 )
@@ -22,7 +24,7 @@ Happening = Callable[[Bench], None]
 
 
 def revoking(strategy: str = "even") -> Bench:
-    """A, who had two streams, is told to stop with the second, as B has joined; none of that is written yet."""
+    """Two streams of A, of which the second is revoked, as B has joined; none of that is written yet."""
     bench = granted(2, A, options=GroupOptions(StartingPosition.EARLIEST, strategy=strategy))
     bench.pass_time(bench.settings.min_grant_duration_s, A)
     bench.join(B)
@@ -32,7 +34,7 @@ def revoking(strategy: str = "even") -> Bench:
 
 
 def releasing() -> Bench:
-    """The same, and A has stopped at 7, which is to be written."""
+    """The same, and its final progress, which is to be written."""
     bench = revoking()
     bench.commit()
     bench.progress(7, 2, final=True)
@@ -69,15 +71,23 @@ def test_a_stream_moves_in_one_transaction(strategy: str) -> None:
 
 
 @pytest.mark.conforms("E18")
-def test_what_is_being_moved_counts_as_its_successors() -> None:
-    """Nothing more is planned for it, however often that is done meanwhile."""
-    bench = releasing()
+@pytest.mark.parametrize("waits", [True, False], ids=["behind a line of history", "for the answer"])
+def test_what_is_being_moved_counts_as_its_successors(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    bench, plan, holders = revoking(), EvenStrategy.plan, list[dict[int, str]]()
+
+    def record(self: EvenStrategy, allocation_input: AllocationInput) -> AllocationPlan:
+        holders.append(dict(allocation_input.holders))
+        return plan(self, allocation_input)
+
+    if not waits:
+        bench.commit()
+    bench.progress(7, 2, final=True)
     planned = list(bench.entries)
+    monkeypatch.setattr(EvenStrategy, "plan", record)
     plan_again(bench)
-    assert (bench.entries, bench.received(Revoke)) == (planned, [])
+    assert (holders, bench.entries, bench.received(Revoke)) == ([{1: A, 2: B}], planned, [])
     bench.settle()
-    plan_again(bench)
-    assert (bench.entries, bench.holders()) == ([], {1: A, 2: B})
+    assert bench.holders() == {1: A, 2: B}
 
 
 def leave(bench: Bench) -> None:
@@ -184,8 +194,18 @@ def test_a_move_that_failed_is_written_again() -> None:
     assert bench.holders() == {1: A, 2: B}
 
 
+def test_what_its_release_blocks_is_not_granted() -> None:
+    bench = revoking()
+    bench.commit()
+    bench.progress(7, 2, final=True, poison=9)
+    assert successor(bench) == B
+    bench.settle()
+    assert bench.row(2).status is LendingStatus.BLOCKED
+    assert bench.received(Grant) == []
+
+
 @pytest.mark.conforms("E17")
-def test_a_move_of_a_grant_that_was_over_grants_nothing() -> None:
+def test_a_move_of_a_grant_that_was_over_is_none() -> None:
     """A reset has ended it meanwhile."""
     bench = releasing()
     bench.change_row(2, grant_id=bench.grant_id(2) + 1)

@@ -302,11 +302,11 @@ class AssignmentManager:
         if assignment is not None and assignment.grant_id == change.grant_id:
             self.apply_event(assignment, GrantTransitionEvent.ENDED if applied else GrantTransitionEvent.LOST, now)
         successor = change.successor if isinstance(change, ReleaseStream) else None
-        if successor is not None and applied and entry.lending.status is LendingStatus.HELD:
+        if applied and successor is not None and entry.lending.status is LendingStatus.HELD:
             member = self._members.get(successor.borrower_id)
             if member is not None and member.is_eligible:
                 self.begin_grant(entry, member, now)
-            self.grant_written(entry, successor, applied, now)
+            self.grant_written(entry, successor, True, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 

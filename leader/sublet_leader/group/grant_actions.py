@@ -178,15 +178,16 @@ class GrantActionHandlers:
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            successor = None if goes else self._make_successor(assignment)
+            successor = self._make_successor(assignment)
             unread = {"poison": a.poison, "may_skip": skips, "is_beyond_head": a.is_beyond_head}
             self._streams.enqueue(replace(final, successor=successor, **unread))
 
     def _make_successor(self, assignment: StreamAssignment) -> GrantStream | None:
-        """Return the grant to the stream's next holder; None where there is none, or a plan is to find one."""
-        member = self._members.get(self.next_holders.pop(assignment.stream_id, ""))
-        is_other = member is not None and member.borrower_id != assignment.borrower_id
-        if member is None or not (is_other and member.is_eligible) or self._get_entry(assignment).lending.is_suspect:
+        """Return the grant to the stream's next holder; None where there is no other, or the next plan is to find
+        one."""
+        member = self._members.get(self.next_holders.get(assignment.stream_id, ""))
+        is_suspect = self._get_entry(assignment).lending.is_suspect
+        if member is None or member.borrower_id == assignment.borrower_id or is_suspect:
             return None
         return make_grant(assignment.stream_id, member, "allocated")
 

@@ -375,7 +375,7 @@ class GroupLeader:
                 self._assignments.progress_written(entry, answer.change, applied, now)
             case ReleaseStream() | ForceRelease():
                 self._assignments.end_written(entry, answer.change, applied, now)
-                if entry.assignment is not None and self.desired_state.pause_reason is not None:
+                if self.desired_state.pause_reason is not None:  # a successor has it by now
                     self._take_back([answer.change.stream_id], now)
             case FreeReservedStream() | RecordHistory():
                 pass  # the row has the present state

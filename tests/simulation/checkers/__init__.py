@@ -9,7 +9,10 @@ Each module looks at one thing and knows nothing of the code that it judges: `au
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported
 from sublet_leader.node.events import NodeOutcome
@@ -22,7 +25,10 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     Leadership,
+    LendingChangeResult,
     LendingOutcome,
+    LendingStatus,
+    ReleaseStream,
 )
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries, Transactions
@@ -147,6 +153,7 @@ class Checkers:
 
     def committed(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         """A transaction of a leader, or of an operator's hand, with its answers."""
+        results = [replace(each, results=tuple(chain.from_iterable(map(_steps, each.results)))) for each in results]
         self.authority.committed(batch, results)
         for writes, result in zip(batch, results, strict=True):
             for answer in result.results:
@@ -184,3 +191,16 @@ class Checkers:
         """A stream taken off a session that had not finished is a loss that is reported to it."""
         if work.busy and not lost:
             raise Violation(f"{work} was taken off in the middle of a call, and not called lost")
+
+
+def _steps(answer: LendingChangeResult) -> tuple[LendingChangeResult, ...]:
+    """Return an answer as those of two changes, where a release has granted its stream to another: what holds for one
+    after the other holds for both in one transaction."""
+    change, row = answer.change, answer.lending
+    if not isinstance(change, ReleaseStream) or change.successor is None or row is None:
+        return (answer,)
+    if answer.outcome is not LendingOutcome.APPLIED or row.status is not LendingStatus.HELD:
+        return (answer,)
+    nobody = {"borrower_id": None, "agent": None, "session": None, "session_epoch": None, "grant_key": None}
+    free = replace(row, status=LendingStatus.FREE, grant_id=row.grant_id - 1, **nobody)
+    return replace(answer, lending=free), replace(answer, change=change.successor)

@@ -112,8 +112,8 @@ def apply_with_successor(
         change, row, stream, held_back=held_back, term=term, now_us=now_us, draw_key=draw_key, on_data_loss=on_data_loss
     )
     successor = change.successor if isinstance(change, ReleaseStream) else None
-    is_free = transition.row.status is LendingStatus.FREE and transition.row.session is None
-    if successor is None or transition.outcome is not LendingOutcome.APPLIED or not is_free:
+    is_reserved = transition.row.session is not None
+    if successor is None or transition.outcome is not LendingOutcome.APPLIED or is_reserved:
         return (transition,)
     granted = _grant(successor, transition.row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
     return (transition, granted) if granted.outcome is LendingOutcome.APPLIED else (transition,)
