@@ -215,7 +215,7 @@ def test_no_more_is_planned_behind_an_unsaved_plan(member: Member) -> None:
 
 @pytest.mark.parametrize("member", [{"whole_epochs": True}], indirect=True)
 @pytest.mark.parametrize("is_atomic", [False, True])
-def test_whole_epochs_are_of_an_atomic_group(member: Member, is_atomic: bool) -> None:
+def test_entire_epochs_need_an_atomic_group(member: Member, is_atomic: bool) -> None:
     member.grant(ConsumedFrontier(10) if is_atomic else None)
     with nullcontext() if is_atomic else pytest.raises(InvalidSetting, match="wholeEpochs is true, and the group of"):
         assert member.planner.plan(NO_LIMIT) == []
