@@ -138,6 +138,7 @@ class Query:
                 break
             self.logs[0].append([None])
             self.advance([(MOST,) * self.logs[0].numbers])
+        assert self.planning.is_caught_up({}), "it goes on"
         assert self.given() == there
         self.begin_anew()
 
@@ -189,6 +190,17 @@ def test_each_epoch_is_in_one_repeatable_batch(numbers: int, data: st.DataObject
         if not query.batch(PlanLimits(max_messages=2)):
             break
     query.check()
+
+
+def test_a_stream_without_the_last_epochs_ends() -> None:
+    """Its last batch ends before the last epoch of the other one."""
+    lower = LowerFrontier(((0,),))
+    query = Query((Log(1, lower), Log(1, lower)))
+    query.logs[0].append([(0,)])
+    for epoch in range(3):
+        query.logs[1].append([(epoch,)])
+        query.advance([(epoch + 1,)])
+    query.run_now(PlanLimits(max_messages=1))
 
 
 def test_who_waits_for_an_epoch_looks_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

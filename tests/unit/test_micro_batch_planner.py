@@ -16,11 +16,13 @@ from sublet_borrower.planner import micro_batch_planner as module
 from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
-from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, Unavailable
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.consumer_progress import LaggingStream, LastPlannedRange
+from sublet_storage.log import fetch as message_log
 from tests.kit import GRANT_KEY
 
 PLANNED = PlannedRange(1, 50, 10, 20)
@@ -47,6 +49,7 @@ class Reader(DatabaseMessageReader):
         self.plans: list[Any] = [{}]
         self.ended: list[Any] = [{}]
         self.lagging: list[Any] = [{}]
+        self.names: list[Any] = [{}]
         self.heads: list[tuple[int, int]] = []
         self.asked: list[str] = []
 
@@ -56,9 +59,13 @@ class Reader(DatabaseMessageReader):
     def fetch_heads(self, stream_ids: object) -> list[tuple[int, int]]:
         return self.heads
 
+    def fetch_frontiers(self, stream_ids: object) -> dict[int, Any]:
+        return {}
+
     def answer(self, group_id: int | None, *_: object, statement: str) -> Any:
         assert group_id is not None
         self.asked.append(statement)
+        assert len(self.asked) < 50
         answers = getattr(self, statement)
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
@@ -101,18 +108,17 @@ class Member:
     def be_named(self) -> None:
         self.group_id = 3
 
-    def grant(self) -> None:
-        self.assignment.apply_update(
-            StreamGranted(Grant("a/1", 1, 1, 50, 10, 1, 0, 99, "#", in_doubt=None, grant_key=GRANT_KEY))
-        )
+    def grant(self, consumed: ConsumedFrontier | None = None) -> None:
+        grant = Grant("a/1", 1, 1, 50, 10, 1, 0, 99, "#", consumed=consumed, in_doubt=None, grant_key=GRANT_KEY)
+        self.assignment.apply_update(StreamGranted(grant))
 
     def stop(self) -> None:
         pytest.fail("it waits on")
 
 
 @pytest.fixture
-def member(monkeypatch: pytest.MonkeyPatch) -> Member:
-    """Return the member of a planner, of which a leader has not answered yet."""
+def member(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Member:
+    """Return the member of a planner, of which a leader has not answered yet; a parameter has options of it."""
     members: list[Member] = []
 
     def make(*arguments: Any, **_: object) -> Member:
@@ -133,7 +139,9 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Member:
         ("read_lagging_streams", "lagging"),
     ):
         monkeypatch.setattr(consumer_progress, name, partial(Reader.answer, statement=answer))
-    planner = MicroBatchPlanner("$share/g/#", name="q", hold_s=60.0, granted_within_s=0.0)
+    monkeypatch.setattr(message_log, "read_space_names", partial(Reader.answer, statement="names"))
+    options = getattr(request, "param", {})
+    planner = MicroBatchPlanner("$share/g/#", name="q", hold_s=60.0, granted_within_s=0.0, **options)
     members[0].planner = planner
     return members[0]
 
@@ -184,9 +192,11 @@ def test_history_says_what_was_done_of_a_lost_range(member: Member, ended: list[
     assert member.planner.resolve_started([PLANNED]) == ([], lost)
 
 
-def test_what_a_poll_finds_is_planned_in_that_call(member: Member) -> None:
+def test_what_a_poll_finds_is_planned_in_that_call(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing is waited for; and only a finite plan asks where the streams end for the group."""
+    monkeypatch.setattr(module, "PLAN_SAVED_TIMEOUT_S", 3600.0)
     member.be_named()
+    member.coming = [lambda: None, member.stop]
     member.grant()
     member.reader.heads, member.found = [(1, 10)], [lambda: member.assignment.update_heads([(1, 20)])]
     member.planner.restore([])
@@ -203,6 +213,24 @@ def test_no_more_is_planned_behind_an_unsaved_plan(member: Member) -> None:
     assert (member.planner.plan(NO_LIMIT), member.reader.asked) == ([], [])
 
 
+@pytest.mark.parametrize("member", [{"whole_epochs": True}], indirect=True)
+@pytest.mark.parametrize("is_atomic", [False, True])
+def test_entire_epochs_need_an_atomic_group(member: Member, is_atomic: bool) -> None:
+    member.grant(ConsumedFrontier(10) if is_atomic else None)
+    with nullcontext() if is_atomic else pytest.raises(InvalidSetting, match="wholeEpochs is true, and the group of"):
+        assert member.planner.plan(NO_LIMIT) == []
+
+
+def test_the_name_of_a_space_is_read_once(member: Member) -> None:
+    """It is waited for as long as a finite plan waits."""
+    member.reader.names = [{1: "eu"}]
+    assert [member.planner.spaces([KEY]) for _ in range(2)] == [{1: "eu"}] * 2
+    assert member.reader.asked == ["names"]
+    member.reader.names = [None]
+    with pytest.raises(DatabaseUnreachable, match="could not be read for 0 s, as the database is away"):
+        member.planner.spaces([(2, 50)])
+
+
 def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bool = False) -> dict[int, LaggingStream]:
     return {2: LaggingStream(2, position, head, status, is_anothers)}
 
@@ -212,6 +240,7 @@ def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bo
     ("later", "saves", "refusal"),
     [
         ({}, True, None),
+        ({}, False, "no leader has written down what it plans"),
         (None, True, "no leader has answered"),
         (lagging(20, 30), True, None),
         (lagging(19), True, r"streams \[2\] of 1 were not granted"),
@@ -221,7 +250,18 @@ def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bo
         ({1: LaggingStream(1, 10, 20, "held", False)}, True, None),
         ({3: LaggingStream(3, 0, 1, "free", False)}, True, None),
     ],
-    ids=["done", "away", "at the end", "not granted", "blocked", "another's", "not saved", "done here", "new"],
+    ids=[
+        "done",
+        "not saved here",
+        "away",
+        "at the end",
+        "not granted",
+        "blocked",
+        "another's",
+        "not saved",
+        "done here",
+        "new",
+    ],
 )
 def test_a_finite_plan_ends_where_all_is_done(
     member: Member, later: dict[int, LaggingStream] | None, saves: bool, refusal: str | None

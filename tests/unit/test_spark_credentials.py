@@ -172,6 +172,8 @@ def test_env_adds_what_belongs_to_the_address(monkeypatch: pytest.MonkeyPatch, t
     assert parse_url(task_url(ADDRESS, "env")) == parse_url(SECRET)
     for other in ("user=ann dbname=other host=host", "user=bob dbname=db host=host", "host=h dbname=db user=ann"):
         assert parse_url(task_url(other, "env")) == parse_url(other)
+    monkeypatch.setenv("SUBLET_DATABASE_URL", "password=s3cret")
+    assert parse_url(task_url(ADDRESS, "env")) == parse_url(ADDRESS), "it is for no database"
     monkeypatch.delenv("SUBLET_DATABASE_URL")
     file = private_file(tmp_path / "url", "postgresql://ann:first@host/db?sslmode=require")
     monkeypatch.setenv("SUBLET_DATABASE_URL_FILE", str(file))

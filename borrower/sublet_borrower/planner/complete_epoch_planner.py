@@ -64,7 +64,7 @@ class EpochPlanner:
             planned |= plan_steps(atomics, ONE_EPOCH if is_cautious else limits, last)
             for stream, atomic in streams.items():
                 if finite and stream.goal is None:
-                    stream.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
+                    stream.goal = ConsumedFrontier(atomic.scanned, last)
         return planned
 
     def _poll_streams(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:

@@ -177,7 +177,9 @@ class PlannerStream(Struct, eq=False):
         looked at.
         """
         if self.step_planner is not None:
-            return self.is_idle and self.goal is not None and not self.is_behind(self.position, self.goal)
+            # A stream with nothing left is not moved on with its space's epochs: it may stay before its goal.
+            is_done = not self.step_planner.is_waiting or not self.is_behind(self.position, self.goal)
+            return self.is_idle and self.goal is not None and is_done
         return self.is_idle and self.position >= (target if self.head is None else min(target, self.head))
 
     def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
