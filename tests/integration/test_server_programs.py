@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -12,11 +13,12 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
-from sublet_storage.bootstrap.embedded import data_directory_and_user
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres, data_directory_and_user, server
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.data_directory_and_user import PostgresOsUser
 from tests.kit import for_root
@@ -132,3 +134,55 @@ def test_what_is_copied_for_a_user_is_what_came(home: Path, wheel: Path, monkeyp
         with pytest.raises(EmbeddedDirectoryUnusable, match=r"pginstall/lib/initdb of the package .* is not what was"):
             find_binaries(home / "data", NOBODY)
     assert os.listdir(home / "system" / "programs") == [copy.parts[-4]]
+
+
+@for_root
+def test_what_a_user_cannot_reach_is_refused(home: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no digests of what is no wheel."""
+    program(home / "private" / "bin", home / "ran")
+    (home / "private").chmod(0o700)
+    monkeypatch.setenv("PATH", f"{home / 'private' / 'bin'}:/usr/bin:/bin")
+    with pytest.raises(DatabaseUnreachable, match="cannot be reached by the user the server runs as"):
+        find_binaries(home / "data", NOBODY)
+
+
+def test_a_server_that_does_not_start_is_named(home: Path, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it recovers no other is started."""
+    programs, data_dir = wheel / "pginstall" / "bin", home / "data"
+    program(programs, home / "ran")
+    (programs / "initdb").write_text("#!/bin/sh\necho no room\nexit 1\n")
+    with pytest.raises(EmbeddedDirectoryUnusable, match=f"initdb failed for data directory {data_dir}: no room"):
+        EmbeddedPostgres(data_dir).start()
+    assert [name for name in os.listdir(data_dir) if name.startswith("making")] == []
+    (programs / "initdb").write_text('#!/bin/sh\ntouch "$2/postgresql.conf"\n')
+    (programs / "pg_isready").write_text("#!/bin/sh\nexit 1\n")
+    (programs / "pg_ctl").write_text('#!/bin/sh\ntouch "$PGDATA/started"\n')
+    monkeypatch.setattr(server, "START_TIMEOUT_S", 0.1)
+    with pytest.raises(DatabaseUnreachable, match=f"server of {data_dir} did not start within 0.1 s"):
+        EmbeddedPostgres(data_dir).start()
+    assert not (data_dir / "pg" / "started").exists()
+
+
+def test_who_starts_a_server_for_long_can_be_found(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not started one stops nothing."""
+    data_dir = home / "data"
+    EmbeddedPostgres(data_dir).stop()
+    assert not data_dir.exists()
+    data_dir.mkdir()
+    monkeypatch.setattr(server, "LOCK_TIMEOUT_S", 0.0)
+    with (data_dir / "server.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DatabaseUnreachable, match=rf"for 0 s. Find it \(`fuser {data_dir}/server.lock`\)"):
+            EmbeddedPostgres(data_dir).start()
+
+
+def test_the_socket_is_where_the_server_has_it(home: Path) -> None:
+    """By its lock file, where that says so, and it is there."""
+    data_dir, another = home / "data", home / "another"
+    another.mkdir()
+    (data_dir / "pg").mkdir(parents=True)
+    for line, directory in (
+        (str(another), another), ("", data_dir / "socket"), (str(home / "gone"), data_dir / "socket"),
+    ):  # fmt: skip
+        (data_dir / "pg" / "postmaster.pid").write_text(f"no number\n\n\n\n{line}\n")
+        assert f"?host={quote(str(directory))}&" in EmbeddedPostgres(data_dir).url

@@ -70,6 +70,9 @@ def test_anothers_cluster_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(EmbeddedDirectoryUnusable, match=r"belongs to user \S+. Run as that user, or choose"):
         find_server_user(find_usable_data_dir())
     assert find_server_user(home / "new") is None
+    if os.getuid() == 0:
+        os.chown(home / ".sublet" / "pg", STRANGER, -1)
+        assert find_server_user(home / ".sublet") is None
 
 
 @for_root
