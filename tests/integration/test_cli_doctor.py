@@ -66,6 +66,8 @@ def test_a_database_that_is_looked_after_is_well(conn: Connection, store: Postgr
         register(conn, node, 60, PROTOCOL_VERSION)
     store.claim(MAINTENANCE, N1, 60)
     assert [each for each in run_checks(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
+    conn.execute("update leadership set expires_at = clock_timestamp()")
+    check_finding(conn, "maintenance", Severity.WARNING, "nobody does it at present")
 
 
 def test_nodes_are_missed_counted_and_compared(conn: Connection) -> None:
@@ -96,17 +98,22 @@ def test_a_drained_node_is_named_with_the_remedy(conn: Connection) -> None:
 
 
 def test_what_is_wrong_with_groups_is_named(conn: Connection, store: PostgresGroupStore) -> None:
-    store.open_group(GROUP)
-    assert is_well(found(conn, "groups")), "it has no consumer"
-    conn.execute("update lending set status = 'held', grant_id = 1")
+    group_id = store.open_group(GROUP).group_id
+    store.open_group(Subscription.parse("$share/other/#"))
+    assert [is_well(found(conn, check)) for check in ("groups", "pauses")] == [True] * 2, "there is no consumer"
+    conn.execute("update lending set status = 'held', grant_id = 1 where group_id = %s", (group_id,))
+    store.claim(group_id, N1, 60)
+    assert is_well(found(conn, "groups"))
+    conn.execute("update leadership set expires_at = clock_timestamp()")
     assert found(conn, "groups").detail == "1 have consumers and no leader: $share/g/#"
-    conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
+    conn.execute("update lending set status = 'blocked' where stream_id = 1 and group_id = %s", (group_id,))
     remedy = "sublet groups reset '$share/g/#' --stream 1 --to-current"
     of_another = (
         "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)"
-        " select clock_timestamp(), max(group_id) + 1, 1, 'block', 'of another', 1, 0, 1 from consumer_group"
+        " values (clock_timestamp(), %s, %s, %s, 'of another', 1, 0, 1)"
     )
-    conn.execute(of_another)
+    for others in ((group_id + 1, 1, "block"), (group_id, 2, "block"), (group_id, 1, "command")):
+        conn.execute(of_another, others)
     assert found(conn, "streams").detail == "1 are blocked: 1 of $share/g/#"
     check_finding(conn, "streams", Severity.ERROR, "1 are blocked", remedy)
     store.apply_command(GROUP, PauseGroup("why"))
