@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -68,6 +69,15 @@ def test_a_database_that_is_looked_after_is_well(conn: Connection, store: Postgr
     assert [each for each in run_checks(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
     conn.execute("update leadership set expires_at = clock_timestamp()")
     check_finding(conn, "maintenance", Severity.WARNING, "nobody does it at present")
+
+
+def test_a_lost_connection_ends_the_checks(database: str, conn: Connection) -> None:
+    with connect(database) as lost:
+        results = run_checks(lost, time.time(), PROTOCOL_VERSION)
+        assert next(results).check == "server"
+        conn.execute("select pg_terminate_backend(%s, 60000)", (lost.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            next(results)
 
 
 def test_nodes_are_missed_counted_and_compared(conn: Connection) -> None:
