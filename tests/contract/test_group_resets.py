@@ -524,12 +524,14 @@ def test_the_reset_that_is_under_way_is_named(postgres: PostgresWorld) -> None:
     locks = "select classid::int, objid::int from pg_locks where locktype = 'advisory' and pid = any(%s)"
     pids: list[int] = []
     with ExitStack() as stack:
+        before = stack.enter_context(psycopg.connect(database_of(postgres.url, "postgres")))
         for group in groups:
             stack.enter_context(live_reset.hold_reset_lock(postgres.url, group))
             pids += [pid for (pid,) in postgres.connection.execute(guards) if pid not in pids]
-        elsewhere = stack.enter_context(psycopg.connect(database_of(postgres.url, "postgres")))
+        after = stack.enter_context(psycopg.connect(database_of(postgres.url, "postgres")))
         for lock in postgres.connection.execute(locks, (pids,)).fetchall():
-            elsewhere.execute("select pg_advisory_xact_lock(%s, %s)", lock)
+            for elsewhere in (before, after):
+                elsewhere.execute("select pg_advisory_xact_lock_shared(%s, %s)", lock)
         for group, pid in zip(groups, pids, strict=True):
             with (
                 pytest.raises(Conflict, match=f"it is being reset already by database user .*, process {pid} of"),
