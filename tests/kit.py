@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, ParamSpec, Self, TextIO, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
@@ -62,6 +62,12 @@ def eventually(
                 f"not true within {timeout_s:g} s: {said or fact!r} (last value: {value!r})"
             ) from failure
         time.sleep(every_s)
+
+
+def waiting_for(locked: TextIO) -> int:
+    """Return how many processes wait for a lock on this file."""
+    inode = f":{os.fstat(locked.fileno()).st_ino} "
+    return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def private_file(path: Path, content: str | bytes) -> Path:

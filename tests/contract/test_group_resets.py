@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,7 @@ from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end
 from sublet_storage.groups.model.records import Group, LendingStatus, OnDataLoss
 from tests.contract.group_world import Led, PostgresWorld, outcome
 from tests.integration.log_kit import waiting_for_locks
-from tests.kit import eventually
+from tests.kit import database_of, eventually
 
 LONG_AGO, FAR = (ResetTarget.time(datetime(year, 1, 1, tzinfo=UTC)) for year in (2000, 9000))
 
@@ -205,6 +205,19 @@ def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> Non
 
 
 @pytest.mark.conforms("A4")
+def test_what_nobody_holds_is_not_taken_back(postgres: PostgresWorld) -> None:
+    """Although it comes after what is unfinished again, and another group holds it."""
+    held = postgres.granted(5)
+    led, parent = held.led, held.stream
+    (child,) = postgres.rollover(1)
+    held.advance(5)
+    led.sync()
+    postgres.lead(postgres.declare(Subscription.parse("$share/other/#")), streams=(child,)).grant(child)
+    postgres.reset(led, ResetTarget.offsets({parent: 0}))
+    assert [line.stream_id for line in led.history("reset")] == [parent]
+
+
+@pytest.mark.conforms("A4")
 def test_a_group_goes_back_to_what_was_there_before_it(postgres: PostgresWorld) -> None:
     (parent,) = postgres.add_space()
     postgres.append(parent, 5)
@@ -341,6 +354,26 @@ def test_a_reset_by_epoch_begins_at_its_first_block(postgres: PostgresWorld) -> 
     assert led.write(sync=True).epochs[0].consumed == LowerFrontier(((5,),))
 
 
+@pytest.mark.conforms("A4")
+def test_each_stream_is_planned_by_itself(postgres: PostgresWorld) -> None:
+    """Not by the epochs of another one of its generation. What another space has, or was gone before, is none of it."""
+    postgres.add_space("other", "other/#")
+    postgres.connection.execute("update space set epoch_dimensions = 2")
+    first, second = postgres.add_space(shards=2)
+    (gone,) = postgres.add_space("before", "orders/before/#")
+    postgres.append(gone, 3)
+    postgres.rollover(3)
+    postgres.retire(3)
+    group = postgres.declare(starting_position=StartingPosition.LATEST)
+    for stream, count, *epochs in ((first, 10, 1), (second, 5), (first, 10, 2)):
+        postgres.append(stream, count, *epochs)
+    moves = {each.stream_id: each for each in plan_reset(postgres.connection, group, ResetTarget.at_epoch(2))}
+    assert len(moves) == 3
+    assert [(moves[each].after, moves[each].has_epochs) for each in (first, second)] == [(10, True), (5, False)]
+    with pytest.raises(NotFound, match=f"stream {gone} is none of"):
+        plan_reset(postgres.connection, group, ResetTarget.offsets({gone: 3}))
+
+
 @pytest.mark.conforms("A4", "S5")
 def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None:
     led = postgres.led(completed=1, atomic=True, starting_position=StartingPosition.EARLIEST)
@@ -383,6 +416,7 @@ def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> N
 def test_a_group_deleted_meanwhile_gets_no_rows(postgres: PostgresWorld) -> None:
     postgres.add_space()
     group = postgres.declare()
+    postgres.declare(Subscription.parse("$share/other/#"))
     postgres.store.delete_group(group.subscription)
     with pytest.raises(NotFound):
         postgres.reset(group, ResetTarget.earliest())
@@ -452,6 +486,58 @@ def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
         live_reset.reset_live_group(world.url, world.connection, group, ResetTarget.earliest(), (), **waits)
     assert places(world, group) == found
     assert pause_reason(world.store, group) is None
+
+
+@pytest.mark.conforms("A5")
+def test_a_group_made_anew_is_not_reset(postgres: PostgresWorld) -> None:
+    former = postgres.declare()
+    postgres.store.delete_group(former.subscription)
+    group = postgres.declare()
+    with (
+        pytest.raises(NotFound, match="was deleted and made anew meanwhile"),
+        live_reset.pause_during_reset(postgres.url, former, ResetTarget.earliest()),
+    ):
+        pass
+    assert pause_reason(postgres.store, group) is None
+
+
+@pytest.mark.conforms("A5")
+@pytest.mark.parametrize(("sync_interval_s", "is_too_short"), [(5.0, True), (0.0, False)])
+def test_a_wait_that_is_too_short_is_named(
+    halfway: Halfway, monkeypatch: pytest.MonkeyPatch, sync_interval_s: float, is_too_short: bool
+) -> None:
+    """A leader reads of a pause after that interval at the latest."""
+    world, group, led, first, _ = halfway
+    led.grant(first)
+    monkeypatch.setattr(live_reset, "LEADER_SYNC_INTERVAL_S", sync_interval_s)
+    waits: dict[str, Any] = {"force": False, "drain_timeout_s": 0.01}
+    with pytest.raises(Conflict, match="1 of its streams are granted") as refused:
+        live_reset.reset_live_group(world.url, world.connection, group, ResetTarget.earliest(), (), **waits)
+    assert ("wait for longer than 0.01 s" in str(refused.value)) is is_too_short
+
+
+@pytest.mark.conforms("A5")
+def test_the_reset_that_is_under_way_is_named(postgres: PostgresWorld) -> None:
+    """Not that of another group, nor of a group with the same number in another database."""
+    groups = [postgres.declare(Subscription.parse(f"$share/{name}/#")) for name in "abcd"]
+    guards = "select pid from pg_stat_activity where application_name = 'sublet reset' and datname = current_database()"
+    locks = "select classid::int, objid::int from pg_locks where locktype = 'advisory' and pid = any(%s)"
+    pids: list[int] = []
+    with ExitStack() as stack:
+        before = stack.enter_context(psycopg.connect(database_of(postgres.url, "postgres")))
+        for group in groups:
+            stack.enter_context(live_reset.hold_reset_lock(postgres.url, group))
+            pids += [pid for (pid,) in postgres.connection.execute(guards) if pid not in pids]
+        after = stack.enter_context(psycopg.connect(database_of(postgres.url, "postgres")))
+        for lock in postgres.connection.execute(locks, (pids,)).fetchall():
+            for elsewhere in (before, after):
+                elsewhere.execute("select pg_advisory_xact_lock_shared(%s, %s)", lock)
+        for group, pid in zip(groups, pids, strict=True):
+            with (
+                pytest.raises(Conflict, match=f"it is being reset already by database user .*, process {pid} of"),
+                live_reset.hold_reset_lock(postgres.url, group),
+            ):
+                pass
 
 
 @pytest.mark.parametrize("timeout", ["idle_in_transaction_session_timeout", "transaction_timeout"])

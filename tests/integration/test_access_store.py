@@ -23,6 +23,7 @@ from sublet_storage.bootstrap.embedded.server import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import Severity, run_checks
+from sublet_storage.groups.admin import access_snapshot
 from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, read_rules, revoke
 from sublet_storage.groups.admin.access_snapshot import (
     CHANNEL,
@@ -143,6 +144,9 @@ def test_a_full_history_refuses_what_gives_a_right(conn: Connection) -> None:
         allow(conn, AccessRule("user:etl", Right.WATCH, TopicFilter("#")))
     with pytest.raises(Conflict, match="access_history has 300000 rows"):
         make_token(conn, "user:etl", YEAR_S)
+    conn.execute("delete from access_history where number = 100000")
+    allow(conn, AccessRule("user:etl", Right.WATCH, TopicFilter("#")))
+    revoke(conn, AccessRule("user:etl", Right.WATCH, TopicFilter("#")))
     revoke(conn, other)
     assert revoke_token(conn, token.token_id)
     assert session_name_owners.release(conn, *name) == "user:etl"
@@ -181,6 +185,12 @@ def test_tokens_that_are_over_are_deleted_in_time(conn: Connection) -> None:
     assert not has_changed(conn, before)
     conn.execute("delete from token")
     assert history(conn)[-1] == ("revoke-token", "user:valid", tokens["valid"]), "by hand, of one that counts"
+    token, _ = make_token(conn, "user:again", YEAR_S)
+    conn.execute(f"update token set expires_at = {over}")
+    before = read_version(conn)
+    conn.execute("update token set expires_at = clock_timestamp() + interval '1 hour'")
+    assert has_changed(conn, before), "one that was over counts again"
+    assert history(conn)[-1] == ("revoke-token", "user:again", token.token_id)
 
 
 def test_changes_are_read_between_versions(conn: Connection) -> None:
@@ -227,6 +237,10 @@ def test_every_change_is_seen_and_has_a_notice(database: str, conn: Connection) 
         record_use(conn, [new.token_id])
         assert not has_changed(conn, version), "that it was used is no change"
         assert list_tokens(conn)[0].last_used is not None
+        make_token(conn, "user:other", YEAR_S)
+        version = read_version(conn)
+        record_use(conn, [new.token_id])
+        assert [each.last_used is None for each in list_tokens(conn)] == [False, True], "only of that one"
         written = conn.execute("select ctid from token").fetchall()
         record_use(conn, [new.token_id])
         assert conn.execute("select ctid from token").fetchall() == written, "once a day"
@@ -236,7 +250,7 @@ def test_every_change_is_seen_and_has_a_notice(database: str, conn: Connection) 
         revoke_token(conn, new.token_id)
         assert has_changed(conn, version)
         assert not has_changed(conn, read_version(conn))
-        assert [each.payload for each in listening.notifies(timeout=30, stop_after=4)] == ["sublet"] * 4
+        assert [each.payload for each in listening.notifies(timeout=30, stop_after=5)] == ["sublet"] * 5
 
 
 @pytest.mark.conforms("X6")
@@ -292,6 +306,21 @@ def test_rules_and_tokens_are_bounded(conn: Connection) -> None:
     assert len(read_access(conn).tokens) == 1
 
 
+@pytest.mark.conforms("X7")
+def test_more_than_a_node_keeps_is_refused(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wrote the tables."""
+    allow(conn, RULE)
+    make_token(conn, "user:a", YEAR_S)
+    monkeypatch.setattr(access_snapshot, "MAX_ROWS", 1)
+    assert len(read_access(conn).tokens) == 1
+    make_token(conn, "user:b", YEAR_S)
+    with pytest.raises(Conflict, match="table token has more than 1 rows"):
+        read_access(conn)
+    allow(conn, AccessRule("user:b", Right.READ, TopicFilter("#")))
+    with pytest.raises(Conflict, match="table access has more than 1 rows"):
+        read_access(conn)
+
+
 PARTS = st.lists(st.sampled_from(["a", "/", "+", "#", "$", "*", ":", ".", "user:", " ", "\n", "\x7f", "\xad", "é"]))
 TEXTS = PARTS.map("".join)
 
@@ -336,6 +365,7 @@ def test_sql_stores_no_token_that_cannot_be_read(conn: Connection) -> None:
     call = "select store_token(%(p_token)s, sha256('x'), %(p_principal)s, %(p_lifetime_s)s, %(p_note)s)"
     for name, wrong in (
         ("p_token", "A" * 8), ("p_token", "aaaaaaaa\n"), ("p_principal", "*"), ("p_principal", "etl"),
+        ("p_principal", "user:"), ("p_principal", "user:a b"), ("p_principal", "user:a\n"), ("p_principal", "user:*"),
         ("p_principal", "user:" + "a" * 251), ("p_lifetime_s", 0.0), ("p_lifetime_s", float("nan")),
         ("p_lifetime_s", 315360001.0), ("p_note", "a" * 201), ("p_note", "a\n"),
     ):  # fmt: skip

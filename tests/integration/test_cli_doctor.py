@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -66,6 +67,17 @@ def test_a_database_that_is_looked_after_is_well(conn: Connection, store: Postgr
         register(conn, node, 60, PROTOCOL_VERSION)
     store.claim(MAINTENANCE, N1, 60)
     assert [each for each in run_checks(conn, time.time(), PROTOCOL_VERSION) if not is_well(each)] == []
+    conn.execute("update leadership set expires_at = clock_timestamp()")
+    check_finding(conn, "maintenance", Severity.WARNING, "nobody does it at present")
+
+
+def test_a_lost_connection_ends_the_checks(database: str, conn: Connection) -> None:
+    with connect(database) as lost:
+        results = run_checks(lost, time.time(), PROTOCOL_VERSION)
+        assert next(results).check == "server"
+        conn.execute("select pg_terminate_backend(%s, 60000)", (lost.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            next(results)
 
 
 def test_nodes_are_missed_counted_and_compared(conn: Connection) -> None:
@@ -96,17 +108,22 @@ def test_a_drained_node_is_named_with_the_remedy(conn: Connection) -> None:
 
 
 def test_what_is_wrong_with_groups_is_named(conn: Connection, store: PostgresGroupStore) -> None:
-    store.open_group(GROUP)
-    assert is_well(found(conn, "groups")), "it has no consumer"
-    conn.execute("update lending set status = 'held', grant_id = 1")
+    group_id = store.open_group(GROUP).group_id
+    store.open_group(Subscription.parse("$share/other/#"))
+    assert [is_well(found(conn, check)) for check in ("groups", "pauses")] == [True] * 2, "there is no consumer"
+    conn.execute("update lending set status = 'held', grant_id = 1 where group_id = %s", (group_id,))
+    store.claim(group_id, N1, 60)
+    assert is_well(found(conn, "groups"))
+    conn.execute("update leadership set expires_at = clock_timestamp()")
     assert found(conn, "groups").detail == "1 have consumers and no leader: $share/g/#"
-    conn.execute("update lending set status = 'blocked' where stream_id = (select min(stream_id) from lending)")
+    conn.execute("update lending set status = 'blocked' where stream_id = 1 and group_id = %s", (group_id,))
     remedy = "sublet groups reset '$share/g/#' --stream 1 --to-current"
     of_another = (
         "insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)"
-        " select clock_timestamp(), max(group_id) + 1, 1, 'block', 'of another', 1, 0, 1 from consumer_group"
+        " values (clock_timestamp(), %s, %s, %s, 'of another', 1, 0, 1)"
     )
-    conn.execute(of_another)
+    for others in ((group_id + 1, 1, "block"), (group_id, 2, "block"), (group_id, 1, "command")):
+        conn.execute(of_another, others)
     assert found(conn, "streams").detail == "1 are blocked: 1 of $share/g/#"
     check_finding(conn, "streams", Severity.ERROR, "1 are blocked", remedy)
     store.apply_command(GROUP, PauseGroup("why"))
@@ -155,17 +172,23 @@ def test_what_is_wrong_with_a_server_is_named(database: str, conn: Connection, m
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
     check_finding(conn, "durability", Severity.ERROR, "synchronous_commit off")
-    assert re.search(r" 3[56]\d\d\.\d s ahead", found(conn, "clock", time.time() + 3600).detail)
-    assert re.search(r" 3[56]\d\d\.\d s behind", found(conn, "clock", time.time() - 3600).detail)
+    for ahead_s, off in ((3600, "ahead"), (-3600, "behind")):
+        clock = found(conn, "clock", time.time() + ahead_s)
+        assert re.search(rf" 3[56]\d\d\.\d s {off}", clock.detail)
+        assert clock.state is Severity.WARNING
     assert is_well(found(conn, "connections"))
     monkeypatch.setattr(checks, "MAX_CONNECTION_SHARE", 0.0)
     assert found(conn, "connections").state is Severity.WARNING
+    monkeypatch.setattr(checks, "MAX_TRANSACTION_S", 0.0)
+    assert is_well(found(conn, "transactions")), "its own is none"
     monkeypatch.setattr(checks, "MAX_TRANSACTION_S", 0.01)
     with connect(database, application_name="a forgotten one") as other, other.transaction():
         other.execute("select 1")
         finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
         assert "'a forgotten one'" in finding.detail
         assert finding.hint == f"End it: select pg_terminate_backend({other.info.backend_pid})"
+    monkeypatch.setattr(checks, "MIN_VERSION", conn.info.server_version)
+    assert is_well(found(conn, "server"))
     monkeypatch.setattr(checks, "MIN_VERSION", 990_000)
     assert found(conn, "server").state is Severity.ERROR
 

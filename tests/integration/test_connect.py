@@ -32,6 +32,9 @@ def test_how_a_connection_is_set_up(database: str) -> None:
         assert settings(conn, "statement_timeout", "lock_timeout") == ["2500ms", "500ms"]
         assert settings(conn, "idle_in_transaction_session_timeout") == ["10s"]
         assert conn.execute("select count(*) from space").fetchone() == (1,)
+    with connect(database, transaction_timeout_s=3.5) as conn:
+        known = conn.execute("select setting from pg_settings where name = 'transaction_timeout'").fetchall()
+        assert known == ([("3500",)] if conn.info.server_version >= 170_000 else [])
 
 
 def test_the_schema_is_a_setting(database: str, monkeypatch: pytest.MonkeyPatch) -> None:

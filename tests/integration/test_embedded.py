@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
 
 import psycopg
 import pytest
@@ -24,7 +23,7 @@ from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 from sublet_storage.bootstrap.embedded.watchdog import is_zombie
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
-from tests.kit import eventually, for_root
+from tests.kit import eventually, for_root, waiting_for
 from tools.source_path import source_path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -102,12 +101,6 @@ def has_ended(pid: int) -> bool:
 
 def postmaster(data_dir: Path) -> int:
     return int((data_dir / "pg" / "postmaster.pid").read_text().split()[0])
-
-
-def waiting_for(locked: TextIO) -> int:
-    """Return how many processes wait for a lock on this file."""
-    inode = f":{os.fstat(locked.fileno()).st_ino} "
-    return sum("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_a_server_is_durable_and_private(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +188,6 @@ def test_a_killed_server_that_nobody_reaps_is_replaced(home: Path) -> None:
     story = """
 import ctypes, os, signal, sys
 from pathlib import Path
-from typing import TextIO
 import psycopg
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become ours, and we never wait for them

@@ -32,6 +32,8 @@ def tables(url: str) -> set[str]:
 
 def test_an_empty_database_gets_its_tables(empty_database: str) -> None:
     assert current_version(empty_database) is None
+    downgrade(empty_database)
+    assert tables(empty_database) == set(), "there was nothing to drop"
     assert migrate(empty_database) == latest_version() == SCHEMA_VERSION == current_version(empty_database)
     with connect(empty_database) as conn:
         assert conn.execute("select name, filter, shards from space").fetchall() == [("default", "#", 16)]

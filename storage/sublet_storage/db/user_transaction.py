@@ -77,5 +77,5 @@ def _check_level(level: str) -> None:
 
 def has_written(connection: psycopg.Connection[Any]) -> bool:
     """Return whether the transaction that is open has written something."""
-    row = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchone()
-    return row is not None and bool(row[0])
+    ((is_assigned,),) = connection.execute("select pg_current_xact_id_if_assigned() is not null").fetchall()
+    return bool(is_assigned)

@@ -42,7 +42,7 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
         candidates.append(f"{candidate_major} in {directory}")
         if major in (None, candidate_major):
             return directory if user is None or find_inaccessible(user, directory) is None else _copy(directory)
-    if major is not None and candidates:
+    if candidates:
         raise EmbeddedDirectoryUnusable(
             f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(candidates)}. Install "
             f"Postgres {major}, or dump and restore into a new data directory."

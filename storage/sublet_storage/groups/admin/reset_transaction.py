@@ -79,7 +79,7 @@ select %(group)s, u.stream_id, 0, %(consumed)s::jsonb, {NOW} from unnest(%(strea
 
 _NUMBERS = """
 select distinct p.epoch_dimensions from space p join stream s using (space_id)
- where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_dimensions is not null"""
+ where s.stream_id = any(%(streams)s::bigint[])"""
 
 _EXISTS = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
 
