@@ -303,6 +303,7 @@ def test_runs_of_nothing_are_left_to_arrow() -> None:
     for count, wrong in (
         (3, payload.replace(ends, struct.pack("<2i", 0, 3))),
         (3, of_none),
+        (2, payload),
         (0, stored.slice(0, 0).serialize().to_pybytes()),
     ):
         assert decode_small_blocks(codec, [(count, wrong)], 1, 0) is None

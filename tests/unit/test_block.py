@@ -61,6 +61,7 @@ def test_epochs_are_not_compared_with_each_other() -> None:
     stored = batch(["t"] * count, epoch=epochs)
     with pytest.raises(ValueError, match="epochs that its row does not have"):
         check_epoch_bounds(None, stored)
+    check_epoch_bounds(None, batch(["t"]))
     bounds: dict[str, object] = {"least": [[0, -count, 0, 0]], "greatest": [[count, 0, 6, 10]], "has_unset": False}
     check_epoch_bounds(json.dumps(bounds), stored)
     for end in ({"least": [[0, 1 - count, 1, 0]]}, {"greatest": [[count, 0, 6, 9]]}):
@@ -77,7 +78,7 @@ def test_decoding_copies_no_value() -> None:
 
 
 def test_only_a_large_block_is_compressed() -> None:
-    few, many = batch(["a"] * 10), batch(["a"] * 1000)
+    few, many = batch(["a"] * 10, value=[bytes(1000)] * 10), batch(["a"] * 1000)
     assert encode(few, "zstd") == encode(few, "none")
     assert encode(many, "zstd")[1].size < encode(many, "none")[1].size / 2
 
@@ -143,7 +144,7 @@ def test_the_skip_index_has_few_topics_or_none() -> None:
 
 def test_a_packed_block_knows_the_span_of_its_times() -> None:
     block = pack(batch(["a", "a", "b"], timestamp=[5_000_000, 3_000_000, 4_000_000]))
-    assert (block.count, block.topics) == (3, ["a", "b"])
+    assert (block.count, block.topics, block.epochs) == (3, ["a", "b"], None)
     assert block.first_timestamp.timestamp() == 3
     assert block.last_timestamp.timestamp() == 5
 

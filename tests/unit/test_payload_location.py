@@ -39,8 +39,8 @@ def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, op
     [
         "", "/mnt/shared", "file://mnt/shared", "file:///", "file:///a/../b", "file:///a//b", "file:///a?x=y",
         "file:///a#b", "file:///a%2e%2e", "file:///ä", "s3://", "s3://Bucket/a", "s3://bucket/a/./b",
-        "s3://bucket?scheme=ftp", "s3://bucket?region=a b", "gs://bucket/a", "http://bucket/a", "s3://[bucket",
-        "s3://[::1/a",
+        "s3://bucket?scheme=ftp", "s3://bucket?region=a b", "s3://bucket?region=a&region=a", "gs://bucket/a",
+        "http://bucket/a", "s3://[bucket", "s3://[::1/a",
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_refused(text: str) -> None:
