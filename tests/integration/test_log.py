@@ -137,9 +137,9 @@ def test_since_is_what_lies_later_in_order_paged(conn: Connection, stream: int) 
 
 
 def test_a_block_may_reach_the_limit_in_bytes(conn: Connection, stream: int) -> None:
-    """Then the next is left out. What lies before a range does not count."""
-    for _ in range(3):
-        put(conn, stream, b"x" * 100)
+    """Then the next is left out. What lies before a range does not count, nor what is in other streams."""
+    for each in (stream, stream, stream, open_streams(conn)[1].stream_id):
+        put(conn, each, b"x" * 100)
     ((size,),) = conn.execute("select distinct octet_length(payload) from block where stream_id = %s", (stream,))
     for limit, blocks in ((1, 1), (size, 1), (size + 1, 2)):
         assert fetch(conn, stream, 0, limit_bytes=limit).position == blocks
@@ -341,7 +341,9 @@ def test_all_else_that_follows_is_for_the_other_read(conn: Connection, stream: i
     generation = generation_of(conn, stream)
     next_page = partial(fetch_next, conn, stream, generation_id=generation)
     assert next_page(offset=0) is None, "there is nothing"
+    assert next_page(offset=0, may_be_empty=True) == fetch(conn, stream, 0)
     put(conn, stream, b"0", b"1")
+    assert next_page(offset=0, may_be_empty=True) == fetch(conn, stream, 0)
     assert next_page(offset=1) is None, "it begins in a block"
     assert next_page(offset=7) is None, "it is beyond the head"
     put(conn, stream, bytes(NEXT_BLOCK_BYTES))
