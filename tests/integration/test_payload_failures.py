@@ -466,6 +466,7 @@ def test_a_sweep_reads_no_more_than_it_deletes(eu: Eu, tmp_path: Path) -> None:
 
 def test_what_waits_for_its_grace_is_left_alone(eu: Eu) -> None:
     """No block may name it again, and it is not taken for abandoned; nor is what lies elsewhere."""
+    eu.move()
     generation = generation_of(eu.conn, eu.stream)
     owner = unreferenced_objects.BlockOwner(eu.space.space_id, generation, eu.stream)
     places = (eu.world.uri, eu.world.uri, eu.world.uri, "file:///elsewhere")
