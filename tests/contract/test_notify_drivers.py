@@ -243,6 +243,12 @@ def test_a_payload_is_text_within_postgres_limit(message: bytes) -> None:
     assert len(payloads) == 64
     assert all(len(payload) < 8000 and payload.isascii() for payload in payloads)
     assert {decode_payload(payload.encode()) for payload in payloads} == {message}
+    assert encode_payload(b"a\1b\2", 1) == "t1a\1b\2", "the server replaces the marks in it"
+
+
+@pytest.mark.parametrize("payload", [b"", b"t", b"b", b"x0text", b"b0%", b"b0A"])
+def test_what_is_no_payload_is_no_message(payload: bytes) -> None:
+    assert decode_payload(payload) is None
 
 
 def test_what_waits_outlives_a_lost_connection(database: str) -> None:

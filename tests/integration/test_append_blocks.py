@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.lending_statements import query_facts
 from sublet_storage.log.append import UNNAMED, AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append
 from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
@@ -77,6 +78,7 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 @example([FIRST, [Sent(0, 2), Sent(0, 2), Sent(1, 2)]], set())
 @example([FIRST, [Sent(0, 2, incarnation=3), Sent(1, 2, incarnation=3)]], set())
 @example([FIRST, [Sent(0, 2, incarnation=1), Sent(1, 2, incarnation=1)]], set())
+@example([FIRST, [Sent(0, 2), Sent(1, 2, incarnation=3)]], set())
 @example([FIRST, USUAL], {"closed"})
 @example([FIRST, USUAL], {"fenced"})
 @example([FIRST, [*USUAL, Sent(1, 3, in_epoch=True)]], set())
@@ -135,8 +137,8 @@ def test_a_value_that_is_missing_is_named(
 
 
 @pytest.mark.conforms("W2")
-def test_a_page_of_streams_is_one_call(conn: Connection) -> None:
-    """Each with its own messages, in time order within a stream."""
+def test_a_page_of_streams_is_one_call(database: str, conn: Connection) -> None:
+    """Each with its own messages, in time order within a stream; one block, or large ones, are not."""
     streams = [each.stream_id for each in open_streams(conn)]
     for sequence in (1, 3):
         stamps = [ProducerStamp("p", 2, sequence), ProducerStamp("p", 2, sequence + 1)]
@@ -146,6 +148,15 @@ def test_a_page_of_streams_is_one_call(conn: Connection) -> None:
         assert [each.end_offset for each in answers] == [sequence] * len(streams) + [sequence + 1] * len(streams)
     times = conn.execute("select array_agg(appended_at order by end_offset) from block group by stream_id").fetchall()
     assert all(each == sorted(each) for (each,) in times)
+    for count_of, size, call in ((2, 1, "append_blocks"), (1, 1, "append_block"), (2, 1 << 18, "append_block")):
+        with connect(database) as other:
+            stamps = [ProducerStamp(f"{count_of} {size}", 2, sequence) for sequence in (1, 2)]
+            appends = [
+                BlockAppend(*each) for each in zip(streams, [block(bytes(size))] * count_of, stamps, strict=False)
+            ]
+            append(other, appends)
+            calls = "select distinct substring(statement from 'append_blocks?') from pg_prepared_statements"
+            assert other.execute(f"{calls} where statement like '%append_block%'").fetchall() == [(call,)]
 
 
 @pytest.mark.conforms("X4")

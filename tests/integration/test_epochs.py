@@ -219,6 +219,8 @@ def test_a_silent_producer_holds_nothing_back(world: World) -> None:
     assert renew(world.conn, B, LONG_S) == {world.space}
     assert (world.expire(), world.expire()) == (["a"], [])
     assert not epoch_leases.expire_one(world.conn, world.space, "a"), "another process has found it, too"
+    assert not epoch_leases.expire_one(world.conn, world.space, "b"), "it was renewed meanwhile"
+    epoch_leases.expire(world.conn, lambda _: pytest.fail("nothing is due any more"))
     assert world.frontier() == [(5,)]
     assert world.send(A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(world.conn, A) == frozenset()
@@ -251,9 +253,21 @@ def test_all_epochs_of_a_dropped_space_are_complete(world: World) -> None:
     assert append(world.conn, [late])[0].outcome is AppendOutcome.APPENDED
     world.hold(B, (3,), lease_s=0.0)
     drop_space(world.conn, "other")
+    assert not epoch_leases.expire_one(world.conn, other, "a"), "it is over"
     release(world.conn, other, A)
     assert read_lower_frontier(world.conn, other) == LowerFrontier(((8,),))
     assert world.expire() == ["b"]
+    assert renew(world.conn, C) == {other}, "it is not fenced"
+
+
+def test_nothing_advances_past_what_is_not_stored(world: World) -> None:
+    world.hold(A, (3,))
+    stream = stream_of(world.conn, "default")
+    world.conn.execute("update stream set state = 'closed' where stream_id = %s", (stream,))
+    refused = BlockAppend(stream, in_epochs((3,)), ProducerStamp("a", 1, 1))
+    moved = epoch_leases.append_and_advance(world.conn, [refused], world.space, A, [(4,)], LONG_S)
+    assert ([each.outcome for each in moved.results], moved.change) == ([AppendOutcome.CLOSED], None)
+    assert world.frontier() == [(3,)]
 
 
 def test_a_living_one_that_is_writing_delays_no_pass(world: World) -> None:

@@ -13,7 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, PoisonBlock, PositionGone, Unavailable, UnknownOutcome
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    NotFound,
+    PoisonBlock,
+    PositionGone,
+    Unavailable,
+    UnknownOutcome,
+)
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append, register_producer
@@ -137,9 +144,9 @@ def test_since_is_what_lies_later_in_order_paged(conn: Connection, stream: int) 
 
 
 def test_a_block_may_reach_the_limit_in_bytes(conn: Connection, stream: int) -> None:
-    """Then the next is left out. What lies before a range does not count."""
-    for _ in range(3):
-        put(conn, stream, b"x" * 100)
+    """Then the next is left out. What lies before a range does not count, nor what is in other streams."""
+    for each in (stream, stream, stream, open_streams(conn)[1].stream_id):
+        put(conn, each, b"x" * 100)
     ((size,),) = conn.execute("select distinct octet_length(payload) from block where stream_id = %s", (stream,))
     for limit, blocks in ((1, 1), (size, 1), (size + 1, 2)):
         assert fetch(conn, stream, 0, limit_bytes=limit).position == blocks
@@ -179,6 +186,20 @@ def test_since_the_latest_there_is_nothing(conn: Connection, stream: int) -> Non
     conn.execute("update generation set state = 'gone' where state = 'closed'")
     heads = read_heads(conn, [stream, 999])
     assert {each: (head.is_closed, head.is_gone) for each, head in heads.items()} == {stream: (True, True)}
+
+
+def test_what_is_there_or_gone_is_read_once(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what should be there and is not is looked for again, in the partition."""
+    generation = generation_of(conn, stream)
+    put(conn, stream, b"a", b"b")
+    monkeypatch.setattr("sublet_storage.log.fetch.read_partition", lambda *_: pytest.fail("it is read again"))
+    assert [fetch(conn, stream, offset, generation_id=generation).position for offset in (0, 2)] == [2, 2]
+    conn.execute("update generation set state = 'gone'")
+    conn.execute("delete from block")
+    with pytest.raises(PositionGone):
+        fetch(conn, stream, 0, generation_id=generation)
+    with pytest.raises(NotFound, match="stream 999: there is no such stream"):
+        fetch(conn, 999, 0, generation_id=generation)
 
 
 @pytest.mark.conforms("P2", "P3")
@@ -341,7 +362,9 @@ def test_all_else_that_follows_is_for_the_other_read(conn: Connection, stream: i
     generation = generation_of(conn, stream)
     next_page = partial(fetch_next, conn, stream, generation_id=generation)
     assert next_page(offset=0) is None, "there is nothing"
+    assert next_page(offset=0, may_be_empty=True) == fetch(conn, stream, 0)
     put(conn, stream, b"0", b"1")
+    assert next_page(offset=0, may_be_empty=True) == fetch(conn, stream, 0)
     assert next_page(offset=1) is None, "it begins in a block"
     assert next_page(offset=7) is None, "it is beyond the head"
     put(conn, stream, bytes(NEXT_BLOCK_BYTES))
@@ -351,6 +374,7 @@ def test_all_else_that_follows_is_for_the_other_read(conn: Connection, stream: i
     conn.execute("update block set payload = '' where end_offset = 4")
     with pytest.raises(PoisonBlock, match="begins at offset 3 "):
         next_page(offset=3)
+    assert fetch(conn, stream, 0).position == 3, "a page ends before it"
     conn.execute("delete from block where end_offset <= 3")
     assert next_page(offset=0) is None, "there is a hole"
     conn.execute("update block set uri = 'elsewhere', uri_bytes = 1, payload = null where end_offset = 4")

@@ -464,6 +464,22 @@ def test_a_sweep_reads_no_more_than_it_deletes(eu: Eu, tmp_path: Path) -> None:
     assert rows_read() - before < 1000 + 20 * deleted
 
 
+def test_what_waits_for_its_grace_is_left_alone(eu: Eu) -> None:
+    """No block may name it again, and it is not taken for abandoned; nor is what lies elsewhere."""
+    eu.move()
+    generation = generation_of(eu.conn, eu.stream)
+    owner = unreferenced_objects.BlockOwner(eu.space.space_id, generation, eu.stream)
+    places = (eu.world.uri, eu.world.uri, eu.world.uri, "file:///elsewhere")
+    planned = [(f"{place}/1/1-{end}-{'0' * 32}-{'0' * 16}", end) for end, place in enumerate(places, 1)]
+    named, claimed, abandoned, elsewhere = (uri for uri, _ in planned)
+    unreferenced_objects.register_objects(eu.conn, owner, planned)
+    unreferenced_objects.mark_for_deletion(eu.conn, owner, planned[:1], was_named=True)
+    assert unreferenced_objects.claim_objects(eu.conn, [named, claimed]) == {claimed}
+    assert unreferenced_objects.delete_expired_objects(eu.conn, abandoned_s=0) == 1
+    left = eu.conn.execute("select uri from payload_object").fetchall()
+    assert {uri for (uri,) in left} == {named, elsewhere} != {abandoned}
+
+
 def test_a_sweep_of_nothing_opens_no_transaction(conn: Connection) -> None:
     def guard(_: Connection) -> None:
         raise AssertionError("a transaction")

@@ -185,14 +185,22 @@ def test_a_buffer_lies_within_the_body(start: int, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("size", "length", "said"),
-    [(7, 1234, "a compressed buffer of 7 bytes"), (None, -2, "a buffer that decompresses to -2 bytes")],
+    [
+        (7, 1234, "a compressed buffer of 7 bytes"),
+        (None, -2, "a buffer that decompresses to -2 bytes"),
+        (None, -1, None),
+    ],
 )
-def test_a_compressed_buffer_has_a_length(size: int | None, length: int, said: str) -> None:
+def test_a_compressed_buffer_has_a_length(size: int | None, length: int, said: str | None) -> None:
+    """One of -1 is not compressed."""
     payload = bytearray(message(batch(1, value=[b"x" * 1234]), "zstd"))
     at, body = payload.rindex(struct.pack("<q", 1234)), payload.index(pa.ipc.read_message(payload).body.to_pybytes())
     struct.pack_into("<q", payload, at, length)
     if size is not None:
         struct.pack_into("<q", payload, payload.index(struct.pack("<q", at - body)) + 8, size)
+    if said is None:
+        assert parse_envelope(pa.ipc.read_message(payload)).decoded_bytes < 1234
+        return
     with pytest.raises(PoisonBlock, match=said):
         decode(0, bytes(payload), 1)
 
@@ -303,11 +311,22 @@ def test_runs_of_nothing_are_left_to_arrow() -> None:
     for count, wrong in (
         (3, payload.replace(ends, struct.pack("<2i", 0, 3))),
         (3, of_none),
+        (2, payload),
         (0, stored.slice(0, 0).serialize().to_pybytes()),
     ):
         assert decode_small_blocks(codec, [(count, wrong)], 1, 0) is None
         with pytest.raises(PoisonBlock):
             decode_block(codec, wrong, 1, count, count)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{"timestamp": [arrow_batch_decoder.FIRST_US, 0, arrow_batch_decoder.LAST_US]}, {"value": [b"", b"v", b""]}],
+)
+def test_a_small_block_at_its_limits_needs_no_arrow(columns: dict[str, Any]) -> None:
+    given = batch(**columns)
+    codec, payload = encode(given)
+    assert decode_small_blocks(codec, [(3, payload.to_pybytes())], 5, 40) == add_position_columns(given, 5, 40)
 
 
 def test_a_payload_is_bounded_before_it_is_read() -> None:

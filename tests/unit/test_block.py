@@ -16,6 +16,7 @@ from sublet_storage.log.arrow_batch_decoder import MIN_ARROW_VALUES, decode_bloc
 from sublet_storage.log.block_encoder import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
+    BlockEpochRange,
     add_position_columns,
     build_topic_index,
     check_epoch_bounds,
@@ -25,9 +26,11 @@ from sublet_storage.log.block_encoder import (
 )
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
+    decode_flags,
     encode_codec,
     get_absent_flag,
     get_runs_flag,
+    has_one_epoch,
     stored_schema,
 )
 
@@ -47,10 +50,16 @@ def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
 
 
+FEW_AND_MANY_RUNS = ("a" * 7, "a" * 8, "aaaabbbb", "aaaabbbc")
+
+
 def test_what_is_absent_or_repeats_takes_no_room() -> None:
     lean = batch(["orders/eu/created"] * 1000, timestamp=[7] * 1000)
     values = sum(len(value) for value in lean.column("value").to_pylist())
     assert encode(lean)[1].size < values + 4 * 1001 + 600
+    runs = [bool(decode_flags(encode(batch([*topics]))[0]) & get_runs_flag("topic")) for topics in FEW_AND_MANY_RUNS]
+    assert runs == [False, True, True, False]
+    assert [has_one_epoch(encode(batch(["a"] * count, epoch=[[1]] * count))[0]) for count in (3, 4)] == [False, True]
 
 
 @pytest.mark.conforms("X7")
@@ -61,6 +70,7 @@ def test_epochs_are_not_compared_with_each_other() -> None:
     stored = batch(["t"] * count, epoch=epochs)
     with pytest.raises(ValueError, match="epochs that its row does not have"):
         check_epoch_bounds(None, stored)
+    check_epoch_bounds(None, batch(["t"]))
     bounds: dict[str, object] = {"least": [[0, -count, 0, 0]], "greatest": [[count, 0, 6, 10]], "has_unset": False}
     check_epoch_bounds(json.dumps(bounds), stored)
     for end in ({"least": [[0, 1 - count, 1, 0]]}, {"greatest": [[count, 0, 6, 9]]}):
@@ -77,7 +87,7 @@ def test_decoding_copies_no_value() -> None:
 
 
 def test_only_a_large_block_is_compressed() -> None:
-    few, many = batch(["a"] * 10), batch(["a"] * 1000)
+    few, many = batch(["a"] * 10, value=[bytes(1000)] * 10), batch(["a"] * 1000)
     assert encode(few, "zstd") == encode(few, "none")
     assert encode(many, "zstd")[1].size < encode(many, "none")[1].size / 2
 
@@ -143,7 +153,8 @@ def test_the_skip_index_has_few_topics_or_none() -> None:
 
 def test_a_packed_block_knows_the_span_of_its_times() -> None:
     block = pack(batch(["a", "a", "b"], timestamp=[5_000_000, 3_000_000, 4_000_000]))
-    assert (block.count, block.topics) == (3, ["a", "b"])
+    assert (block.count, block.topics, block.epochs) == (3, ["a", "b"], None)
+    assert pack(batch(["a", "b"], epoch=[[1], [2]])).epochs == BlockEpochRange(((1,),), ((2,),), False)
     assert block.first_timestamp.timestamp() == 3
     assert block.last_timestamp.timestamp() == 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from pathlib import Path
@@ -10,8 +11,14 @@ import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PayloadUnavailable
 from sublet_storage.objects.allowed_locations import find_refusal, read_allowed_endpoints
-from sublet_storage.objects.location import MAX_LOCATION_CHARS, locate_object, new_object_name, parse_location
-from sublet_storage.objects.object_stores import ObjectStore
+from sublet_storage.objects.location import (
+    MAX_LOCATION_CHARS,
+    PayloadStoreLocation,
+    locate_object,
+    new_object_name,
+    parse_location,
+)
+from sublet_storage.objects.object_stores import MARKER, ObjectStore, ObjectUnusable, PayloadObjectNotFound
 
 
 @pytest.mark.parametrize(
@@ -39,8 +46,8 @@ def test_a_place_is_a_directory_or_a_part_of_a_bucket(text: str, prefix: str, op
     [
         "", "/mnt/shared", "file://mnt/shared", "file:///", "file:///a/../b", "file:///a//b", "file:///a?x=y",
         "file:///a#b", "file:///a%2e%2e", "file:///ä", "s3://", "s3://Bucket/a", "s3://bucket/a/./b",
-        "s3://bucket?scheme=ftp", "s3://bucket?region=a b", "gs://bucket/a", "http://bucket/a", "s3://[bucket",
-        "s3://[::1/a",
+        "s3://bucket?scheme=ftp", "s3://bucket?region=a b", "s3://bucket?region=a&region=a", "gs://bucket/a",
+        "http://bucket/a", "s3://[bucket", "s3://[::1/a",
     ],
 )  # fmt: skip
 def test_what_is_no_place_is_refused(text: str) -> None:
@@ -92,7 +99,7 @@ HERE, THERE = "?endpoint_override=127.0.0.1", "?endpoint_override=store:9000"
     ("allowed", "text", "refusal"),
     [
         *((ENDPOINTS, f"s3://bucket/a{options}", None) for options in (
-            "", "?region=eu-1", f"{HERE}:9000&scheme=http", "?endpoint_override=[::1]:9000",
+            "", "?region=eu-1", "?scheme=http", f"{HERE}:9000&scheme=http", "?endpoint_override=[::1]:9000",
             "?endpoint_override=localhost:9000", THERE, "?endpoint_override=https://STORE:9000/",
             "?endpoint_override=plain&scheme=http",
         )),
@@ -205,3 +212,45 @@ def test_a_place_of_the_database_has_a_marker() -> None:
     found = locate_object(f"s3://bucket/a/{name.text}", ["s3://bucket/a?region=x#0123"])
     assert found is not None
     assert (found[0].marker, str(found[0])) == ("0123", "s3://bucket/a?region=x")
+
+
+ID, OTHER_ID = "a" * 32, "b" * 32
+
+
+def store_at(place: Path, marker: str = "") -> ObjectStore:
+    return ObjectStore(PayloadStoreLocation("file", str(place), marker=marker))
+
+
+def test_a_place_is_known_by_its_marker(tmp_path: Path) -> None:
+    for marker in ("", ID):
+        with pytest.raises(PayloadUnavailable, match="is not there, or not mounted"):
+            store_at(tmp_path, marker).check_marker()
+    (tmp_path / MARKER).write_text("not ours")
+    with pytest.raises(PayloadUnavailable, match="has no id"):
+        store_at(tmp_path).write_marker(ID)
+    (tmp_path / MARKER).unlink()
+    assert [store_at(tmp_path).write_marker(each) for each in (ID, OTHER_ID)] == [ID, ID]
+    for marker in ("", ID):
+        store_at(tmp_path, marker).check_marker()
+    with pytest.raises(PayloadUnavailable, match="is not the one that it was"):
+        store_at(tmp_path, OTHER_ID).check_marker()
+
+
+def test_what_is_no_object_is_no_place_away(tmp_path: Path) -> None:
+    store_at(tmp_path).write_marker(ID)
+    store = store_at(tmp_path, ID)
+    with pytest.raises(PayloadObjectNotFound):
+        store.get("1/2", 9)
+    store.put("1/2", b"bytes")
+    assert bytes(store.get("1/2", 9)) == b"bytes"
+    os.mkfifo(tmp_path / "1/3")
+    with pytest.raises(ObjectUnusable, match="is not a file") as refused:
+        store.get("1/3", 9)
+    assert refused.value.is_permanent
+    for _ in range(2):
+        store.delete("1/2")
+    with pytest.raises(PayloadUnavailable, match="does not answer as it should"):
+        store_at(tmp_path / "away").delete("1/2")
+    store.note_timeout(1000)
+    with pytest.raises(PayloadUnavailable, match="has not answered for 1000 s"):
+        store.get("1/3", 9)

@@ -92,6 +92,9 @@ def test_only_a_snapshot_revives() -> None:
     assert cache.apply(space("a", 7), NOW) is ChangeNovelty.NEWER
     assert merge(cache) == [space("a", 7, deleted=True)]
     assert merge(cache, space("a", 7)) == [space("a", 7)], "a node whose lease had run out, and that goes on"
+    assert merge(cache) == [space("a", 7, deleted=True)]
+    assert cache.apply(space("a", 8, deleted=True), NOW) is ChangeNovelty.NEWER
+    assert cache.apply(space("a", 9), NOW) is ChangeNovelty.NEWER, "its end is known"
 
 
 def test_a_snapshot_of_some_has_nothing_of_the_others() -> None:
