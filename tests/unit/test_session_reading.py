@@ -601,7 +601,7 @@ def test_a_failed_block_acknowledges_nothing(agent: Agent, reader: Reader, fails
 
 @pytest.mark.usefixtures("_alone")
 def test_a_loop_leaves_acknowledging_to_its_user(agent: Agent, reader: Reader) -> None:
-    """Where the session is told so, however the loop was left: its batch does not come again either."""
+    """Without `auto_ack`, however the loop was left: its batch does not come again either."""
     reader.messages = (pa.record_batch({"value": [b"x"], "offset": [0]}),)
     with Session("$share/g/none/#", auto_ack=False) as session:
         for _ in session:
