@@ -639,8 +639,9 @@ def test_a_batch_that_is_done_has_not_failed(
 def test_only_its_own_batches_are_in_a_transaction(session: Session) -> None:
     anything: Any = "b"
     others = test_batch.given(test_assignment.Play(), 1)
-    for each, reported in ((others, "is of another session"), (anything, "'b' is no batch")):
-        with pytest.raises(UsageError, match=reported), session.transaction(each):
+    cases = (((others,), "is of another session"), ((anything,), "'b' is no batch"), ((), "name the batches it is for"))
+    for batches, reported in cases:
+        with pytest.raises(UsageError, match=reported), session.transaction(*batches):
             pass
 
 
