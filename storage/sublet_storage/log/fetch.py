@@ -31,7 +31,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.stream_lookup import newest_stream
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_PAYLOAD_BYTES,
     MIN_ARROW_VALUES,

@@ -12,7 +12,7 @@ import psycopg
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.stream_lookup import newest_stream
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.notify.changes import (
     EPOCHS,
     GROUP,

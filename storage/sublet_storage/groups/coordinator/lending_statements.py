@@ -17,9 +17,9 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, lower_front
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.db.stream_lookup import newest_stream
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import RowLockHolder

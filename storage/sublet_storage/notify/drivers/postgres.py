@@ -28,8 +28,7 @@ from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
-from sublet_storage.db.connect import connect, resolve_schema_name
-from sublet_storage.db.stream_lookup import newest_stream
+from sublet_storage.db.connect import connect, newest_stream, resolve_schema_name
 from sublet_storage.notify.codec import HEAD_MARK, VERSION_MARK
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
