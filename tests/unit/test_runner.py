@@ -108,6 +108,7 @@ def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> No
     source, seen, failures = Source(4), list[int](), iter(range(calls))
 
     def one_by_one(batch: Batch) -> None:
+        assert len(batch), "there is nothing left to do"
         for row in range(len(batch)):
             record = batch.slice(row, 1)
             if record.first == FIRST + bad and next(failures, None) is not None:
@@ -315,6 +316,7 @@ def test_pauses_double_and_vary() -> None:
     for longest in (0.2, 0.4, 0.8, *[1.0] * 100):
         pauses = {each.draw_pause_s() for each in backoffs}
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
+    assert RetryPolicy(max_attempts=1, backoff_s=0.0, max_backoff_s=0.0).new_backoff().draw_pause_s() == 0.0
 
 
 @pytest.mark.parametrize(

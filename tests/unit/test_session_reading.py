@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
+import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +21,16 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer import database_or_node_access, group_membership
+from sublet_borrower.consumer import database_or_node_access, group_membership, max_poll_interval
 from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.next_batch_reader import NextBatchReader
+from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.fetch.stream_fetcher import SessionStreamFetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted
+from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import (
@@ -39,7 +47,8 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
-from tests.kit import GRANT_KEY, WAIT_S, in_loop
+from tests.kit import GRANT_KEY, WAIT_S, eventually, in_loop
+from tests.unit import test_assignment, test_batch, test_complete_epoch_stream
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -52,6 +61,9 @@ class Agent:
     """In the agent's place: grants two streams for ever, and confirms the end at once."""
 
     def __init__(self) -> None:
+        self.handle = 0
+        self.given_up: list[tuple[int, str]] = []
+        self.is_closed = False
         self.reports: list[ProgressReported] = []
         self.inbox = SessionEventQueue()
         self.wanted: dict[str, object] = {}
@@ -60,12 +72,17 @@ class Agent:
 
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
         self.inbox, self.wanted = inbox, wanted
+        self.handle += 1
         for stream_id in (STREAM, OTHER):
-            inbox.put(granted(stream_id))
-        return 1
+            inbox.put(granted(stream_id, self.handle))
+        return self.handle
 
     def unsubscribe(self, handle: int) -> None:
         self.inbox.put(SubscriptionClosed(handle, BorrowerEndReason.DONE, ""))
+
+    def give_up(self, handle: int, reason: str) -> None:
+        self.given_up.append((handle, reason))
+        self.unsubscribe(handle)
 
     def report_progress(self, handle: int, progress: ProgressReported) -> None:
         self.reports.append(progress)
@@ -80,7 +97,7 @@ class Agent:
         return 1
 
     def close(self) -> None:
-        """Nothing to close."""
+        self.is_closed = True
 
 
 class Reader:
@@ -152,6 +169,18 @@ def _alone(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader, gate: 
 def session(_alone: None) -> Iterator[Session]:
     with Session("$share/g/none/#") as session:
         yield session
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What the network's thread is to call later."""
+    later: list[Callable[[], object]] = []
+    loop = SimpleNamespace(
+        call_soon_threadsafe=lambda function, *arguments: function(*arguments),
+        call_later=lambda _, *call: later.append(partial(*call)),
+    )
+    monkeypatch.setattr(max_poll_interval, "network_loop", lambda: loop)
+    return later
 
 
 @pytest.fixture
@@ -428,20 +457,21 @@ async def test_an_async_wait_ends_with_its_session(agent: Agent) -> None:
         drained.drain()
         assert await drained.poll() is None
         await drained.wait(3600.0)
+        assert drained.is_closed
     async with asyncio.timeout(WAIT_S), AsyncSession("$share/g/none/#") as session:
         leave, agent.unsubscribe = agent.unsubscribe, lambda handle: None  # type: ignore[method-assign]
         waiting = asyncio.ensure_future(session.wait(3600.0))
         closing = asyncio.ensure_future(session.close())
         await waiting
         assert not closing.done()
-        leave(1)
+        leave(agent.handle)
         await closing
 
 
 @pytest.mark.usefixtures("_alone")
 @in_loop
 async def test_an_async_poll_is_broken_off_by_its_time_only(agent: Agent, reader: Reader) -> None:
-    """Or by the end: no batch is given out then, though it was fetched."""
+    """Or by the end: no batch is given out then, though it was fetched, nor is it raised that the group refuses it."""
     gate, fetched = threading.Event(), threading.Event()
 
     def wait(number: int) -> None:
@@ -463,8 +493,197 @@ async def test_an_async_poll_is_broken_off_by_its_time_only(agent: Agent, reader
         agent.trusts = lambda: True
         polling = asyncio.ensure_future(session.poll())
         await asyncio.to_thread(fetched.wait, WAIT_S)
+        agent.inbox.put(SubscriptionClosed(1, BorrowerEndReason.DENIED, "it is refused"))
+        waiting = asyncio.ensure_future(session.wait(0.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         closing = asyncio.ensure_future(session.close())
         await asyncio.sleep(0)
         gate.set()
         assert await polling is None
+        await waiting
         await closing
+
+
+@pytest.mark.conforms("E36")
+@pytest.mark.usefixtures("_alone")
+def test_who_is_away_too_long_is_given_up_once(
+    timers: list[Callable[[], object]], agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next poll joins again, and no `wait` before it ends the session, nor does a timer of the time before."""
+    now = [0.0]
+    monkeypatch.setattr(max_poll_interval, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with Session("$share/g/none/#") as session:
+        (check,) = timers
+        check()
+        assert (len(timers), agent.given_up) == (2, [])
+        now[0] = 3600.0
+        check()
+        assert (len(timers), agent.given_up[0][0]) == (2, 1)
+        session.wait(0.0)
+        assert not session.is_closed
+        assert session.poll(0.0) is None
+        assert (agent.handle, set(session.assignment())) == (2, {STREAM, OTHER})
+        now[0] = 7200.0
+        check()
+        assert len(agent.given_up) == 1
+    timers[-1]()
+    assert (len(timers), len(agent.given_up)) == (3, 1)
+
+
+@pytest.mark.conforms("E36")
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_dropped_session_leaves_its_group(
+    timers: list[Callable[[], object]], agent: Agent, monkeypatch: pytest.MonkeyPatch, is_forked: bool
+) -> None:
+    """And closes all as soon as it has left; not in a forked child, whose parent goes on."""
+    session = Session("$share/g/none/#", settings=replace(BorrowerSettings(), unsubscribe_timeout_s=86_400.0))
+    with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as fork:
+        warnings.simplefilter("always")
+        if is_forked:
+            fork.setattr(os, "getpid", lambda: -1)
+        del session
+        gc.collect()
+    texts = [str(each.message) for each in caught if "dropped" in str(each.message)]
+    assert [f"made at {__file__}:" in text for text in texts] == [True] * (not is_forked)
+    if not is_forked:
+        eventually(lambda: agent.is_closed)
+        assert agent.given_up == [(1, "its session was dropped without being closed")]
+    assert (len(timers), agent.is_closed) == (1, not is_forked)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_fork_ends_no_session_of_its_parent(agent: Agent, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor acknowledges its batch."""
+    reader.messages = (pa.record_batch({"value": [b"x"]}),)
+
+    async def leave(session: AsyncSession) -> None:
+        with monkeypatch.context() as fork:
+            async with session:
+                assert await session.poll(WAIT_S) is not None
+                fork.setattr(os, "getpid", lambda: -1)
+        assert (agent.reports, session.is_closed) == ([], False)
+        await session.close()
+
+    with Session("$share/g/none/#") as plain:
+        with monkeypatch.context() as fork, plain:
+            assert plain.poll(WAIT_S) is not None
+            fork.setattr(os, "getpid", lambda: -1)
+        assert (agent.reports, plain.is_closed) == ([], False)
+    agent.reports.clear()
+    session = AsyncSession("$share/g/none/#")
+    asyncio.run(leave(session))
+    assert session.is_closed
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_failed_block_acknowledges_nothing(agent: Agent, reader: Reader, fails: bool) -> None:
+    reader.messages = (pa.record_batch({"value": [b"x"]}),)
+
+    def end(batch: object) -> None:
+        assert batch is not None
+        if fails:
+            raise ZeroDivisionError
+
+    async def poll() -> None:
+        async with AsyncSession("$share/g/none/#") as session:
+            end(await session.poll(WAIT_S))
+
+    with contextlib.suppress(ZeroDivisionError), Session("$share/g/none/#") as session:
+        end(session.poll(WAIT_S))
+    with contextlib.suppress(ZeroDivisionError):
+        asyncio.run(poll())
+    assert [each.position for each in agent.reports if each.position] == [1, 1] * (not fails)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_loop_leaves_acknowledging_to_its_user(agent: Agent, reader: Reader) -> None:
+    """Without `auto_ack`, however the loop was left: its batch does not come again either."""
+    reader.messages = (pa.record_batch({"value": [b"x"], "offset": [0]}),)
+    with Session("$share/g/none/#", auto_ack=False) as session:
+        for _ in session:
+            break
+        with contextlib.suppress(ZeroDivisionError):
+            for batch in session:
+                assert (batch.stream_id, batch.first) == (OTHER, 0)
+                raise ZeroDivisionError
+        following = session.poll(WAIT_S)
+        assert following is not None
+        assert (following.stream_id, following.first) == (STREAM, 1)
+    assert {each.position for each in agent.reports} <= {0}
+
+
+def test_a_batch_that_is_done_has_not_failed(
+    session: Session, reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though a transaction of it was not committed: its user has acknowledged it."""
+    reader.messages = (pa.record_batch({"value": [b"x"], "offset": [0]}),)
+    for _ in range(2):
+        with contextlib.suppress(ZeroDivisionError):
+            for _ in session:
+                raise ZeroDivisionError
+    batch = session.poll(WAIT_S)
+    assert batch is not None
+    assert batch.attempts.failures == 2
+    batch.begin_transaction()
+    batch.ack()
+    following = session.poll(WAIT_S)
+    assert following is not None
+    assert following.stream_id == OTHER
+    assert "failed repeatedly" not in caplog.text
+
+
+def test_only_its_own_batches_are_in_a_transaction(session: Session) -> None:
+    anything: Any = "b"
+    others = test_batch.given(test_assignment.Play(), 1)
+    cases = (((others,), "is of another session"), ((anything,), "'b' is no batch"), ((), "name the batches it is for"))
+    for batches, reported in cases:
+        with pytest.raises(UsageError, match=reported), session.transaction(*batches):
+            pass
+
+
+def between_two_steps() -> GrantedStream:
+    play = test_complete_epoch_stream.Play(1, completed=2)
+    stream = play.granted
+    play.read()
+    return stream
+
+
+MAY_READ: dict[str, tuple[Callable[[], GrantedStream], set[str]]] = {
+    "messages": (lambda: test_assignment.Play().granted, {"start"}),
+    "between two steps": (between_two_steps, {"start"}),
+    "in a step": (lambda: test_complete_epoch_stream.Play(1, completed=2).granted, {"continue", "drain"}),
+}
+
+
+@pytest.mark.conforms("E29", "E35")
+@pytest.mark.parametrize("is_in_doubt", [False, True])
+@pytest.mark.parametrize(("make", "when"), MAY_READ.values(), ids=MAY_READ)
+def test_what_a_stream_is_read_on_for(make: Callable[[], GrantedStream], when: set[str], is_in_doubt: bool) -> None:
+    """A new call, or the rest of a step of epochs, and nothing behind a batch whose outcome is unknown."""
+    cases = {"start": (True, False, False), "continue": (False, True, False), "drain": (True, True, True)}
+    no_transaction: Any = contextlib.nullcontext
+    found, stream = set(), make()
+    for name, (may_start, may_continue, is_draining) in cases.items():
+        allowed: list[bool] = []
+        assignment = SimpleNamespace(
+            retry_deferred=lambda _: None, next_readable=lambda may, to=allowed: to.append(may(stream))
+        )
+        member: Any = SimpleNamespace(
+            subscription="$share/g/#",
+            reader=None,
+            assignment=assignment,
+            may_start_call=lambda *_, answer=may_start: answer,
+            may_continue=lambda *_, answer=may_continue: answer,
+        )
+        doubt: Any = SimpleNamespace(is_in_doubt=lambda stream_id: is_in_doubt)
+        reader = NextBatchReader(member, doubt, RedeliveryQueue("$share/g/#"), 1, whole_epochs=False)
+        reader.is_draining = is_draining
+        assert reader.read_next(no_transaction) == (None, False)
+        assert reader.may_redeliver(NO_BATCH) is (may_continue and not is_in_doubt)
+        if allowed == [True]:
+            found.add(name)
+    assert found == (set() if is_in_doubt else when)

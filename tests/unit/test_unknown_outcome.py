@@ -90,8 +90,15 @@ def test_only_its_own_batch_waits_for_a_transaction(server: Server) -> None:
         known.check_outcome(7, 1, 10)
 
 
+def test_without_a_database_are_no_transactions() -> None:
+    known = ProgressTransactions(None, lambda: 1, 60.0)
+    with pytest.raises(UsageError, match="this session goes through nodes"), known.run([given(Play(), 1)]):
+        pass
+
+
 def test_an_outcome_is_asked_for_once_in_a_while(server: Server) -> None:
     server.transactions.resolve(3600.0)
+    assert not server.transactions.find_out()
     server.leave_in_doubt(batch(10))
     for _ in range(2):
         server.transactions.resolve(3600.0)

@@ -12,7 +12,9 @@ import threading
 import pytest
 
 from sublet.cli.base.json_logging import JsonFormatter
+from sublet_borrower.util.network_loop import network_loop
 from sublet_leader.run_with_timeout import run_with_timeout
+from sublet_protocol.domain.errors import UsageError
 from sublet_storage.util import retry
 from sublet_storage.util.log_throttle import CAUSES, MAX_CAUSES, MAX_ERROR_CHARS, LogThrottle, error_signature
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -112,6 +114,20 @@ def test_a_fork_ends_no_thread_of_its_parent() -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert select.select([thread.wakeup_socket], [], [], 0)[0] == []
     thread.stop()
+
+
+def test_a_forked_child_has_no_network_loop() -> None:
+    """Its parent's is not there, and grpc would wait for ever on another."""
+    network_loop()
+    if (pid := os.fork()) == 0:
+        is_refused = False
+        try:
+            network_loop()
+        except UsageError:
+            is_refused = True
+        finally:
+            os._exit(0 if is_refused else 1)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 # ---  -----------------------------------------------------------------------------------------------------------------
