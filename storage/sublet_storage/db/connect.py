@@ -57,8 +57,6 @@ _READ = f"""
 select {_ARRIVED}, pg_is_in_recovery(),
        case when not pg_is_in_recovery() then (select system_identifier::text from pg_control_system())
          || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
-_LIMIT_TRANSACTION = """
-select pg_catalog.set_config(name, %s, false) from pg_catalog.pg_settings where name = 'transaction_timeout'"""
 _READ_SETTING = f"select {_ARRIVED}, pg_is_in_recovery(), null"
 
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -121,8 +119,8 @@ def connect(
         connection = BoundedConnection.connect(conninfo, autocommit=True)
         connection.receive_timeout_s = float("inf") if receive_timeout_s is None else receive_timeout_s
         _check(connection, url)
-        if transaction_timeout_s is not None:
-            connection.execute(_LIMIT_TRANSACTION, (str(_to_milliseconds(transaction_timeout_s)),))
+        if transaction_timeout_s is not None and connection.info.server_version >= 170000:
+            connection.execute(f"set transaction_timeout = {_to_milliseconds(transaction_timeout_s)}")
         connection.autocommit = autocommit
     except psycopg.OperationalError as error:
         if "unsupported startup parameter" in str(error):  # PgBouncer's words
