@@ -1,4 +1,5 @@
-"""Who may publish which epochs, and what follows for the frontier of a space: on a real Postgres."""
+"""Who may publish which epochs (`hold_epochs`, `renew_epochs`, `release_epochs`), and what follows for the frontier of
+a space (`settle_epochs`): on a real Postgres."""
 
 from __future__ import annotations
 

@@ -294,6 +294,10 @@ def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
     assert len(house.keep()) == 2, "one that stays keeps no later one"
     house.store.delete_group(GROUP)
     assert len(house.keep()) == 1
+    for _ in range(2):  # also one that it has not noticed
+        house.ended(b"0")
+    house.retire()
+    assert len(house.keep()) == 1
 
 
 @pytest.mark.conforms("P10")

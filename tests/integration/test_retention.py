@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -14,8 +15,16 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
-from tests.integration.log_kit import Connection, generation_of, put, read, stream_of, with_a_short_lived_space
-from tests.kit import Background
+from tests.integration.log_kit import (
+    Connection,
+    generation_of,
+    put,
+    read,
+    stream_of,
+    waiting_for_locks,
+    with_a_short_lived_space,
+)
+from tests.kit import Background, eventually
 
 
 @pytest.fixture
@@ -201,17 +210,27 @@ def test_a_detach_left_pending_is_finished_first(
 
 
 @pytest.mark.conforms("W4")
+@pytest.mark.usefixtures("old")
 def test_a_reader_of_one_partition_keeps_that_alone(
-    database: str, conn: Connection, old: int, caplog: pytest.LogCaptureFixture
+    database: str, shared_database: str, conn: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names who it is, once."""
+    """The log names who it is, once, and nobody who waits for a lock, or has one on its like in another database."""
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     age(conn)
     drop_gone(conn)  # nothing is postponed before
-    read = generation_of(conn, old)
-    with psycopg.connect(database, options="-c search_path=sublet") as reader:
-        reader.execute(f"select from block_{read}")
+    ((read,),) = conn.execute("select min(generation_id) from generation").fetchall()
+    options = "-c search_path=sublet"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        psycopg.connect(database, options=options) as waiting,
+        psycopg.connect(shared_database, options=options) as other,
+        psycopg.connect(database, options=options) as reader,
+    ):
+        for each in (reader, other):
+            each.execute(f"select from block_{read}")
+        lock = pool.submit(waiting.execute, f"lock table block_{read}")
+        eventually(lambda: waiting_for_locks(database))
         declared = apply_retention(conn)
         assert drop_gone(conn) == []
         assert {f"block_{each}" for each in declared} & partitions(conn) == {f"block_{read}"}
@@ -219,6 +238,8 @@ def test_a_reader_of_one_partition_keeps_that_alone(
         (line,) = [record.getMessage() for record in caplog.records if "postponed" in record.getMessage()]
         holder = f"pid {reader.info.backend_pid} (user {reader.info.user!r}, block_{read})"
         assert line == f"drop of gone partitions postponed: partitions=block_{read} locked_by={holder}"
+        waiting.cancel_safe()
+        assert isinstance(lock.exception(), psycopg.errors.QueryCanceled)
     assert drop_gone(conn) == [read]
 
 
