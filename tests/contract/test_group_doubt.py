@@ -252,8 +252,9 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     before = postgres.connection.execute(of_other).fetchall()
     for stream in (held, planned, free, never):
         postgres.append(stream, 10)
-    led.grant(held)
+    grants = {held: led.grant(held).grant_id}
     with_plan = to_etl(led, planned)
+    grants[planned] = with_plan.grant_id
     with_plan.advance(2, in_doubt=with_plan.doubt(2, 5, HOLD_S))
     led.grant(free).release(4)
     postgres.connection.execute("update leadership set timeline = 'the former'")
@@ -265,6 +266,7 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     ]
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
     assert (now.row(planned).status, now.row(empty).status) == ("reserved", "free")
+    assert all(now.row(stream).grant_id > grant_id for stream, grant_id in grants.items()), "no id is given twice"
     assert postgres.connection.execute(of_other).fetchall() == before
 
 
@@ -279,6 +281,11 @@ def test_a_claim_again_ends_no_grant_of_its_term(postgres: PostgresWorld) -> Non
     with postgres.connection.transaction():
         elect(postgres.connection, led.group_id, TWO, LEASE_S, postgres.clock(), None, None)
     assert (held.now().status, held.now().grant_id) == ("held", held.grant_id)
+    postgres.append(held.stream, 1)
+    lines = led.history()
+    with postgres.connection.transaction():
+        elect(postgres.connection, led.group_id, ONE, LEASE_S, postgres.clock(), None, None)
+    assert led.history() == lines, "who was not elected records nothing"
 
 
 @pytest.mark.conforms("E11", "P10")

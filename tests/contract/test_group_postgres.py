@@ -87,6 +87,20 @@ REFUSE = (
 NOT_TEXT = "not\0text"
 
 
+@pytest.mark.conforms("A7")
+def test_who_reports_the_same_offset_stands_still(postgres: PostgresWorld) -> None:
+    """The row is not written anew, by whose age a holder is called slow; it has the grant since that was made."""
+    held = postgres.granted(5)
+    granted_at = postgres.connection.execute("select granted_at from lending").fetchall()
+    postgres.clock.advance(1)
+    held.advance(2, in_doubt=held.doubt(2, 3))
+    assert postgres.connection.execute("select granted_at from lending").fetchall() == granted_at
+    held.advance(3)
+    written = postgres.connection.execute("select ctid from lending").fetchall()
+    assert held.advance(3).outcome == "applied"
+    assert postgres.connection.execute("select ctid from lending").fetchall() == written
+
+
 def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> None:
     """It keeps a version of the row for each position; a commit does not read them all."""
     held = postgres.granted(5000)
@@ -101,6 +115,17 @@ def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> N
 
     with beside_an_open_transaction(postgres.url, connection, advance) as (first, last):
         assert last <= 1.5 * first
+
+
+def test_streams_are_synced_after_the_changes(postgres: PostgresWorld) -> None:
+    """Of the same commit: what its leader is told of a closed stream is how it is then."""
+    held = postgres.granted(10)
+    postgres.rollover(1)
+    writes = held.led.writes(ReleaseStream(held.stream, held.grant_id, 7, "leave"), sync=True)
+    with postgres.connection.transaction():
+        (result,) = commit_batch(postgres.connection, [writes], postgres.clock.now_us)
+    renewed = {row.stream_id: (row.status, row.position) for row in result.synced}
+    assert renewed[held.stream] == ("free", 7)
 
 
 @pytest.mark.conforms("E1")
@@ -451,6 +476,7 @@ def test_a_locked_leadership_costs_only_its_own_group(
     locks = f"select from leadership where leadership_id = {groups[0].group_id} for update"
     with blocking(postgres, locks):
         assert impatient.renew(ONE, {led.group_id: led.term for led in groups}, LEASE_S) == {groups[1].group_id}
+        assert impatient.claim(groups[0].group_id, TWO, LEASE_S).node == ONE, "who cannot have it does not wait"
         assert commit_all(impatient, groups) == ["busy", "applied"]
     reported = [record for record in caplog.records if "group write rejected" in record.getMessage()]
     assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in reported] == [("WARNING", None, False)]
@@ -488,6 +514,14 @@ def test_a_group_far_behind_gets_the_oldest_first(postgres: PostgresWorld) -> No
     loaded = store.load(behind.group_id, behind.term)
     assert len({lending.stream_id for lending in loaded}) == len(loaded) == 6004
     assert [lending.stream_id for lending in loaded if not lending.parents] == [behind.stream]
+    for ordinal in (6, 7):
+        add_closed_generation(postgres, ordinal, behind.stream, 3)
+    later = store.commit([led.writes(sync=True) for led in (behind, other)])
+    assert [len(result.synced) for result in later] == [6006, 9]
+    finish = "update lending set status = 'finished' where group_id = %s"
+    postgres.connection.execute(finish, (behind.group_id,))
+    add_closed_generation(postgres, 8, behind.stream, 3)
+    assert len(store.commit([behind.writes(sync=True)])[0].synced) == 6, "what is finished does not count"
 
 
 @pytest.mark.conforms("A7")

@@ -93,7 +93,8 @@ def test_a_deleted_groups_second_life_is_another(world: World) -> None:
     row = world.lead(again).row(held.stream)
     assert (row.status, row.position, row.grant_id, row.session) == ("free", 7, 0, None)
     never_elected = world.lead(former.group, TWO)
-    assert never_elected.write(grant(held.stream), sync=True).synced == ()
+    synced = never_elected.write(grant(held.stream), sync=True)
+    assert (synced.synced, synced.desired_state) == ((), None)
     assert never_elected.rows() == {}
 
 
@@ -276,9 +277,11 @@ def test_nothing_is_written_under_a_term_that_is_over(world: World, succeeded: b
 def test_a_past_term_disturbs_no_other_of_a_batch(world: World) -> None:
     groups = world.several(3)
     groups[1].term -= 1
-    results = world.store.commit([led.writes(grant(led.stream)) for led in groups])
-    assert [result.group_id for result in results] == [led.group_id for led in groups]
-    assert [result.has_stale_term for result in results] == [False, True, False]
+    never_led = world.group(OTHER)
+    batch = [led.writes(grant(led.stream)) for led in groups] + [records.GroupWrites(never_led.group_id, 1)]
+    results = world.store.commit(batch)
+    assert [result.group_id for result in results] == [writes.group_id for writes in batch]
+    assert [result.has_stale_term for result in results] == [False, True, False, True]
     groups[1].term += 1
     assert groups[1].row().status == "free"
 
