@@ -65,6 +65,18 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     assert held.now().in_doubt == later
 
 
+def test_a_grant_is_as_old_as_when_it_was_made(postgres: PostgresWorld) -> None:
+    """Whatever is planned under it, also once it has ended and the row is reserved."""
+    held, _ = planned(postgres)
+    asked = "select extract(epoch from granted_at) * 1000000 from lending where status = %s"
+    made_at = postgres.clock()
+    postgres.clock.advance(1)
+    held.advance(3, in_doubt=held.doubt(3, 6, HOLD_S))
+    assert postgres.connection.execute(asked, ("held",)).fetchall() == [(made_at,)]
+    held.force_release()
+    assert postgres.connection.execute(asked, ("reserved",)).fetchall() == [(made_at,)]
+
+
 def test_epochs_in_doubt_are_an_atomic_groups_alone(world: World) -> None:
     held, doubt = planned(world)
     reported = replace(doubt, end=8, consumed=ConsumedFrontier(8, LowerFrontier(((4, 5), (5, 4)))))

@@ -12,8 +12,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 
-from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, MalformedRow, StaleTerm, UnknownOutcome
+from sublet_protocol.domain.errors import (
+    Conflict,
+    DatabaseUnreachable,
+    MalformedRow,
+    NotFound,
+    StaleTerm,
+    UnknownOutcome,
+)
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
@@ -87,20 +95,6 @@ REFUSE = (
 NOT_TEXT = "not\0text"
 
 
-@pytest.mark.conforms("A7")
-def test_who_reports_the_same_offset_stands_still(postgres: PostgresWorld) -> None:
-    """The row is not written anew, by whose age a holder is called slow; it has the grant since that was made."""
-    held = postgres.granted(5)
-    granted_at = postgres.connection.execute("select granted_at from lending").fetchall()
-    postgres.clock.advance(1)
-    held.advance(2, in_doubt=held.doubt(2, 3))
-    assert postgres.connection.execute("select granted_at from lending").fetchall() == granted_at
-    held.advance(3)
-    written = postgres.connection.execute("select ctid from lending").fetchall()
-    assert held.advance(3).outcome == "applied"
-    assert postgres.connection.execute("select ctid from lending").fetchall() == written
-
-
 def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> None:
     """It keeps a version of the row for each position; a commit does not read them all."""
     held = postgres.granted(5000)
@@ -115,6 +109,19 @@ def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> N
 
     with beside_an_open_transaction(postgres.url, connection, advance) as (first, last):
         assert last <= 1.5 * first
+
+
+@pytest.mark.parametrize(
+    ("too_large", "found"), [("stream_id", "refused"), ("grant_id", "refused"), ("position", "invalid")]
+)
+def test_a_number_beyond_postgres_is_answered(postgres: PostgresWorld, too_large: str, found: str) -> None:
+    """And costs no other change of its group, as an error of the server does."""
+    led = postgres.led(2)
+    held = led.grant()
+    plain = AdvancePosition(held.stream, held.grant_id, 3)
+    writes = led.writes(structs.replace(plain, **{too_large: 2**63}), grant(led.streams[1]))
+    results = postgres.store.commit([writes])[0].results
+    assert [each.outcome for each in results] == [found, "applied"]
 
 
 def test_streams_are_synced_after_the_changes(postgres: PostgresWorld) -> None:
@@ -663,3 +670,5 @@ def test_a_group_deleted_meanwhile_is_not_changed(postgres: PostgresWorld) -> No
     with postgres.connection.transaction():
         assert group_lifecycle.apply_command(postgres.connection, group, PauseGroup(), None) is None
         assert not group_lifecycle.delete(postgres.connection, group.group_id, None)
+    with pytest.raises(NotFound, match="there is no such group"):
+        group_lifecycle.get_live(postgres.connection, SHARE)

@@ -286,3 +286,13 @@ def test_a_group_is_shown_with_all_pages_of_streams(postgres: PostgresWorld, mon
     monkeypatch.setattr(overview, "PAGE", 2)
     streams = postgres.led(4).streams
     assert [each.stream_id for each in describe_group(postgres.connection, SHARE).streams] == sorted(streams)
+
+
+@pytest.mark.conforms("A7")
+def test_who_reports_the_same_offset_stands_still(postgres: PostgresWorld) -> None:
+    """The row is not written anew, by whose age a holder is called slow."""
+    held = postgres.granted(5)
+    held.advance(3)
+    written = postgres.connection.execute("select ctid from lending").fetchall()
+    assert held.advance(3).outcome == "applied"
+    assert postgres.connection.execute("select ctid from lending").fetchall() == written
