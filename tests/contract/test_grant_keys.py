@@ -135,6 +135,11 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
     (longer,) = postgres.add_space("longer", "longer/#")
     postgres.append(longer, 6)
     leads = "update leadership set timeline = %s where leadership_id = %s"
+    ((timeline,),) = postgres.connection.execute("select timeline_now()").fetchall()
+    postgres.connection.execute(leads, ("former", held.led.group_id))
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 5)
+    postgres.connection.execute(leads, (timeline, held.led.group_id))
     postgres.connection.execute(leads, ("former", other.group_id))
     postgres.connection.execute("update lending set status = 'blocked'")
     assert held.advance(5).outcome == "refused"
