@@ -125,12 +125,15 @@ def test_a_number_beyond_postgres_is_answered(postgres: PostgresWorld, too_large
 
 
 def test_streams_are_synced_after_the_changes(postgres: PostgresWorld) -> None:
-    """Of the same commit: what its leader is told of a closed stream is how it is then."""
-    held = postgres.granted(10)
+    """Of the same commit: what its leader is told of a closed stream is how it is then. A group that nobody has led yet
+    disturbs none of it."""
+    held, unled = postgres.granted(10), postgres.group(Subscription.parse("$share/unled/#"))
     postgres.rollover(1)
     writes = held.led.writes(ReleaseStream(held.stream, held.grant_id, 7, "leave"), sync=True)
     with postgres.connection.transaction():
-        (result,) = commit_batch(postgres.connection, [writes], postgres.clock.now_us)
+        batch = [writes, GroupWrites(unled.group_id, held.led.term)]
+        result, other = commit_batch(postgres.connection, batch, postgres.clock.now_us)
+    assert (result.has_stale_term, other.has_stale_term) == (False, True)
     renewed = {row.stream_id: (row.status, row.position) for row in result.synced}
     assert renewed[held.stream] == ("free", 7)
 
