@@ -195,7 +195,9 @@ def test_history_is_read_from_its_end(postgres: PostgresWorld) -> None:
         ((first,), ours, 4),
         ((first, 1), ours[-1:], 4),
     ):
-        assert read_history(postgres.connection, led.group_id, *asked) == NewestHistory(lines, count), asked
+        newest = read_history(postgres.connection, led.group_id, *asked)
+        assert newest == NewestHistory(lines, count), asked
+        assert newest.is_truncated is (len(lines) < count), asked
     assert [line.event for line in read_history(postgres.connection, led.group_id, 0).records] == ["takeover"]
     assert read_history(postgres.connection, led.group_id + 1) == NewestHistory()
 

@@ -132,7 +132,14 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
     """A row that an operator has taken back by SQL still has the key of its grant. Who is on another timeline is asked
     of its own group."""
     held, other = postgres.granted(5), postgres.lead(postgres.group(OTHER))
+    (longer,) = postgres.add_space("longer", "longer/#")
+    postgres.append(longer, 6)
     leads = "update leadership set timeline = %s where leadership_id = %s"
+    ((timeline,),) = postgres.connection.execute("select timeline_now()").fetchall()
+    postgres.connection.execute(leads, ("former", held.led.group_id))
+    with pytest.raises(GrantLost):
+        consumer_progress.advance(postgres.connection, *held.uses, 5)
+    postgres.connection.execute(leads, (timeline, held.led.group_id))
     postgres.connection.execute(leads, ("former", other.group_id))
     postgres.connection.execute("update lending set status = 'blocked'")
     assert held.advance(5).outcome == "refused"
@@ -143,8 +150,13 @@ def test_progress_counts_up_to_the_head_while_held(postgres: PostgresWorld) -> N
         consumer_progress.advance(postgres.connection, *held.uses, 5, consumed=ConsumedFrontier(5))
     consumer_progress.advance(postgres.connection, *held.uses, 5)
     assert held.now().position == 5
-    with pytest.raises(GrantLost):
-        consumer_progress.advance(postgres.connection, *held.uses, 5)
+    version = postgres.connection.execute("select ctid from lending where status = 'held'").fetchall()
+    assert held.advance(5).outcome == "applied"
+    again = postgres.connection.execute("select ctid from lending where status = 'held'").fetchall()
+    assert again == version, "what moves nothing writes nothing"
+    for position in (5, 6):
+        with pytest.raises(GrantLost):
+            consumer_progress.advance(postgres.connection, *held.uses, position)
 
 
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:

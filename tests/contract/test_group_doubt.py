@@ -65,6 +65,18 @@ def test_what_is_planned_is_in_the_row_and_stays_there(world: World) -> None:
     assert held.now().in_doubt == later
 
 
+def test_a_grant_is_as_old_as_when_it_was_made(postgres: PostgresWorld) -> None:
+    """Whatever is planned under it, also once it has ended and the row is reserved."""
+    held, _ = planned(postgres)
+    asked = "select extract(epoch from granted_at) * 1000000 from lending where status = %s"
+    made_at = postgres.clock()
+    postgres.clock.advance(1)
+    held.advance(3, in_doubt=held.doubt(3, 6, HOLD_S))
+    assert postgres.connection.execute(asked, ("held",)).fetchall() == [(made_at,)]
+    held.force_release()
+    assert postgres.connection.execute(asked, ("reserved",)).fetchall() == [(made_at,)]
+
+
 def test_epochs_in_doubt_are_an_atomic_groups_alone(world: World) -> None:
     held, doubt = planned(world)
     reported = replace(doubt, end=8, consumed=ConsumedFrontier(8, LowerFrontier(((4, 5), (5, 4)))))
@@ -252,8 +264,9 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     before = postgres.connection.execute(of_other).fetchall()
     for stream in (held, planned, free, never):
         postgres.append(stream, 10)
-    led.grant(held)
+    grants = {held: led.grant(held).grant_id}
     with_plan = to_etl(led, planned)
+    grants[planned] = with_plan.grant_id
     with_plan.advance(2, in_doubt=with_plan.doubt(2, 5, HOLD_S))
     led.grant(free).release(4)
     postgres.connection.execute("update leadership set timeline = 'the former'")
@@ -265,6 +278,7 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     ]
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
     assert (now.row(planned).status, now.row(empty).status) == ("reserved", "free")
+    assert all(now.row(stream).grant_id > grant_id for stream, grant_id in grants.items()), "no id is given twice"
     assert postgres.connection.execute(of_other).fetchall() == before
 
 
@@ -279,6 +293,11 @@ def test_a_claim_again_ends_no_grant_of_its_term(postgres: PostgresWorld) -> Non
     with postgres.connection.transaction():
         elect(postgres.connection, led.group_id, TWO, LEASE_S, postgres.clock(), None, None)
     assert (held.now().status, held.now().grant_id) == ("held", held.grant_id)
+    postgres.append(held.stream, 1)
+    lines = led.history()
+    with postgres.connection.transaction():
+        elect(postgres.connection, led.group_id, ONE, LEASE_S, postgres.clock(), None, None)
+    assert led.history() == lines, "who was not elected records nothing"
 
 
 @pytest.mark.conforms("E11", "P10")

@@ -12,8 +12,16 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 
-from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, MalformedRow, StaleTerm, UnknownOutcome
+from sublet_protocol.domain.errors import (
+    Conflict,
+    DatabaseUnreachable,
+    MalformedRow,
+    NotFound,
+    StaleTerm,
+    UnknownOutcome,
+)
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
@@ -101,6 +109,32 @@ def test_an_open_transaction_costs_progress_little(postgres: PostgresWorld) -> N
 
     with beside_an_open_transaction(postgres.url, connection, advance) as (first, last):
         assert last <= 1.5 * first
+
+
+@pytest.mark.parametrize(
+    ("too_large", "found"), [("stream_id", "refused"), ("grant_id", "refused"), ("position", "invalid")]
+)
+def test_a_number_beyond_postgres_is_answered(postgres: PostgresWorld, too_large: str, found: str) -> None:
+    """And costs no other change of its group, as an error of the server does."""
+    led = postgres.led(2)
+    held = led.grant()
+    plain = AdvancePosition(held.stream, held.grant_id, 3)
+    writes = led.writes(structs.replace(plain, **{too_large: 2**63}), grant(led.streams[1]))
+    results = postgres.store.commit([writes])[0].results
+    assert [each.outcome for each in results] == [found, "applied"]
+
+
+def test_streams_are_synced_after_the_changes(postgres: PostgresWorld) -> None:
+    """Of the same commit, which a group without a leader does not disturb; a stream is reported as it is then."""
+    held, unled = postgres.granted(10), postgres.group(Subscription.parse("$share/unled/#"))
+    postgres.rollover(1)
+    writes = held.led.writes(ReleaseStream(held.stream, held.grant_id, 7, "leave"), sync=True)
+    with postgres.connection.transaction():
+        batch = [writes, GroupWrites(unled.group_id, held.led.term)]
+        result, other = commit_batch(postgres.connection, batch, postgres.clock.now_us)
+    assert (result.has_stale_term, other.has_stale_term) == (False, True)
+    renewed = {row.stream_id: (row.status, row.position) for row in result.synced}
+    assert renewed[held.stream] == ("free", 7)
 
 
 @pytest.mark.conforms("E1")
@@ -488,6 +522,14 @@ def test_a_group_far_behind_gets_the_oldest_first(postgres: PostgresWorld) -> No
     loaded = store.load(behind.group_id, behind.term)
     assert len({lending.stream_id for lending in loaded}) == len(loaded) == 6004
     assert [lending.stream_id for lending in loaded if not lending.parents] == [behind.stream]
+    for ordinal in (6, 7):
+        add_closed_generation(postgres, ordinal, behind.stream, 3)
+    later = store.commit([led.writes(sync=True) for led in (behind, other)])
+    assert [len(result.synced) for result in later] == [6006, 9]
+    finish = "update lending set status = 'finished' where group_id = %s"
+    postgres.connection.execute(finish, (behind.group_id,))
+    add_closed_generation(postgres, 8, behind.stream, 3)
+    assert len(store.commit([behind.writes(sync=True)])[0].synced) == 6, "what is finished does not count"
 
 
 @pytest.mark.conforms("A7")
@@ -568,6 +610,7 @@ def test_maintenance_is_guarded_by_its_term(postgres: PostgresWorld) -> None:
     now_us = postgres.clock.now_us
     with connect(postgres.url) as keeper, keeper.transaction():
         leadership.check_term(keeper, 0, claim.term, now_us)
+        assert postgres.store.claim(0, TWO, LEASE_S) == claim, "a look at it waits for no lock"
         with connect(postgres.url) as other, pytest.raises(psycopg.errors.LockNotAvailable):
             other.execute("select from leadership for no key update nowait")
         for term, at_us in ((claim.term - 1, now_us), (claim.term, now_us + 11_000_000)):
@@ -629,3 +672,5 @@ def test_a_group_deleted_meanwhile_is_not_changed(postgres: PostgresWorld) -> No
     with postgres.connection.transaction():
         assert group_lifecycle.apply_command(postgres.connection, group, PauseGroup(), None) is None
         assert not group_lifecycle.delete(postgres.connection, group.group_id, None)
+    with pytest.raises(NotFound, match="there is no such group"):
+        group_lifecycle.get_live(postgres.connection, SHARE)

@@ -93,7 +93,8 @@ def test_a_deleted_groups_second_life_is_another(world: World) -> None:
     row = world.lead(again).row(held.stream)
     assert (row.status, row.position, row.grant_id, row.session) == ("free", 7, 0, None)
     never_elected = world.lead(former.group, TWO)
-    assert never_elected.write(grant(held.stream), sync=True).synced == ()
+    synced = never_elected.write(grant(held.stream), sync=True)
+    assert (synced.synced, synced.desired_state) == ((), None)
     assert never_elected.rows() == {}
 
 

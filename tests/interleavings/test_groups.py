@@ -11,7 +11,7 @@ import pytest
 from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
+from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound, PermissionDenied, SessionRowLocked
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
@@ -284,7 +284,7 @@ def test_a_transaction_locks_rows_in_their_order(
 
     @in_transaction
     def delete_by_scan(conn: Connection) -> None:
-        for way in ("indexscan", "bitmapscan"):
+        for way in ("indexscan", "bitmapscan", "nestloop", "mergejoin"):
             conn.execute(f"set local enable_{way} = off")
         group_lifecycle.delete(conn, group.group_id, None)
 
@@ -350,6 +350,21 @@ def test_who_reads_on_is_given_each_line_once(orders: Interleavings, conn: Conne
 
     lead = in_transaction(lambda conn: leadership.claim(conn, 1, ONE, 30, None))
     orders.explore({"pause": pause, "lead": lead, "look": lambda conn: read_behind(conn, 1, None, 1000)}, judge)
+
+
+def test_of_two_who_bind_a_name_one_has_it(orders: Interleavings, conn: Connection) -> None:
+    session_name_owners.next_session_epoch(conn, SHARE, "etl", None)
+
+    def bind(principal: str, conn: Connection) -> str:
+        session_name_owners.bind(conn, SHARE, "etl", principal)
+        return principal
+
+    def judge(run: Run) -> None:
+        owner = run.conn.execute("select principal from session_epoch").fetchall()
+        assert all(isinstance(error, PermissionDenied | SessionRowLocked) for error in run.errors)
+        assert [(answer,) for answer in run.answers.values() if isinstance(answer, str)] == owner
+
+    orders.explore({name: partial(bind, name) for name in ("user:a", "user:b")}, judge)
 
 
 def test_of_two_releases_of_a_name_one_has_it(orders: Interleavings, conn: Connection) -> None:
