@@ -190,6 +190,8 @@ REFUSED = [
     ("publish('a', 'v', null, '[[1, \"x\"]]')", 'header [1, "x"]: headers are', '{"name": "text"}'),
     ("publish('a', 'v', null, '{\"n\": [1]}')", 'header "n" of type array: a value is text', "into text"),
     ("publish('a', 'v', null, '{\"n\": {\"base64\": \"a\"}}')", 'header "n": its value is not base64', "encode("),
+    ("publish('a', 'v', null, '{\"n\": {\"base64\": 1234}}')", 'header "n" of type object: a value is', "into text"),
+    ('publish(\'a\', \'v\', null, \'{"n": {"base64": "", "x": 1}}\')', 'header "n" of type object', "into text"),
     ("publish('a', 'v', null, null, 'infinity')", "timestamp infinity: it is outside of the years", "Correct it"),
     ("publish('a', 'v', null, null, '10000-01-01')", "outside of the years 1 to 9999", "Correct it"),
     ("publish('a', 'v', null, null, '0001-12-31 BC')", "outside of the years 1 to 9999", "Correct it"),
