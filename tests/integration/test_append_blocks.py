@@ -138,12 +138,13 @@ def test_one_block_is_judged_by_its_own_rows(conn: Connection) -> None:
     assert [send(old, 9, stream=second), send(old, 3)] == [("fenced", None), ("appended", 5)]
     hold(conn, here, old, [(0,)])
     newest = ProducerIdentity("p", register_producer(conn, "p"))
-    others = [ProducerIdentity(name, register_producer(conn, name)) for name in "oq"]
+    for other in "oq":
+        register_producer(conn, other)
     assert [send(old, 4), send(newest, 1), send(newest, 1)] == [("fenced", None), ("appended", 6), ("duplicate", 6)]
     # epochs
     assert send(newest, 2, (3,)) == ("expired", None), "what an earlier incarnation holds is not its own"
     hold(conn, there, newest, [(2,)])
-    hold(conn, here, others[0], [(0,)])
+    hold(conn, here, ProducerIdentity("r", newest.incarnation), [(0,)])
     conn.execute("delete from capability where producer_id = 'p' and space_id = %s", (here,))
     assert send(newest, 3, (3,)) == ("expired", None), "neither is what others hold, or the same one elsewhere"
     hold(conn, here, newest, [(3,)])
