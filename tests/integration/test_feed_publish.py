@@ -33,10 +33,11 @@ from sublet_protocol.messages.feed_messages import (
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
+from sublet_storage.log.append import ProducerStamp, append
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, refused, serving, stub
-from tests.integration.log_kit import Connection, by_key, everything, stream_of, swap_filters
+from tests.integration.log_kit import Connection, by_key, everything, stamped, stream_of, swap_filters
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -266,12 +267,13 @@ def test_a_producers_numbers_grow_by_steps(server: Serving, conn: Connection) ->
     good = [(step, step), (step, 2 * step), (2 * step, 1), (2 * step, step + 1)]
     bad = [(step + 1, 1), (1, step + 1)], [(2 * step + 1, 1)], [(step, 3 * step + 1)], [(3 * step + 1, 1)]
     publish(server.address, 1, message, producer="another")
+    append(conn, [stamped(stream_of(conn, "default"), ProducerStamp("feed/p", 1, 1), b"v")])  # no batch of a node
     for (incarnation, number), beyond in zip(good, bad, strict=True):
         for too_far in beyond:
             with refused("grows by at most 4294967296 at a time", grpc.StatusCode.INVALID_ARGUMENT):
                 publish(server.address, too_far[1], message, incarnation=too_far[0])
         assert not publish(server.address, number, message, incarnation=incarnation).is_duplicate
-    assert len(list(stored(conn).elements())) == 1 + len(good)
+    assert len(list(stored(conn).elements())) == 2 + len(good)
 
 
 @pytest.mark.conforms("X4")
