@@ -706,6 +706,27 @@ def test_a_fenced_publisher_leaves_its_epochs(world: World, caplog: pytest.LogCa
 
 
 @pytest.mark.conforms("S9")
+def test_a_lease_is_renewed_until_it_is_lost(world: World) -> None:
+    """And that is found out where nothing is published."""
+    capability = EpochCapability(world.url, world.space, A, 10.0, 0.3, world.conn.timeline, lambda conn: None)
+    capability.check([(3,)])
+    for _ in range(2):
+        lease = world.conn.execute("select expires_at from capability").fetchone()
+        eventually(lambda: world.conn.execute("select expires_at from capability").fetchone() != lease)  # noqa: B023
+    world.conn.execute("update capability set expired_at = now()")
+
+    def is_lost() -> bool:
+        try:
+            capability.check([(3,)])
+        except EpochCapabilityExpired:
+            return True
+        return False
+
+    eventually(is_lost)
+    capability.close()
+
+
+@pytest.mark.conforms("S9")
 def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """And who has taken none leaves without a word to the database."""
     nowhere = EpochCapability("postgresql://127.0.0.1:1/none", world.space, A, 1.0, LONG_S, None, lambda conn: None)
