@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sublet_protocol.domain.epoch_frontiers import Epoch
+from sublet_storage.groups.coordinator.lending_statements import query_facts
 from sublet_storage.log.append import (
     UNNAMED,
     AppendOutcome,
@@ -24,7 +25,8 @@ from sublet_storage.log.append import (
     register_producer,
 )
 from sublet_storage.log.epoch_leases import hold
-from sublet_storage.log.fetch import read_heads
+from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
+from sublet_storage.notify.catch_up_reads import read_streams
 from sublet_storage.spaces.space_changes import create_space
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import (
@@ -277,4 +279,12 @@ def test_an_open_transaction_costs_appends_little(database: str, conn: Connectio
 
     with beside_an_open_transaction(database, conn, append_next) as (first, last):
         assert last <= 1.5 * first
-        assert count_page_reads(conn, lambda: read_heads(conn, ids)) <= first
+        reads = [
+            lambda: read_heads(conn, ids),
+            lambda: read_streams(conn, ids),
+            lambda: query_facts(conn, ids),
+            lambda: offset_at_time(conn, ids[0], datetime(2020, 1, 1, tzinfo=UTC)),
+            lambda: fetch(conn, ids[0], 0, limit_blocks=1),
+        ]
+        for read in reads:
+            assert count_page_reads(conn, read) <= first
