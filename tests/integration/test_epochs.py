@@ -708,7 +708,7 @@ def test_a_fenced_publisher_leaves_its_epochs(world: World, caplog: pytest.LogCa
 @pytest.mark.conforms("S9")
 def test_a_lease_is_renewed_until_it_is_lost(world: World) -> None:
     """And that is found out where nothing is published."""
-    capability = EpochCapability(world.url, world.space, A, 10.0, 0.3, world.conn.timeline, lambda conn: None)
+    capability = EpochCapability(world.url, world.space, A, 10.0, 0.3, None, lambda conn: None)
     capability.check([(3,)])
     for _ in range(2):
         lease = world.conn.execute("select expires_at from capability").fetchone()
@@ -732,7 +732,7 @@ def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFix
     nowhere = EpochCapability("postgresql://127.0.0.1:1/none", world.space, A, 1.0, LONG_S, None, lambda conn: None)
     nowhere.close()
     assert "not released" not in caplog.text
-    left = EpochCapability(world.url, world.space, A, 10.0, LONG_S, world.conn.timeline, lambda conn: None)
+    left = EpochCapability(world.url, world.space, A, 10.0, LONG_S, None, lambda conn: None)
     left.check([(3,)])
     left.close()
     assert isinstance(left.advance(world.conn, [], [(9,)]).error, EpochCapabilityExpired)
