@@ -162,6 +162,9 @@ def test_headers_and_times_come_as_they_were_given(conn: Connection, user: Conne
         (bytes(range(100)),),
     )
     publish(user, "a", "b", None, '[["same", "1"], ["same", true]]')
+    for other in ('{"base64": 1234}', '{"base64": "", "more": 1}'):
+        with pytest.raises(psycopg.Error, match='"n" of type object: a value is'), user.transaction():
+            publish(user, "a", "b", None, f'[["n", {other}]]')
     user.commit()
     before = datetime.now(UTC)
     assert move_all(conn) == 2501
@@ -190,6 +193,8 @@ REFUSED = [
     ("publish('a', 'v', null, '[[1, \"x\"]]')", 'header [1, "x"]: headers are', '{"name": "text"}'),
     ("publish('a', 'v', null, '{\"n\": [1]}')", 'header "n" of type array: a value is text', "into text"),
     ("publish('a', 'v', null, '{\"n\": {\"base64\": \"a\"}}')", 'header "n": its value is not base64', "encode("),
+    ("publish('a', 'v', null, '{\"n\": {\"base64\": 1234}}')", 'header "n" of type object: a value is', "into text"),
+    ('publish(\'a\', \'v\', null, \'{"n": {"base64": "", "x": 1}}\')', 'header "n" of type object', "into text"),
     ("publish('a', 'v', null, null, 'infinity')", "timestamp infinity: it is outside of the years", "Correct it"),
     ("publish('a', 'v', null, null, '10000-01-01')", "outside of the years 1 to 9999", "Correct it"),
     ("publish('a', 'v', null, null, '0001-12-31 BC')", "outside of the years 1 to 9999", "Correct it"),
@@ -261,7 +266,8 @@ def test_the_largest_that_is_fetched_is_entire(
     ((size,),) = conn.execute(f"select {' + '.join(sizes)} from outbox").fetchall()
     for module in (outbox_mover, outbox_conversion):
         monkeypatch.setattr(module, "FETCHED_BYTES", size)
-    assert move_all(conn) == 1
+    moved = OutboxMover(conn, free).move(bytes=size)
+    assert (moved.messages, moved.has_more) == (1, True), "so many bytes are as many as are moved at once"
     (message,) = in_one_stream(conn)
     headers = [{"key": "name", "value": b"x"}]
     assert (message["key"], message["value"], message["headers"]) == (b"key", b"value", headers)
@@ -273,6 +279,8 @@ def test_the_first_and_the_last_moment_are_times(conn: Connection, user: Connect
     moments = [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
     for moment in moments:
         publish(user, "a", "v", None, None, moment.replace(tzinfo=None).isoformat(" ") + "+00")
+    with pytest.raises(psycopg.Error, match="years 1 to 9999"), user.transaction():
+        publish(user, "a", "v", None, None, "10000-01-01 00:00:00+00")
     user.commit()
     assert move_all(conn) == 2
     assert [message["timestamp"] for message in in_one_stream(conn)] == moments

@@ -12,12 +12,32 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from sublet_protocol.domain.epoch_frontiers import Epoch
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.lending_statements import query_facts
-from sublet_storage.log.append import UNNAMED, AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append
+from sublet_storage.log.append import (
+    UNNAMED,
+    AppendOutcome,
+    AppendResult,
+    BlockAppend,
+    ProducerIdentity,
+    ProducerStamp,
+    append,
+    register_producer,
+)
+from sublet_storage.log.epoch_leases import hold
 from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
 from sublet_storage.notify.catch_up_reads import read_streams
-from tests.integration.log_kit import Connection, beside_an_open_transaction, block, count_page_reads, in_epochs
+from sublet_storage.spaces.space_changes import create_space
+from sublet_storage.spaces.space_queries import find_space
+from tests.integration.log_kit import (
+    Connection,
+    beside_an_open_transaction,
+    block,
+    count_page_reads,
+    in_epochs,
+    stream_of,
+)
 from tests.support.streams import open_streams
 
 STORED = (
@@ -86,6 +106,8 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], before_last: set[str]) -> None:
     streams = [each.stream_id for each in open_streams(conn)]
     with conn.transaction(force_rollback=True):
+        for other in "oq":
+            append(conn, [BlockAppend(stream, block(b"x"), ProducerStamp(other, 2, 1)) for stream in streams])
         for number, sent in enumerate(batches):
             if number == len(batches) - 1:
                 if "closed" in before_last:
@@ -95,6 +117,62 @@ def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], 
             appends = [each.to_append(streams, 10 * row) for row, each in enumerate(sent)]
             assert outcome_of(conn, appends, together=True) == outcome_of(conn, appends, together=False)
             event(" ".join(sorted({each.outcome for each in append(conn, appends)})))
+
+
+@pytest.mark.conforms("W2", "S9")
+def test_one_block_is_judged_by_its_own_rows(conn: Connection) -> None:
+    """`append_block` and `append_blocks` look at no other producer, incarnation, stream or space; and what was refused
+    stays refused."""
+    create_space(conn, "other", "other/#", shards=1)
+    here, there = (find_space(conn, name).space_id for name in ("default", "other"))
+    elsewhere = stream_of(conn, "other")
+    first, second = (each.stream_id for each in open_streams(conn) if each.stream_id != elsewhere)
+    old, new = ProducerIdentity("p", 1), ProducerIdentity("p", 2)
+
+    def send(who: ProducerIdentity, sequence: int, *epochs: Epoch, stream: int = first) -> tuple[str, int | None]:
+        stamp = ProducerStamp(who.producer_id, who.incarnation, sequence)
+        (answer,) = append(conn, [BlockAppend(stream, in_epochs(*epochs) if epochs else block(b"x"), stamp)])
+        return answer.outcome.value, answer.end_offset
+
+    # producers, their incarnations and streams
+    assert [send(ProducerIdentity(name, 1), 9) for name in "oq"] == [("appended", 1), ("appended", 2)]
+    assert [send(old, 1), send(old, 5, stream=second), send(old, 2)] == [("appended", n) for n in (3, 1, 4)]
+    assert [send(old, 2), send(old, 1)] == [("duplicate", 4), ("duplicate", None)]
+    assert send(new, 1, stream=second) == ("appended", 2)
+    assert [send(old, 9, stream=second), send(old, 3)] == [("fenced", None), ("appended", 5)]
+    hold(conn, here, old, [(0,)])
+    newest = ProducerIdentity("p", register_producer(conn, "p"))
+    for other in "oq":
+        register_producer(conn, other)
+    assert [send(old, 4), send(newest, 1), send(newest, 1)] == [("fenced", None), ("appended", 6), ("duplicate", 6)]
+    # epochs
+    assert send(newest, 2, (3,)) == ("expired", None), "what an earlier incarnation holds is not its own"
+    hold(conn, there, newest, [(2,)])
+    hold(conn, here, ProducerIdentity("r", newest.incarnation), [(0,)])
+    conn.execute("delete from capability where producer_id = 'p' and space_id = %s", (here,))
+    assert send(newest, 3, (3,)) == ("expired", None), "neither is what others hold, or the same one elsewhere"
+    hold(conn, here, newest, [(3,)])
+    assert [send(newest, 4, (3,)), send(newest, 5, (2,))] == [("appended", 7), ("completed", None)]
+    assert [send(newest, 6), send(newest, 5, (2,)), send(newest, 6)] == [
+        ("appended", 8),
+        ("completed", None),
+        ("duplicate", 8),
+    ]
+    conn.execute("update capability set expired_at = now() where producer_id = 'p' and space_id = %s", (here,))
+    assert send(newest, 7, (9,)) == ("expired", None)
+    # spaces
+    assert [send(newest, 1, stream=second), send(newest, 1, stream=elsewhere)] == [("appended", 3), ("appended", 1)]
+    stamp = ProducerStamp("p", newest.incarnation, 2)
+    append(conn, [BlockAppend(stream, block(b"x"), stamp) for stream in (second, elsewhere)])
+    stored = conn.execute(
+        "select stream_id, end_offset, lower_frontier from block where (stream_id, end_offset) in"
+        " ((%(here)s, 3), (%(here)s, 4), (%(there)s, 1), (%(there)s, 2)) order by lower_frontier, end_offset",
+        {"here": second, "there": elsewhere},
+    ).fetchall()
+    assert stored == [(second, 3, [[0]]), (second, 4, [[0]]), (elsewhere, 1, [[2]]), (elsewhere, 2, [[2]])]
+    conn.execute("update stream set state = 'closed' where stream_id = %s", (first,))
+    assert [send(newest, 8), send(newest, 6)] == [("closed", None), ("duplicate", 8)]
+    assert send(newest, 3, stream=second) == ("appended", 5)
 
 
 @pytest.mark.conforms("W1")
@@ -183,15 +261,20 @@ def test_few_rejections_of_a_producer_are_stored(conn: Connection, first_step_la
 @pytest.mark.conforms("X4")
 @pytest.mark.parametrize(("first", "stored"), [(1, {"1:1001"}), (2, {"1:2", "1:1001"})])
 def test_an_old_rejection_is_forgotten(conn: Connection, first: int, stored: set[str]) -> None:
-    """Also where there are few: the thousand last numbers are remembered."""
+    """Also where there are few: the thousand last numbers of this incarnation, producer and stream are remembered."""
     with conn.transaction(force_rollback=True):
         conn.execute(
-            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset) values ('p', 7, 1, 0, 0)"
+            "insert into producer (producer_id, stream_id, incarnation, sequence, end_offset, rejected)"
+            ' select name, stream, 1, 0, 0, \'{"0:5000": "expired"}\''
+            " from unnest('{p,p,o,q}'::text[], '{7,8,7,7}'::bigint[]) as u (name, stream)"
         )
         for sequence in (first, 1_001):
             conn.execute("select record_rejection('p', 1, %s, 7, 'expired')", (sequence,))
-        ((rejected,),) = conn.execute("select rejected from producer where producer_id = 'p'").fetchall()
+        (rejected,), *others = conn.execute(
+            "select rejected from producer order by (producer_id, stream_id) <> ('p', 7)"
+        ).fetchall()
     assert rejected.keys() == stored
+    assert others == [({"0:5000": "expired"},)] * 3
 
 
 @pytest.mark.parametrize("streams", [1, 2])

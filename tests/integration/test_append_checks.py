@@ -165,7 +165,9 @@ def test_no_block_fences_what_is_drawn_next(conn: Connection, good: dict[str, An
         assert conn.execute(APPEND_OF, {**good, "incarnation": drawn}).fetchone() == ("appended",)
 
 
-@pytest.mark.parametrize(("held", "appended"), [("[[4]]", "[[9, 1]]"), ("[[4, 1]]", "[[9]]")])
+@pytest.mark.parametrize(
+    ("held", "appended"), [("[[4]]", "[[9, 1]]"), ("[[4, 1]]", "[[9]]"), (f"[[4, {10**16}, {10**16}]]", "[[9]]")]
+)
 def test_epochs_of_a_block_have_the_spaces_numbers(
     conn: Connection, good: dict[str, Any], held: str, appended: str
 ) -> None:

@@ -120,8 +120,10 @@ DOUBT = {"grant_id": 1, "start": 0, "end": 1, "hold_s": 0.5, "consumed": None}
         ("is_range_in_doubt", {**DOUBT, "hold_s": 86_401}, False),
         ("is_range_in_doubt", {name: DOUBT[name] for name in ("grant_id", "start", "end", "hold_s")}, False),
         ("is_range_in_doubt", [], False),
+        ("are_epochs", [[5, -6]], True),
+        ("are_epochs", [[5.0]], False),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_what_a_row_stores_is_of_this_form(conn: Connection, function: str, value: Any, is_valid: bool) -> None:
     assert conn.execute(f"select {function}(%s)".encode(), (json.dumps(value),)).fetchone() == (is_valid,)

@@ -42,6 +42,7 @@ from sublet_storage.log.epoch_leases import hold, read_lower_frontier, release, 
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
+from sublet_storage.producer.epoch_lease import EpochCapability
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from sublet_storage.spaces.space_queries import find_space
@@ -704,16 +705,53 @@ def test_an_advance_waits_for_rerouted_messages(world: World) -> None:
 
 
 @pytest.mark.conforms("S12")
-def test_a_fenced_publisher_leaves_its_epochs(world: World) -> None:
+def test_a_fenced_publisher_leaves_its_epochs(world: World, caplog: pytest.LogCaptureFixture) -> None:
     former = world.publisher(producer="meter")
     former.advance(3)
     with world.publisher(producer="meter") as later:
         with pytest.raises(ProducerFenced):
             former.advance(7)
+        with pytest.raises(ProducerFenced):
+            former.in_epoch(8)
         former.close()
+        assert "not released" not in caplog.text, "they are those of the later one"
         assert world.frontier() == [(3,)]
         later.advance(4)
         assert world.frontier() == [(4,)]
+
+
+@pytest.mark.conforms("S9")
+def test_a_lease_is_renewed_until_it_is_lost(world: World) -> None:
+    """And that is found out where nothing is published."""
+    capability = EpochCapability(world.url, world.space, A, 10.0, 0.3, None, lambda conn: None)
+    capability.check([(3,)])
+    for _ in range(2):
+        lease = world.conn.execute("select expires_at from capability").fetchone()
+        eventually(lambda: world.conn.execute("select expires_at from capability").fetchone() != lease)  # noqa: B023
+    world.conn.execute("update capability set expired_at = now()")
+
+    def is_lost() -> bool:
+        try:
+            capability.check([(3,)])
+        except EpochCapabilityExpired:
+            return True
+        return False
+
+    eventually(is_lost)
+    capability.close()
+
+
+@pytest.mark.conforms("S9")
+def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """And who has taken none leaves without a word to the database."""
+    nowhere = EpochCapability("postgresql://127.0.0.1:1/none", world.space, A, 1.0, LONG_S, None, lambda conn: None)
+    nowhere.close()
+    assert "not released" not in caplog.text
+    left = EpochCapability(world.url, world.space, A, 10.0, LONG_S, None, lambda conn: None)
+    left.check([(3,)])
+    left.close()
+    assert isinstance(left.advance(world.conn, [], [(9,)]).error, EpochCapabilityExpired)
+    assert world.conn.execute("select from capability").fetchall() == []
 
 
 @pytest.mark.conforms("S9")

@@ -33,10 +33,11 @@ from sublet_protocol.messages.feed_messages import (
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
+from sublet_storage.log.append import ProducerStamp, append
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, refused, serving, stub
-from tests.integration.log_kit import Connection, by_key, everything, stream_of, swap_filters
+from tests.integration.log_kit import Connection, by_key, everything, stamped, stream_of, swap_filters
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -93,21 +94,28 @@ def test_large_messages_travel_in_several_batches(server: Serving, conn: Connect
 
 @pytest.mark.conforms("W2")
 def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: Connection) -> None:
+    """Beside batches of another producer, of an incarnation before, and with another number."""
     messages = [*rows(30), *rows(30, "eu")]
     create_space(conn, "eu", "eu/#", shards=2)
-    first = publish(server.address, 1, *messages)
+    for name in "abc":
+        create_space(conn, name, f"{name}/#", shards=1)
+    publish(server.address, 2, *rows(1, "a"), producer="q", incarnation=2)
+    publish(server.address, 2, *rows(1, "b"))
+    publish(server.address, 1, *rows(1, "c"), incarnation=2)
+    first = publish(server.address, 2, *messages, incarnation=2)
     assert (first.is_duplicate, len(places(first))) == (False, 60)
-    assert publish(server.address, 1, *messages).is_duplicate
+    again = publish(server.address, 2, *messages, incarnation=2)
+    assert (again.is_duplicate, places(again)) == (True, places(first))
     reshard(conn, "default", 5)
     create_space(conn, "one", "eu/1", shards=1)
     with serving(database) as restarted:
-        again = publish(restarted.address, 1, *messages)
+        again = publish(restarted.address, 2, *messages, incarnation=2)
         assert (again.is_duplicate, places(again)) == (True, places(first))
-        after = publish(restarted.address, 2, {"topic": "t", "value": b"after"})
+        after = publish(restarted.address, 3, {"topic": "t", "value": b"after"}, incarnation=2)
         assert not after.is_duplicate
         conn.execute("analyze producer")  # of a known small table Postgres reads all rows, in any order
-        assert publish(restarted.address, 2, {"topic": "t", "value": b"after"}).is_duplicate
-    assert stored(conn) == Counter([b"%d" % n for n in range(30)] * 2 + [b"after"])
+        assert publish(restarted.address, 3, {"topic": "t", "value": b"after"}, incarnation=2).is_duplicate
+    assert stored(conn) == Counter([b"%d" % n for n in range(30)] * 2 + [b"0"] * 3 + [b"after"])
 
 
 @pytest.mark.conforms("P10")
@@ -258,12 +266,14 @@ def test_a_producers_numbers_grow_by_steps(server: Serving, conn: Connection) ->
     step, message = 2**32, {"topic": "t", "value": b"v"}
     good = [(step, step), (step, 2 * step), (2 * step, 1), (2 * step, step + 1)]
     bad = [(step + 1, 1), (1, step + 1)], [(2 * step + 1, 1)], [(step, 3 * step + 1)], [(3 * step + 1, 1)]
+    publish(server.address, 1, message, producer="another")
+    append(conn, [stamped(stream_of(conn, "default"), ProducerStamp("feed/p", 1, 1), b"v")])  # no batch of a node
     for (incarnation, number), beyond in zip(good, bad, strict=True):
         for too_far in beyond:
             with refused("grows by at most 4294967296 at a time", grpc.StatusCode.INVALID_ARGUMENT):
                 publish(server.address, too_far[1], message, incarnation=too_far[0])
         assert not publish(server.address, number, message, incarnation=incarnation).is_duplicate
-    assert len(list(stored(conn).elements())) == len(good)
+    assert len(list(stored(conn).elements())) == 2 + len(good)
 
 
 @pytest.mark.conforms("X4")

@@ -33,7 +33,7 @@ from sublet_storage.db.roles import (
 from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.log.append import ProducerIdentity
 from sublet_storage.log.epoch_leases import hold
-from sublet_storage.spaces.space_changes import create_space, drop_space
+from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.cli_kit import REPOSITORY, a_shell, done, refused
 from tests.role_kit import OWNER, RoleWorld, a_role_world
 
@@ -107,6 +107,18 @@ def test_rights_of_public_are_not_those_of_partitions(world: RoleWorld, admin: p
         assert admin.execute(made).fetchone() == (True,)
     finally:
         admin.execute("revoke select on block from public; revoke select (stream_id) on block from public")
+
+
+def test_a_partition_is_of_an_open_generation(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """By `create_partition`, whatever other generation is open."""
+    space = create_space(admin, "closing", "closing/#").space_id
+    rollover(admin, "closing")
+    asked = "select generation_id from generation where space_id = %s and state = 'closed'"
+    ((closed,),) = admin.execute(asked, (space,)).fetchall()
+    with connect(world.of(DatabaseRole.OPERATE)) as operator:
+        for generation in (closed, 10**9):
+            with pytest.raises(psycopg.Error, match=f"generation {generation}: there is none that is open"):
+                operator.execute("select create_partition(%s)", (generation,))
 
 
 def test_each_row_of_the_table_is_of_something(admin: psycopg.Connection[Any]) -> None:

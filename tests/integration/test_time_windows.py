@@ -25,8 +25,9 @@ from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import list_spaces
 from tests.integration.feed_kit import serving, values
-from tests.integration.log_kit import Connection, of_stream, put, stream_of
+from tests.integration.log_kit import Connection, generation_of, of_stream, put, stream_of
 from tests.payload_kit import LocalWorld, a_space, fill, move
+from tests.support.streams import open_streams
 
 BEGUN = datetime(2026, 11, 24, tzinfo=UTC)
 ALL = TopicFilter.parse("eu/#")
@@ -71,6 +72,27 @@ def test_a_time_begins_with_what_was_appended_then(conn: Connection) -> None:
         put(conn, stream, b"v", topic="eu/t")
         dated(conn, stream, second)
     assert [answers(conn, stream, second) for second in (0, 1, 2)] == [{0}, {1}, {2}]
+
+
+@pytest.mark.conforms("W8")
+def test_each_message_of_a_merged_block_has_its_time(conn: Connection) -> None:
+    """By `offset_at_time` and `appended_at`, where another stream has a block as well."""
+    stream, other = (each.stream_id for each in open_streams(conn))
+    put(conn, other, b"v")
+    dated(conn, other, 10)
+    put(conn, stream, b"v", b"v", b"v")
+    dated(conn, stream, 2)
+    times = [BEGUN + timedelta(seconds=second) for second in range(5)]
+    conn.execute(
+        "update block set piece_starts = '{0, 1, 2}', piece_times = %s where stream_id = %s", (times[:2], stream)
+    )
+    put(conn, stream, b"v")
+    dated(conn, stream, 3)
+    which = (generation_of(conn, stream), stream)
+    offsets = [conn.execute("select offset_at_time(%s, %s, %s)", (*which, each)).fetchone() for each in times]
+    assert offsets == [(0,), (1,), (2,), (3,), (None,)]
+    found = [conn.execute("select appended_at(%s, %s, %s)", (*which, each)).fetchone() for each in range(5)]
+    assert found == [*((each,) for each in times[:4]), (None,)]
 
 
 @pytest.mark.long
