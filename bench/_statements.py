@@ -6,6 +6,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from bench._report import Beside
@@ -28,8 +29,8 @@ NODE = NodeIncarnation("bench", "bench#1", "127.0.0.1:1")
 FIRST_LEADERSHIP = 1_000_000
 """First id of leaderships that are only renewed and belong to no group."""
 
-Contenders = dict[str, Callable[[int], object]]
-"""{name: what is timed}; its argument is larger than in all calls before."""
+Contenders = dict[str, Callable[[int], Callable[[], object]]]
+"""{name: what prepares what is timed}; its argument is larger than in all calls before."""
 
 
 class Statements:
@@ -62,8 +63,8 @@ class Statements:
             contenders[f"commit {count}"] = lambda number, keys=keys: self._commit(keys, number)  # type: ignore[misc]
             contenders[f"bare {count}"] = lambda number, keys=keys: self._bare(keys, number)  # type: ignore[misc]
         one = dict([next(iter(self._renewed.items()))])
-        contenders["renew all"] = lambda _: self._renew(self._renewed)
-        contenders["renew one"] = lambda _: self._renew(one)
+        contenders["renew all"] = lambda _: partial(self._renew, self._renewed)
+        contenders["renew one"] = lambda _: partial(self._renew, one)
         ms = _medians(contenders, rounds)
         found = [
             Beside(
@@ -99,27 +100,26 @@ class Statements:
         each = max(count // len(self._grants), 1)
         return [(group_id, stream) for group_id, grants in self._grants.items() for stream in list(grants)[:each]]
 
-    def _commit(self, keys: list[tuple[int, int]], number: int) -> None:
+    def _commit(self, keys: list[tuple[int, int]], number: int) -> Callable[[], object]:
         entries: dict[int, list[LendingChange]] = {}
         for group_id, stream in keys:
             entries.setdefault(group_id, []).append(AdvancePosition(stream, self._grants[group_id][stream], number))
         batch = [GroupWrites(group_id, self._terms[group_id], tuple(some)) for group_id, some in entries.items()]
-        answers = [answer for result in self._store.commit(batch) for answer in result.results]
-        assert {answer.outcome for answer in answers} == {LendingOutcome.APPLIED}
+        return partial(self._store.commit, batch)
 
-    def _bare(self, keys: list[tuple[int, int]], number: int) -> None:
+    def _bare(self, keys: list[tuple[int, int]], number: int) -> Callable[[], object]:
         parameters: dict[str, Any] = {
             "groups": [group_id for group_id, _ in keys],
             "streams": [stream for _, stream in keys],
             "positions": [number] * len(keys),
         }
-        self._conn.execute(
+        statement = (
             "update bare b set position = u.position"
             "  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(positions)b::bigint[])"
             "       as u (group_id, stream_id, position)"
-            " where b.group_id = u.group_id and b.stream_id = u.stream_id",
-            parameters,
+            " where b.group_id = u.group_id and b.stream_id = u.stream_id"
         )
+        return partial(self._conn.execute, statement, parameters)
 
     def _renew(self, terms: dict[int, int]) -> None:
         assert len(self._store.renew(NODE, terms, LEASE_S)) == len(terms)
@@ -135,8 +135,16 @@ def _medians(contenders: Contenders, rounds: int) -> dict[str, float]:
     numbers = itertools.count(1)
     for turn in range(rounds + 2):
         for name, contender in contenders.items():
-            number, started = next(numbers), time.perf_counter()
-            contender(number)
+            work = contender(next(numbers))
+            started = time.perf_counter()
+            answer = work()
             if turn >= 2:
                 took[name].append(1000 * (time.perf_counter() - started))
+            _check(answer)
     return {name: statistics.median(some) for name, some in took.items()}
+
+
+def _check(answer: object) -> None:
+    """Raise AssertionError where a commit has not written all of its entries."""
+    if isinstance(answer, tuple):
+        assert {each.outcome for result in answer for each in result.results} == {LendingOutcome.APPLIED}

@@ -244,16 +244,16 @@ def test_little_that_was_waited_for_is_asked_for_alone(database: str, conn: Conn
 
 
 def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connection) -> None:
-    """Its last statement names the newest partition, and the server keeps a plan for reads with that filter."""
+    """The server keeps a plan for reads of the newest partition with that filter."""
     stream = stream_with(conn, b"never read")
     with contextlib.closing(DatabaseMessageReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
         for filter, plan_count in ((MATCH_ALL, 1), (TopicFilter("a/+"), 2)):
             reader.warm_up(filter)
-            assert f"from {format_partition_name(generation_of(conn, stream))}" in last_statement(conn)
-            statement = "select count(*) from pg_prepared_statements where generic_plans > 0"
+            statement = "select statement from pg_prepared_statements where generic_plans > 0"
             plans = reader.query(partial(psycopg.Connection.execute, query=statement))
             assert plans is not None
-            assert plans.fetchall() == [(plan_count,)]
+            partition = format_partition_name(generation_of(conn, stream))
+            assert [f"from {partition}\n" in plan for (plan,) in plans.fetchall()] == [True] * plan_count
 
 
 def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connection) -> None:

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from sublet_storage.groups.coordinator.lending_statements import query_facts
 from sublet_storage.log.append import UNNAMED, AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append
-from sublet_storage.log.fetch import read_heads
+from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
+from sublet_storage.notify.catch_up_reads import read_streams
 from tests.integration.log_kit import Connection, beside_an_open_transaction, block, count_page_reads, in_epochs
 from tests.support.streams import open_streams
 
@@ -194,4 +196,12 @@ def test_an_open_transaction_costs_appends_little(database: str, conn: Connectio
 
     with beside_an_open_transaction(database, conn, append_next) as (first, last):
         assert last <= 1.5 * first
-        assert count_page_reads(conn, lambda: read_heads(conn, ids)) <= first
+        reads = [
+            lambda: read_heads(conn, ids),
+            lambda: read_streams(conn, ids),
+            lambda: query_facts(conn, ids),
+            lambda: offset_at_time(conn, ids[0], datetime(2020, 1, 1, tzinfo=UTC)),
+            lambda: fetch(conn, ids[0], 0, limit_blocks=1),
+        ]
+        for read in reads:
+            assert count_page_reads(conn, read) <= first

@@ -47,7 +47,7 @@ _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "
 """The form in which results are understood and literals are meant."""
 _PLANS = ("enable_seqscan=off", "enable_bitmapscan=off", "jit=off")
 """A table is small in one moment and has many versions of its rows in the next: a plan made before would read them all,
-where one by an index backwards ends at the newest, as in `append_block`. JIT would compile what has no other way."""
+where one by an index backwards ends at the newest (see `newest_stream`). JIT would compile what has no other way."""
 _MARK = "sublet.options"
 """A setting that nothing but the startup options can have given."""
 _ARRIVED = (
@@ -75,6 +75,15 @@ _HINTS = (
     ("could not translate host", "Correct the host in the URL"),
     ("failed to resolve host", "Correct the host in the URL"),
 )
+
+
+def newest_stream(stream_id: str) -> str:
+    """Return the SQL of a table, to be named by the caller, with the row of that stream, or none.
+
+    Each append updates it in place, and while a transaction stays open vacuum keeps all versions of it. An index that
+    is read backwards has the newest first; for `stream_id = X` the planner would drop the order.
+    """
+    return f"(select * from stream where stream_id between {stream_id} and {stream_id} order by stream_id desc limit 1)"
 
 
 def connect(

@@ -31,6 +31,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.log.arrow_batch_decoder import (
     MAX_PAYLOAD_BYTES,
     MIN_ARROW_VALUES,
@@ -80,7 +81,7 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
        case when b.uri is not null then array[b.uri, b.size::text] || (
          select payload_locations_of(space_id) from generation where generation_id = %(generation)s) end,
        b.epoch_bounds
-  from stream s join generation g using (generation_id)
+  from {newest} s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
       select end_offset, count, codec, topics, epoch_bounds::text,
@@ -92,19 +93,16 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
           select *, {matched} as matched from {{block}}
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
- where s.stream_id = %(stream)s
  order by b.end_offset"""
 
 _NEXT = """
 select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end, epoch_bounds::text
   from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
-_HEADS = """
+_HEADS = f"""
 select s.stream_id, s.head, s.state = 'closed', g.state = 'gone'
-  from unnest(%s::bigint[]) as u (stream_id) cross join lateral (
-    select * from stream where stream_id between u.stream_id and u.stream_id order by stream_id desc limit 1) s
+  from unnest(%s::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s
   join generation g using (generation_id)"""
-"""The newest version first, as in `append_block`."""
 
 _TOPIC_MATCHES = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
@@ -309,9 +307,9 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
     """Return the offset of the first message appended at or after `when` (the database's clock); the head if there is
     none."""
     row = conn.execute(
-        "select coalesce(offset_at_time(generation_id, stream_id, %s),"
-        " case when check_partition(generation_id, stream_id) then head end) from stream where stream_id = %s",
-        (when, stream_id),
+        "select coalesce(offset_at_time(generation_id, stream_id, %(when)s),"
+        f" case when check_partition(generation_id, stream_id) then head end) from {newest_stream('%(stream)s')} s",
+        {"when": when, "stream": stream_id},
     ).fetchone()
     if row is None:
         raise stream_not_found_error(conn, stream_id)
@@ -319,7 +317,8 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
 
 
 def _read_generation_id(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
-    row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
+    query = f"select generation_id from {newest_stream('%(stream)s')} s"
+    row = conn.execute(query, {"stream": stream_id}).fetchone()
     if row is None:
         raise stream_not_found_error(conn, stream_id, offset)
     return int(row[0])
@@ -460,7 +459,7 @@ def _format_statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
     conditions = compress((_TOPIC_MATCHES, _EPOCH_MATCHES, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
-    return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
+    return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES, newest=newest_stream("%(stream)s"))
 
 
 def _group_small_blocks(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:

@@ -12,6 +12,7 @@ import psycopg
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.notify.changes import (
     EPOCHS,
     GROUP,
@@ -33,7 +34,9 @@ Connection = psycopg.Connection[Any]
 ReadSnapshot = Callable[[Connection, str], CatchUpSnapshot]
 """Reads what there is of one kind of object."""
 
-_STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
+_STREAMS = f"""
+select s.stream_id, s.head, s.state = 'closed'
+  from unnest(%s::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s"""
 
 _SPACES = """
 select p.name, g.generation_id, p.filter, p.shards

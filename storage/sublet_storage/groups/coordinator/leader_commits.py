@@ -65,11 +65,13 @@ def commit_batch(
 ) -> tuple[GroupWriteResult, ...]:
     """Execute the batch in the open transaction; return the results in the order of the batch."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
-    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _is_plain_advance(change)]
-    left_out = set(lending_statements.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
-    moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
+    moved = _advance(connection, batch, now_us)
     other_changes = [
-        (w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved
+        (w.group_id, change)
+        for w in batch
+        if len(moved[w.group_id]) < len(w.changes)
+        for change in w.changes
+        if change.stream_id not in moved[w.group_id]
     ]
     terms = leadership.fetch_locked(leaders)
     findings = _find(connection, other_changes, {group_id: row.on_data_loss for group_id, row in terms.items()})
@@ -79,7 +81,7 @@ def commit_batch(
     results = {
         w.group_id: tuple(
             LendingChangeResult(change, LendingOutcome.APPLIED, None)
-            if (w.group_id, change.stream_id) in moved
+            if change.stream_id in moved[w.group_id]
             else _apply_change(change, w, findings, buffer)
             for change in w.changes
         )
@@ -95,6 +97,17 @@ def commit_batch(
         else GroupWriteResult(w.group_id, has_stale_term=True)
         for w in batch
     )
+
+
+def _advance(connection: Connection, batch: Sequence[GroupWrites], now_us: int | None) -> dict[int, set[int]]:
+    """Write the progress that does nothing but move a position; return {group: the streams where it is done}."""
+    plain = {w.group_id: [change for change in w.changes if _is_plain_advance(change)] for w in batch}
+    moves = [(w.group_id, w.term, change) for w in batch for change in plain[w.group_id]]
+    moved = {group_id: {change.stream_id for change in changes} for group_id, changes in plain.items()}
+    if moves:
+        for group_id, stream_id in lending_statements.advance_positions(connection, moves, now_us).fetchall():
+            moved[group_id].remove(stream_id)
+    return moved
 
 
 def _is_plain_advance(change: LendingChange) -> TypeGuard[AdvancePosition]:

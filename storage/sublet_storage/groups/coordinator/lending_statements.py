@@ -17,6 +17,7 @@ from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, lower_front
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.connect import newest_stream
 from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
@@ -68,7 +69,9 @@ select a.pid, a.usename, a.application_name, {format_microseconds("a.xact_start"
  where a.pid <> pg_backend_pid() order by a.xact_start limit 1"""
 
 _FACTS = f"""
-select {FACTS} from stream s join generation n using (generation_id) where s.stream_id = any(%(streams)b::bigint[])"""
+select {FACTS}
+  from unnest(%(streams)b::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s
+  join generation n using (generation_id)"""
 
 # Upwards from each stream, through those that the group has finished or never had. Ids grow from parent to child, so
 # that there is nothing to be found below the oldest stream that it has not finished.
@@ -109,9 +112,7 @@ with said as materialized (
        order by l.stream_id desc limit 1 for no key update skip locked) l
 ), moved as (
   update lending l set position = k.position, status = l.status, term = k.term, updated_at = {NOW}
-    from locked k cross join lateral (
-      select s.head, s.state from stream s where s.stream_id between k.stream_id and k.stream_id
-       order by s.stream_id desc limit 1) s
+    from locked k cross join lateral {newest_stream("k.stream_id")} s
    where l.ctid = k.row_id and (k.position < s.head or k.position = s.head and s.state = 'open')
   returning l.group_id, l.stream_id
 )

@@ -28,7 +28,7 @@ from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
-from sublet_storage.db.connect import connect, resolve_schema_name
+from sublet_storage.db.connect import connect, newest_stream, resolve_schema_name
 from sublet_storage.notify.codec import HEAD_MARK, VERSION_MARK
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
@@ -63,9 +63,8 @@ NOTIFY_HEAD: Final = f"""
 select set_config('synchronous_commit', 'off', true),
        pg_notify($1, replace(
          replace($2, chr({ord(VERSION_MARK)}), (2 * head)::text), chr({ord(HEAD_MARK)}), head::text))
-  from stream where stream_id between $3::bigint and $3::bigint order by stream_id desc limit 1"""
-"""Sends a message on a stream's head, which it reads, the newest version first, as in `append_block`. Nothing is
-stored, so there is nothing to wait for on a disk."""
+  from {newest_stream("$3::bigint")} s"""
+"""Sends a message on a stream's head, which it reads. Nothing is stored, so there is nothing to wait for on a disk."""
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
 _PREPARE_ONE = "prepare sublet_notify (text, text) as select pg_notify($1, $2)"
