@@ -268,7 +268,8 @@ def test_the_log_has_an_outcome_and_short_values(port: Port, caplog: pytest.LogC
     for path, length, outcome in ((b"act", 58, "done status=200"), (b"fail", 59, "failed status=500")):
         body = b'{"a":"%s"}' % (b"x" * length)
         port.say(ACT.replace(b"/act", b"/" + path) + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        eventually(lambda outcome=outcome: f"outcome={outcome}: " in caplog.text, WAIT_S)  # type: ignore[misc]
+        eventually(lambda path=path: f"action=/{path.decode()} " in caplog.text, WAIT_S)  # type: ignore[misc]
+        assert f"outcome={outcome}: " in caplog.text
     assert "x" * 58 + "'}" in caplog.text
     assert "x" * 59 + "..." in caplog.text
 
