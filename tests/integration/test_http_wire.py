@@ -47,12 +47,14 @@ GET = b"GET / HTTP/1.1\r\n" + HOST
 ACT = b"POST /act HTTP/1.1\r\n" + HOST + b"Authorization: Bearer " + TOKEN.encode() + b"\r\n"
 ACT += b"Content-Type: application/json\r\n"
 MANY_BYTES = 30_000_000
+HALF = MAX_HEAD_BYTES // 2
+GUARD = RequestGuard(AccessGate(), Secret(TOKEN))
 
 
 class Port:
     """A server with a few routes, some of which wait until they are let on."""
 
-    def __init__(self, tls: TlsFiles | None = None) -> None:
+    def __init__(self, tls: TlsFiles | None = None, host: str = "127.0.0.1") -> None:
         self.let_on = threading.Event()
         self.waiting = threading.Semaphore(0)
         routes = [
@@ -61,9 +63,11 @@ class Port:
             Route("/block", self._block),
             Route("/many", lambda request: Response(b"x" * MANY_BYTES)),
             Route("/broken", self._broken),
-            Route("/act", RequestGuard(AccessGate(), Secret(TOKEN)).require_operate(json_response), methods=["POST"]),
+            Route("/act", GUARD.require_operate(json_response), methods=["POST"]),
+            Route("/fail", GUARD.require_operate(lambda body: json_response(body, 500)), methods=["POST"]),
+            Route("/known", GUARD.require_known(self._known)),
         ]
-        self.server = UvicornThread(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
+        self.server = UvicornThread(ListenAddress(host, 0), build_app(routes), tls)
         self.server.start()
 
     def connect(self, receive_buffer: int | None = None, source: str = "") -> socket.socket:
@@ -88,6 +92,9 @@ class Port:
         while not self.let_on.is_set():
             await asyncio.sleep(0.05)
         return PlainTextResponse("at last")
+
+    async def _known(self, request: Request) -> Response:
+        return PlainTextResponse("known")
 
     def _block(self, request: Request) -> Response:
         self.waiting.release()
@@ -213,6 +220,7 @@ def test_one_connection_has_one_answer(port: Port) -> None:
         assert {**head.headers, "date": ""} == {**full.headers, "date": ""}
         assert length is None or head.headers["content-length"] == length
     assert parse(port.say(ACT + b'Content-Length: 9\r\n\r\n{"a":"b"}')).body == b'{"a":"b"}'
+    assert parse(port.say(b"GET /known HTTP/1.1\r\n" + HOST + b"\r\n")).body == b"known"
 
 
 def test_what_is_as_large_as_may_be_is_answered(port: Port) -> None:
@@ -224,7 +232,18 @@ def test_what_is_as_large_as_may_be_is_answered(port: Port) -> None:
         assert parse(port.say(b"GET /?" + query + b" HTTP/1.1\r\n" + HOST + b"\r\n")).status == status
 
 
-def test_whoever_shuts_down_sending_is_answered(port: Port) -> None:
+@pytest.mark.parametrize(("target", "status"), [(HALF, 431), (HALF + 1, 414)])
+def test_a_head_has_a_limit_of_its_own(port: Port, target: int, status: int) -> None:
+    """Of what is too long it names the half that has more of it."""
+
+    def ask(size: int) -> int:
+        path, more = b"/?" + b"x" * (target - 1), size - target - len(b"Host127.0.0.1X")
+        return parse(port.say(b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"X: " + b"x" * more + b"\r\n\r\n")).status
+
+    assert (ask(MAX_HEAD_BYTES), ask(MAX_HEAD_BYTES + 1)) == (200, status)
+
+
+def test_whoever_shuts_down_sending_is_answered(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     for request, said in ((GET + b"\r\n", "hello"), (ACT + b"Content-Length: 2\r\n\r\n{}", "{}")):
         with closing(port.connect()) as connection:
             connection.sendall(request)
@@ -235,6 +254,24 @@ def test_whoever_shuts_down_sending_is_answered(port: Port) -> None:
             connection.sendall(part)
             connection.shutdown(socket.SHUT_WR)
             assert rest(connection) == b""
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_port_beyond_loopback_has_any_name() -> None:
+    port = Port(host="0.0.0.0")
+    assert parse(port.say(b"GET / HTTP/1.1\r\nHost: node.example\r\n\r\n")).body == b"hello"
+    port.server.close()
+
+
+def test_the_log_has_an_outcome_and_short_values(port: Port, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sublet_leader")
+    for path, length, outcome in ((b"act", 58, "done status=200"), (b"fail", 59, "failed status=500")):
+        body = b'{"a":"%s"}' % (b"x" * length)
+        port.say(ACT.replace(b"/act", b"/" + path) + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        eventually(lambda path=path: f"action=/{path.decode()} " in caplog.text, WAIT_S)  # type: ignore[misc]
+        assert f"outcome={outcome}: " in caplog.text
+    assert "x" * 58 + "'}" in caplog.text
+    assert "x" * 59 + "..." in caplog.text
 
 
 def test_a_header_does_not_say_who_asks(port: Port, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,11 +13,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from sublet_leader.http.nodes import NodeActionsApi
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.errors import InvalidSetting, NodeInvariantViolated, NodeNameTaken
+from sublet_protocol.domain.errors import Conflict, InvalidSetting, NodeInvariantViolated, NodeNameTaken
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import (
     NodeIncarnation,
@@ -245,3 +246,17 @@ def test_programs_are_never_shown_an_endpoint(conn: Connection) -> None:
         OLD.name: ("zmq", 2),
         "silent": ("poll", 0),
     }
+
+
+@pytest.mark.conforms("A6")
+def test_the_last_node_is_drained_by_force_only(database: str, conn: Connection) -> None:
+    """And goes on without asking for another."""
+    register(conn, NodeIncarnation("n1", "n1-1", "127.0.0.1:1"), WAIT_S, 1)
+    actions = NodeActionsApi(database)
+    with pytest.raises(Conflict, match="no other node is there to take over from n1"):
+        actions.drain({"node": "n1"})
+    answers = [
+        json.loads(bytes(actions.drain({"node": "n1", **more}).body))["changed"]
+        for more in ({"draining": False}, {"force": True}, {"force": True}, {"draining": False})
+    ]
+    assert answers == [False, True, False, True]

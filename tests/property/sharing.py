@@ -66,7 +66,8 @@ def allocation_inputs(draw: st.DrawFn) -> AllocationInput:
 
 @dataclass
 class World:
-    """Carries plans out: what is granted is held at once, what is revoked is free `delay` rounds later."""
+    """Carries plans out: what is granted is held at once; what is revoked is, `delay` rounds later, with whom the last
+    plan moves it to, as where a leader writes both in one transaction, or free."""
 
     strategy: AllocationStrategy
     held: Holdings
@@ -75,6 +76,8 @@ class World:
     load: Loads = field(default_factory=dict)
     last: Holdings = field(default_factory=dict)
     moving: dict[int, int] = field(default_factory=dict)
+    follows_moves: bool = True
+    """Whether no plan is forgotten before what it moves is released."""
     past: dict[int, list[str]] = field(default_factory=dict)
     """The holders of each stream, in their order."""
 
@@ -92,16 +95,22 @@ class World:
         allocation_input = self.allocation_input(load)
         plan = validate_plan(self.strategy.plan(allocation_input), allocation_input)
         for stream_id, borrower in plan.grants:
-            self.held[stream_id] = borrower
-            self.free.discard(stream_id)
-            self.past.setdefault(stream_id, []).append(borrower)
+            self._grant(stream_id, borrower)
+        moves = dict(plan.moves) if self.follows_moves else {}
         self.moving |= dict.fromkeys(plan.revokes, delay)
         for stream_id, rounds in list(self.moving.items()):
             if rounds:
                 self.moving[stream_id] -= 1
-            else:
-                self.set_free(stream_id)
+                continue
+            self.set_free(stream_id)
+            if (borrower := moves.get(stream_id, self.last[stream_id])) != self.last[stream_id]:
+                self._grant(stream_id, borrower)
         return plan
+
+    def _grant(self, stream_id: int, borrower: str) -> None:
+        self.held[stream_id] = borrower
+        self.free.discard(stream_id)
+        self.past.setdefault(stream_id, []).append(borrower)
 
     def set_free(self, stream_id: int) -> None:
         """Free the stream after its holder has released it."""

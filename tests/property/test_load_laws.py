@@ -33,7 +33,8 @@ def worlds(draw: st.DrawFn) -> World:
     load = {i: StreamLoad(rate(rng), rng.choice([-1, 0, 0, 500, 50_000])) for i in range(streams) if rng.random() < 0.9}
     start = draw(st.sampled_from([0.0, 0.8, 1.0]))
     held = {i: rng.choice(NAMES[:members]) for i in range(streams) if rng.random() < start}
-    return World(LOAD, held, set(range(streams)) - held.keys(), weights, load)
+    free = set(range(streams)) - held.keys()
+    return World(LOAD, held, free, weights, load, follows_moves=draw(st.booleans()))
 
 
 @pytest.mark.conforms("E18")

@@ -6,9 +6,11 @@ import contextlib
 import ipaddress
 import os
 import random
+import socket
 import ssl
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.channel import explain_failure
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 from tests.integration.tls_kit import HOST, Certificates
+from tests.kit import WAIT_S
 
 Issue = Callable[..., bytes]
 
@@ -231,3 +234,38 @@ def test_what_is_no_fault_of_tls_is_not_looked_into(
 
     monkeypatch.setattr("socket.create_connection", never)
     assert explain_failure(address, details) is None
+
+
+@pytest.mark.parametrize(
+    ("greeted", "needs_certificate", "problem"),
+    [
+        ([False, True], False, None),
+        ([False, False], False, "it closes the connection after the handshake"),
+        ([False, False], True, "it closes the connection after the handshake"),
+    ],
+    ids=["let in at the second time", "never let in", "let in with a certificate"],
+)
+def test_who_is_not_let_in_tries_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, greeted: list[bool], needs_certificate: bool, problem: str | None
+) -> None:
+    authority = Certificates(tmp_path / "ours")
+    monkeypatch.setenv("SUBLET_TLS_CA", str(authority.ca))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca)
+    context.load_cert_chain(*authority.write("node", HOST))
+    context.verify_mode = ssl.CERT_REQUIRED if needs_certificate else ssl.CERT_NONE
+
+    def serve(listener: socket.socket) -> None:
+        for is_let_in in greeted:
+            with (
+                contextlib.suppress(OSError),
+                listener.accept()[0] as plain,
+                context.wrap_socket(plain, server_side=True) as encrypted,
+            ):
+                encrypted.sendall(b"hello" * is_let_in)
+
+    with socket.create_server((HOST, 0)) as listener, ThreadPoolExecutor(1) as executor:
+        served = executor.submit(serve, listener)
+        found = explain_failure(f"tls://{HOST}:{listener.getsockname()[1]}", "failed to connect: no reason")
+        listener.shutdown(socket.SHUT_RDWR)  # it may wait for a second time
+        served.result(WAIT_S)
+    assert found is None if problem is None else problem in str(found)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from starlette.requests import Request
 
 from sublet_leader.http import query_fields
+from sublet_leader.http.app import StaticFiles
 from sublet_leader.http.body_fields import (
     read_bool,
     read_json_object,
@@ -97,6 +98,16 @@ def test_a_probe_names_one_check(is_brief: bool) -> None:
     assert live.get("node") == (None if is_brief else "n1")
     with pytest.raises(NotFound, match="there is no check 'none'"):
         answer("none")
+
+
+def test_a_page_has_its_own_files_only() -> None:
+    def serve(name: str) -> str | None:
+        request = Request({"type": "http", "path_params": {"name": name}})
+        return asyncio.run(StaticFiles().serve_file(request)).media_type
+
+    assert serve("app.js") == "text/javascript; charset=utf-8"
+    with pytest.raises(NotFound, match="there is no file 'server'"):
+        serve("server")
 
 
 def test_an_admin_token_can_be_sent_and_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
-from sublet.cli.server.leader import AuthMode, is_auth_required
+from sublet.cli.server.leader import AuthMode, is_auth_required, parse_addresses
 from sublet_leader.http.server import UvicornThread
 from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.server import compute_max_connections
@@ -114,6 +114,32 @@ def test_a_port_is_free_until_another_listens_there() -> None:
     assert ListenAddress("127.0.0.1", 0).is_free()
     assert not ListenAddress("192.0.2.1", 0).is_free(), "not an address of this machine"
     assert not ListenAddress("no-such-host.invalid", 0).is_free()
+
+
+@pytest.mark.parametrize("has_dualstack", [False, True])
+def test_a_port_is_on_both_protocols_where_that_can_be(monkeypatch: pytest.MonkeyPatch, has_dualstack: bool) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: has_dualstack)
+    thread = UvicornThread(ListenAddress("::1", 0), PlainTextResponse("hello"))
+    assert not thread.address.is_free()
+    thread.close()
+
+
+@pytest.mark.conforms("X2")
+@pytest.mark.parametrize(
+    ("listen", "http", "has_tls", "warned"),
+    [
+        ("127.0.0.1:0", "127.0.0.1:0", False, 0),
+        ("0.0.0.0:1", None, False, 1),
+        ("127.0.0.1:0", "0.0.0.0:1", False, 1),
+        ("0.0.0.0:1", "0.0.0.0:2", True, 0),
+    ],
+)
+def test_what_others_reach_in_the_clear_is_warned_of(
+    caplog: pytest.LogCaptureFixture, listen: str, http: str | None, has_tls: bool, warned: int
+) -> None:
+    parse_addresses(listen, http, insecure=True, has_tls=has_tls)
+    assert caplog.text.count("connections not encrypted: address=0.0.0.0:1") == warned
+    assert len(caplog.records) == warned
 
 
 @pytest.mark.conforms("X1", "X2")

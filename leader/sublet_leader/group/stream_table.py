@@ -116,8 +116,8 @@ class StreamEntry(Struct):
     @property
     def successor(self) -> GrantStream | None:
         """Return the grant that is to be written with the end of the present one."""
-        ends = (change for change in (self.in_flight, *self.queue) if isinstance(change, ReleaseStream))
-        return next((change.successor for change in ends), None)
+        ends = (c.successor for c in (self.in_flight, *self.queue) if isinstance(c, ReleaseStream))
+        return next(ends, None)
 
     def is_held_by(self, agent: str) -> bool:
         """Return whether the agent holds it, by the row, and its end is not being written."""

@@ -132,7 +132,7 @@ def leader(
         cli.log = logging.getLogger("sublet")
     _check_name(called)
     tls = TlsFiles.of_server(tls_cert, tls_key, tls_client_ca)
-    listen_address, http_address = _parse_addresses(listen, http, insecure, tls is not None)
+    listen_address, http_address = parse_addresses(listen, http, insecure, tls is not None)
     required = is_auth_required(auth, listen_address, http_address, insecure=insecure, has_tls=tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     acting = read_admin_token()
@@ -152,7 +152,7 @@ def leader(
         return _serve(NodeServer(database.url, called, listen_address, settings, announce, notify, port, tls, required))
 
 
-def _parse_addresses(
+def parse_addresses(
     listen: str, http: str | None, insecure: bool, has_tls: bool
 ) -> tuple[ListenAddress, ListenAddress | None]:
     """Return both addresses, parsed; None for `http` if it is None. Raise `InvalidSetting` for one that others reach
