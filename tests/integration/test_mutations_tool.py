@@ -69,8 +69,9 @@ def plant(tree: Path, *entries: dict[str, object], area: str = "area") -> None:
     }
     lines = []
     for entry in entries:
-        lines.append("[[mutant]]")
-        lines += [f"{key} = {value!r}" for key, value in {**usual, **entry}.items() if value is not None]
+        values = {**usual, **entry}
+        lines.append(f"[{values.pop('name')!r}]")
+        lines += [f"{key} = {value!r}" for key, value in values.items() if value is not None]
     (tree / LISTS / f"{area}.toml").write_text("\n".join(lines))
 
 

@@ -47,8 +47,7 @@ def test_without():
     pass
 """
 MUTANT = """
-[[mutant]]
-name = "m"
+["m"]
 ids = ["E1"]
 file = "a.py"
 find = "a"

@@ -3,8 +3,7 @@
 Each entry of a list (`lists/*.toml`, one per area) names requirement ids, a file, a text that occurs there exactly
 once, what to put in its place, and the tests that must turn red:
 
-    [[mutant]]
-    name = "trust counts from the answer"
+    ["trust counts from the answer"]
     ids = ["E14"]
     file = "leader/sublet_leader/election/machine.py"
     find = "event.attempt_started + lease_duration_s"

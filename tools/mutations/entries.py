@@ -19,7 +19,7 @@ SIMULATED = Path("tests/simulation/faults.toml")
 EQUIVALENT = Path("tools/mutations/equivalent.toml")
 """Faults that no test can detect, as {file: {change: reason}}: they are not drawn."""
 
-_KEYS = {"name", "ids", "file", "find", "replace", "tests"}
+_KEYS = {"ids", "file", "find", "replace", "tests"}
 _REMARK = "caught"
 """Optional key: which test noticed, for readers."""
 
@@ -123,8 +123,8 @@ def check(mutants: Iterable[Mutant], root: Path) -> None:
 def _read(path: Path) -> list[Mutant]:
     """Return the entries of a list; keys that are the same in `each` stand there."""
     found = _parse(path)
-    each = found.get("each", {})
-    return [_entry(path, number, each | raw) for number, raw in enumerate(found.get("mutant", ()), start=1)]
+    each = found.pop("each", {})
+    return [_entry(path, name, {**each, **raw} if isinstance(raw, dict) else {}) for name, raw in found.items()]
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -134,18 +134,18 @@ def _parse(path: Path) -> dict[str, Any]:
         raise InvalidList(f"{path.name} is not TOML: {error}") from None
 
 
-def _entry(path: Path, number: int, raw: dict[str, Any]) -> Mutant:
-    where = f"{path.name}, mutant {number}"
+def _entry(path: Path, name: str, raw: dict[str, Any]) -> Mutant:
+    where = f"{path.name}, {name!r}"
     if raw.keys() - {_REMARK} != _KEYS:
         raise InvalidList(f"{where} has the keys {sorted(raw)}, and needs exactly {sorted(_KEYS)}.")
     for key in ("ids", "tests"):
         if not (isinstance(raw[key], list) and all(isinstance(item, str) for item in raw[key])):
             raise InvalidList(f"{where}: `{key}` must be a list of strings.")
-    for key in ("name", "file", "find", "replace", *(key for key in raw if key == _REMARK)):
+    for key in ("file", "find", "replace", *(key for key in raw if key == _REMARK)):
         if not isinstance(raw[key], str):
             raise InvalidList(f"{where}: `{key}` must be a string.")
     if not raw["tests"]:
         raise InvalidList(f"{where}: `tests` must name at least one test.")
     if raw["find"] == raw["replace"] or not raw["find"]:
         raise InvalidList(f"{where}: `find` must be some text, and `replace` another.")
-    return Mutant(raw["name"], tuple(raw["ids"]), raw["file"], raw["find"], raw["replace"], tuple(raw["tests"]))
+    return Mutant(name, tuple(raw["ids"]), raw["file"], raw["find"], raw["replace"], tuple(raw["tests"]))
