@@ -77,13 +77,14 @@ _HINTS = (
 )
 
 
-def newest_stream(stream_id: str) -> str:
-    """Return the SQL of a table, to be named by the caller, with the row of that stream, or none.
+def newest_stream(stream_id: str, columns: str = "*") -> str:
+    """Return the SQL of a table, to be named by the caller, with these columns of the stream's row, or none.
 
     Each append updates it in place, and while a transaction stays open vacuum keeps all versions of it. An index that
     is read backwards has the newest first; for `stream_id = X` the planner would drop the order.
     """
-    return f"(select * from stream where stream_id between {stream_id} and {stream_id} order by stream_id desc limit 1)"
+    condition = f"stream_id between {stream_id} and {stream_id}"
+    return f"(select {columns} from stream where {condition} order by stream_id desc limit 1)"
 
 
 def connect(

@@ -112,7 +112,7 @@ with said as materialized (
        order by l.stream_id desc limit 1 for no key update skip locked) l
 ), moved as (
   update lending l set position = k.position, status = l.status, term = k.term, updated_at = {NOW}
-    from locked k cross join lateral {newest_stream("k.stream_id")} s
+    from locked k cross join lateral {newest_stream("k.stream_id", "head, state")} s
    where l.ctid = k.row_id and (k.position < s.head or k.position = s.head and s.state = 'open')
   returning l.group_id, l.stream_id
 )
