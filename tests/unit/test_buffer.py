@@ -133,17 +133,34 @@ def test_whoever_flushes_waits_for_no_other_advance(buffer: SendBuffer) -> None:
     assert [send(buffer) for _ in range(3)] == [2, 3, 4]
 
 
+class ReadySender:
+    """A sender that only notes what it is to send at once."""
+
+    is_ready = True
+
+    def __init__(self) -> None:
+        self.sent: list[PendingBlock] = []
+
+    def send_at_once(self, load: PendingBlock) -> None:
+        self.sent.append(load)
+
+
+def test_a_message_overtakes_no_other() -> None:
+    """While the sender takes nothing, it waits with the others."""
+    buffer = a_buffer(ROOMY)
+    buffer.sender = sender = ReadySender()
+    for number in range(3):
+        buffer.add("t", None, b"%d" % number, None, 0)
+    loads = buffer.take()
+    assert loads is not None
+    assert (sender.sent, [load.count for load in loads]) == ([], [3])
+
+
 def test_a_message_without_others_is_sent_at_once() -> None:
     """The sender gets it alone, in the order of publishing."""
-    buffer, taken, sent = a_buffer(ROOMY), list[list[PendingBlock]](), list[PendingBlock]()
-
-    class Sender:
-        is_ready = True
-
-        def send_at_once(self, load: PendingBlock) -> None:
-            sent.append(load)
-
-    buffer.sender = Sender()
+    buffer, taken = a_buffer(ROOMY), list[list[PendingBlock]]()
+    buffer.sender = ready = ReadySender()
+    sent = ready.sent
 
     def take_all() -> None:
         while (loads := buffer.take()) is not None:

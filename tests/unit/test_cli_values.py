@@ -63,6 +63,8 @@ def test_numbers_and_times_out_of_range_are_refused() -> None:
     assert parse_starting_position(str(2**63 - 1)) == 2**63 - 1
     with pytest.raises(UsageError, match="--from '9223372036854775808': give a whole number of at least 0"):
         parse_starting_position(str(2**63))
+    with pytest.raises(UsageError, match="--from 'active': is for whole epochs"):
+        parse_starting_position("active")
     assert parse_time("--at", "2026-01-31T12:00:00+01:00") == datetime(2026, 1, 31, 11, tzinfo=UTC)
     for text, reported in (
         ("9999-12-31T23:59:59-14:00", "In UTC this one is before the year 1 or after 9999"),

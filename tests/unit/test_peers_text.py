@@ -13,6 +13,7 @@ from sublet_protocol.messages import borrower_leader_codec as codec
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Subscribe, UndecodableCommand
+from sublet_protocol.pubsub.node_connection import SHOWN_CHARACTERS, truncate
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 WANTED = pb.LeaderWanted(
@@ -108,3 +109,9 @@ def test_what_is_not_utf_8_is_no_message_at_all(text: bytes) -> None:
     spelled = pb.Ping(borrower_ids=["abc"[: len(text)]]).SerializeToString().replace(b"abc"[: len(text)], text)
     with pytest.raises(DecodeError):
         pb.Ping.FromString(spelled)
+
+
+def test_a_long_text_is_cut_where_it_is_shown() -> None:
+    text = "x" * SHOWN_CHARACTERS
+    assert truncate(text) == text
+    assert truncate(text + "y") == f"{text}... ({SHOWN_CHARACTERS + 1} characters)"
