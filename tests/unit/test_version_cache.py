@@ -91,6 +91,7 @@ def test_only_a_snapshot_revives() -> None:
     assert merge(cache, space("a", 6)) == [space("a", 6)]
     assert cache.apply(space("a", 7), NOW) is ChangeNovelty.NEWER
     assert merge(cache) == [space("a", 7, deleted=True)]
+    assert merge(cache, space("a", 6)) == [], "a version from before"
     assert merge(cache, space("a", 7)) == [space("a", 7)], "a node whose lease had run out, and that goes on"
     assert merge(cache) == [space("a", 7, deleted=True)]
     assert cache.apply(space("a", 8, deleted=True), NOW) is ChangeNovelty.NEWER
