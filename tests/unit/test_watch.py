@@ -264,8 +264,11 @@ def test_a_gap_has_how_much_was_lost(
 def test_a_watch_gives_up_where_no_node_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where one does that does not lead."""
     waits = [None] * int(NODE_TIMEOUT_S)
-    with pytest.raises(Unavailable, match="no node has said who leads"):
-        Script(monkeypatch, *waits).show()
+    for as_json in (False, True):
+        with pytest.raises(
+            Unavailable, match=rf"no node has said who leads .* within {NODE_TIMEOUT_S:g} s\. Start one"
+        ):
+            Script(monkeypatch, *waits).show(as_json=as_json)
     answered = FindLeaderResponse(1, "n2", 7, is_led_here=False)
     assert Script(monkeypatch, answered, *waits).show() == 0
     with pytest.raises(NotFound, match="was deleted"):
