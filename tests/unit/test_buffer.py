@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
 import threading
 import time
 from collections import Counter
@@ -315,6 +316,16 @@ def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, message
             assert taken.result(30)
         finally:
             buffer.close(SubletError("closed"))
+
+
+def test_a_flush_ends_the_lingering() -> None:
+    buffer = a_buffer(BufferLimits(100, 1 << 20, 1, buffered_bytes=1 << 20, linger_s=86_400.0))
+    publish(buffer, b"x")
+    with pytest.raises(TimeoutError):
+        buffer.flush(0.0)
+    taken = queue.SimpleQueue[int]()
+    threading.Thread(target=lambda: taken.put(len(buffer.take() or [])), daemon=True).start()
+    assert taken.get(timeout=30) == 1
 
 
 # --- the age of what is taken -----------------------------------------------------------------------------------------
