@@ -25,12 +25,13 @@ from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, OnMessage, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
+from tests.kit import WAIT_S
 
 P = ParamSpec("P")
 FAST = AgentConnectionSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
-async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
+async def until(fact: Callable[[], Any], timeout_s: float = WAIT_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not fact():
         assert time.monotonic() < deadline, "not true in time"
@@ -59,6 +60,8 @@ class Node:
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
+        self.came_to_gate = 0
+        """Messages that have waited for the gate, or wait."""
         self.interest: list[tuple[str, str | None, bool]] = []
         self.sessions = PubSubServer(
             publisher,
@@ -84,6 +87,7 @@ class Node:
 
     async def on_message(self, subscriber_id: str, message: object) -> None:
         if self.gate is not None:
+            self.came_to_gate += 1
             await self.gate
         self.received.append((subscriber_id, message))
         if isinstance(message, LeaderWanted):
