@@ -107,7 +107,6 @@ def apply_with_successor(
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
 ) -> tuple[LendingTransitionResult, ...]:
     """Return what `apply_change` does, and then the grant to a release's successor, where there is one that can be."""
-
     transition = apply_change(
         change, row, stream, held_back=held_back, term=term, now_us=now_us, draw_key=draw_key, on_data_loss=on_data_loss
     )
