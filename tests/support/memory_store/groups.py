@@ -46,7 +46,7 @@ from sublet_storage.groups.model.lending_row import (
     is_consumed,
     to_lending,
 )
-from sublet_storage.groups.model.lending_rules import apply_with_successor, close_out
+from sublet_storage.groups.model.lending_rules import apply_change, close_out
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import (
@@ -529,7 +529,7 @@ class MemoryGroupStore:
         held_back: bool = False,
     ) -> LendingTransitionResult:
         how: dict[str, Any] = {"held_back": held_back, "term": term, "now_us": now, "on_data_loss": on_data_loss}
-        transitions = apply_with_successor(change, row, self._facts(row.stream_id), draw_key=GrantSecret.draw, **how)
+        transitions = apply_change(change, row, self._facts(row.stream_id), draw_key=GrantSecret.draw, **how)
         for transition in transitions:
             self._keep(transition, term, now)
         return transitions[-1]

@@ -27,7 +27,7 @@ from sublet_storage.groups.model.lending_row import (
     make_failover_event,
     to_lending,
 )
-from sublet_storage.groups.model.lending_rules import apply_with_successor
+from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
@@ -235,7 +235,7 @@ def _apply_change(
             change, LendingOutcome.BUSY if key in findings.busy else LendingOutcome.REFUSED, None
         )
     facts, parents = findings.facts[change.stream_id], findings.ancestors.get(key, ())
-    transitions = apply_with_successor(
+    transitions = apply_change(
         change,
         row,
         facts,

@@ -69,11 +69,30 @@ def apply_change(
     now_us: int,
     draw_key: Callable[[], GrantSecret],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
+) -> tuple[LendingTransitionResult, ...]:
+    """Return what one change does, of the leader at that term, and then the grant to a release's successor, where there
+    is one that can be. `held_back`: an ancestor of the stream has a row in this group that is not finished. `draw_key`
+    returns the key of a new grant."""
+
+    def grant(granting: GrantStream, current: LendingRow) -> LendingTransitionResult:
+        return _grant(granting, current, stream, held_back, max(term, now_us), on_data_loss, draw_key)
+
+    transition = grant(change, row) if isinstance(change, GrantStream) else _apply(change, row, stream, now_us)
+    successor = change.successor if isinstance(change, ReleaseStream) else None
+    is_reserved = transition.row.session is not None
+    if successor is None or transition.outcome is not LendingOutcome.APPLIED or is_reserved:
+        return (transition,)
+    granted = grant(successor, transition.row)
+    return (transition, granted) if granted.outcome is LendingOutcome.APPLIED else (transition,)
+
+
+def _apply(
+    change: ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | FreeReservedStream | RecordHistory,
+    row: LendingRow,
+    stream: StreamFacts,
+    now_us: int,
 ) -> LendingTransitionResult:
-    """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
-    group that is not finished. `draw_key` returns the key of a new grant."""
-    if isinstance(change, GrantStream):
-        return _grant(change, row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
+    """Return what a change does that grants nothing."""
     if isinstance(change, FreeReservedStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
@@ -93,29 +112,6 @@ def apply_change(
             )
         case _:
             assert_never(change)
-
-
-def apply_with_successor(
-    change: LendingChange,
-    row: LendingRow,
-    stream: StreamFacts,
-    *,
-    held_back: bool,
-    term: int,
-    now_us: int,
-    draw_key: Callable[[], GrantSecret],
-    on_data_loss: OnDataLoss = OnDataLoss.FAIL,
-) -> tuple[LendingTransitionResult, ...]:
-    """Return what `apply_change` does, and then the grant to a release's successor, where there is one that can be."""
-    transition = apply_change(
-        change, row, stream, held_back=held_back, term=term, now_us=now_us, draw_key=draw_key, on_data_loss=on_data_loss
-    )
-    successor = change.successor if isinstance(change, ReleaseStream) else None
-    is_reserved = transition.row.session is not None
-    if successor is None or transition.outcome is not LendingOutcome.APPLIED or is_reserved:
-        return (transition,)
-    granted = _grant(successor, transition.row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
-    return (transition, granted) if granted.outcome is LendingOutcome.APPLIED else (transition,)
 
 
 def close_out(
