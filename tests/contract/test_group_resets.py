@@ -185,13 +185,18 @@ def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
         assert resetting.result()
 
 
-@pytest.mark.conforms("A4")
-def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
+def with_a_finished_parent(postgres: PostgresWorld) -> tuple[Led, int, int]:
+    """Return a group with a stream that it has consumed to its end, at 5, and that stream's child."""
     held = postgres.granted(5)
-    led, parent = held.led, held.stream
     (child,) = postgres.rollover(1)
     held.advance(5)
-    led.sync()
+    held.led.sync()
+    return held.led, held.stream, child
+
+
+@pytest.mark.conforms("A4")
+def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
+    led, parent, child = with_a_finished_parent(postgres)
     postgres.append(child, 3)
     consumed(led, child, 2)
     assert places(postgres, led.group) == {parent: "finished at 5", child: "free at 2"}
@@ -207,11 +212,7 @@ def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> Non
 @pytest.mark.conforms("A4")
 def test_what_nobody_holds_is_not_taken_back(postgres: PostgresWorld) -> None:
     """Although it comes after what is unfinished again, and another group holds it."""
-    held = postgres.granted(5)
-    led, parent = held.led, held.stream
-    (child,) = postgres.rollover(1)
-    held.advance(5)
-    led.sync()
+    led, parent, child = with_a_finished_parent(postgres)
     postgres.lead(postgres.declare(Subscription.parse("$share/other/#")), streams=(child,)).grant(child)
     postgres.reset(led, ResetTarget.offsets({parent: 0}))
     assert [line.stream_id for line in led.history("reset")] == [parent]
@@ -517,7 +518,7 @@ def test_a_wait_that_is_too_short_is_named(
 
 
 @pytest.mark.conforms("A5")
-def test_the_reset_that_is_under_way_is_named(postgres: PostgresWorld) -> None:
+def test_the_running_reset_is_named(postgres: PostgresWorld) -> None:
     """Not that of another group, nor of a group with the same number in another database."""
     groups = [postgres.declare(Subscription.parse(f"$share/{name}/#")) for name in "abcd"]
     guards = "select pid from pg_stat_activity where application_name = 'sublet reset' and datname = current_database()"

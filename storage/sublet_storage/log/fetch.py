@@ -101,7 +101,8 @@ select end_offset, count, codec, topics, case when octet_length(payload) <= %s t
 
 _HEADS = f"""
 select s.stream_id, s.head, s.state = 'closed', g.state = 'gone'
-  from unnest(%s::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s
+  from unnest(%s::bigint[]) as u (stream_id)
+  cross join lateral {newest_stream("u.stream_id", "stream_id, generation_id, head, state")} s
   join generation g using (generation_id)"""
 
 _TOPIC_MATCHES = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
@@ -317,8 +318,7 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
 
 
 def _read_generation_id(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
-    query = f"select generation_id from {newest_stream('%(stream)s')} s"
-    row = conn.execute(query, {"stream": stream_id}).fetchone()
+    row = conn.execute(newest_stream("%(stream)s", "generation_id"), {"stream": stream_id}).fetchone()
     if row is None:
         raise stream_not_found_error(conn, stream_id, offset)
     return int(row[0])
@@ -459,7 +459,8 @@ def _format_statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
     conditions = compress((_TOPIC_MATCHES, _EPOCH_MATCHES, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
-    return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES, newest=newest_stream("%(stream)s"))
+    newest = newest_stream("%(stream)s", "generation_id, head, state")
+    return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES, newest=newest)
 
 
 def _group_small_blocks(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:

@@ -36,7 +36,8 @@ ReadSnapshot = Callable[[Connection, str], CatchUpSnapshot]
 
 _STREAMS = f"""
 select s.stream_id, s.head, s.state = 'closed'
-  from unnest(%s::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s"""
+  from unnest(%s::bigint[]) as u (stream_id)
+  cross join lateral {newest_stream("u.stream_id", "stream_id, head, state")} s"""
 
 _SPACES = """
 select p.name, g.generation_id, p.filter, p.shards

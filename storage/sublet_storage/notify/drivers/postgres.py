@@ -63,7 +63,7 @@ NOTIFY_HEAD: Final = f"""
 select set_config('synchronous_commit', 'off', true),
        pg_notify($1, replace(
          replace($2, chr({ord(VERSION_MARK)}), (2 * head)::text), chr({ord(HEAD_MARK)}), head::text))
-  from {newest_stream("$3::bigint")} s"""
+  from {newest_stream("$3::bigint", "head")} s"""
 """Sends a message on a stream's head, which it reads. Nothing is stored, so there is nothing to wait for on a disk."""
 
 _NOTIFY = "select pg_notify(%s, payload) from unnest(%s::text[]) payload"
