@@ -20,6 +20,7 @@ from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, NodeInvariantViolated, NodeNameTaken
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.node_desired_state import set_draining
 from sublet_storage.node_directory import (
     NodeIncarnation,
     delete_expired,
@@ -107,6 +108,20 @@ def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: Connecti
     eventually(lambda: [entry.notify_driver for entry in list_nodes(conn)] == ["postgres"])
     listing.deregister()
     assert "sublet-directory" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.conforms("A6", "D8")
+def test_a_drained_node_stays_drained_without_its_row(database: str, conn: Connection) -> None:
+    """Others delete the row of a node that was frozen for longer than its lease."""
+    read: list[bool] = []
+    listing = listed(database, "a", on_desired_state=lambda state: read.append(state.is_draining))
+    assert set_draining(conn, NodeIncarnation("a", "a-1", ""), True)
+    eventually(lambda: True in read)
+    count = len(read)
+    conn.execute("delete from node")
+    eventually(lambda: [entry.is_draining for entry in list_nodes(conn)] == [True] and len(read) > count + 1)
+    listing.deregister()
+    assert False not in read[read.index(True) :]
 
 
 def test_who_leaves_is_announced(database: str) -> None:

@@ -96,6 +96,7 @@ class NodeRegistration(StoppableThread):
             PROTOCOL_VERSION,
             http_address=self._http_address,
             notify_endpoint=self._notify_endpoint,
+            is_draining=self._health_signals.is_draining,
         )
 
     def run(self) -> None:
@@ -116,8 +117,9 @@ class NodeRegistration(StoppableThread):
                         renew_at = time.monotonic() + self._lease_s / 3
                         self._renew(connection)
                     desired_state = node_desired_state.read_desired_state(connection, self._ref)
-                health_signals.is_draining = desired_state.is_draining
-                self._on_desired_state(desired_state)
+                if desired_state is not None:  # else the last one holds, until it is registered again
+                    health_signals.is_draining = desired_state.is_draining
+                    self._on_desired_state(desired_state)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("node registration not renewed, retrying: %s", error)
