@@ -791,6 +791,8 @@ def test_a_shutdown_waits_for_no_database() -> None:
     play.shut_down()
     play.requests.clear()
     end = play.now + 5.0
+    play.now += 4.0
+    play.shut_down()  # a second time, which puts nothing off
     play.do(Tick(), end)
     assert len(play.waiting(ReleaseLeaderships)) == 1
     assert not play.last.is_stopped

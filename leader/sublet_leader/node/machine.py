@@ -124,7 +124,7 @@ class Node:
             case NodeDesiredStateRead():
                 self._apply_desired_state(event, now)
             case ShutdownRequested():
-                self._stop_by = event.deadline
+                self._stop_by = event.deadline if self._stop_by is None else self._stop_by
             case Tick():
                 self._pass_time(now)
             case _:
