@@ -285,8 +285,8 @@ class AssignmentManager:
         self.apply_event(assignment, GrantTransitionEvent.GRANT_WRITTEN, now)
 
     def _compute_reserved_s(self, entry: StreamEntry, change: GrantStream | ReclaimStream) -> float:
-        """Return how long the stream of a borrower that was lost while this was written is reserved for its session: not
-        at all if it was not the session's before, or that may not come back."""
+        """Return how long the stream of a borrower that was lost while this was written is reserved for its session, in
+        seconds: 0 if it was not the session's before, or that may not come back."""
         is_new = isinstance(change, GrantStream) and change.reason != _RESERVED
         is_over = is_new or entry.denied_session == entry.lending.session
         return 0.0 if is_over else self._actions.compute_reserved_s(entry)
