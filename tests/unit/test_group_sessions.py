@@ -118,7 +118,7 @@ def test_what_was_never_its_own_is_not_reserved(goes: Callable[..., None]) -> No
 
 
 @pytest.mark.conforms("E20", "X1")
-def test_what_was_being_granted_to_a_denied_session_is_free() -> None:
+def test_a_denied_sessions_grant_under_way_is_free() -> None:
     bench = left()
     bench.join("a/2", session="etl", session_epoch=2)
     bench.debounce()
