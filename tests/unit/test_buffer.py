@@ -91,6 +91,16 @@ def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.Monkey
     assert send(buffer) == 3
 
 
+def test_an_advance_taken_alone_is_made(buffer: SendBuffer) -> None:
+    """Also where a message comes right then: without loads there is nothing to send instead."""
+    publish_in(buffer, 1)
+    assert send(buffer) == 2
+    buffer.advance([(3,)])
+    assert buffer.take() == []
+    buffer.add("t", None, b"", None, 0, (3,))
+    assert buffer.due_advance([]) == [(3,)]
+
+
 def test_an_advance_put_off_outlives_a_later_failure(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3)
     assert [send(buffer) for _ in range(2)] == [2, None]

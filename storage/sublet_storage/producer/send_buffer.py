@@ -207,11 +207,11 @@ class SendBuffer:
             self._taken_count = sum(load.count for load in loads)
             return loads
 
-    def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
+    def due_advance(self, loads: Sequence[PendingBlock]) -> Sequence[Epoch] | None:
         """Return where to advance to once these loads, which were taken, are stored: of several that are due, the last.
-        None also where it can wait, as more is sent at once."""
+        None also where it can wait, as more is sent at once; an advance that was taken alone does not wait."""
         with self._lock:
-            is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
+            is_early = bool(loads) and time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
             if is_early and self.queued_count and self._pause() <= 0 and not self._unsettled.is_flushing:
                 return None
             return self._unsettled.find_due_advance(loads)
