@@ -307,6 +307,14 @@ def test_small_batches_fill_a_block() -> None:
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
 
 
+def test_what_waits_for_the_next_block_takes_no_more_room() -> None:
+    """As the parts of a batch do that begin at an odd place in it, each as large as a block."""
+    buffer = a_buffer(BufferLimits(100, 1000, 1, buffered_bytes=1, linger_s=0.0))
+    buffer.add_batches(to_record_batches({"topic": "t", "value": [b"x" * 600] * 4}))
+    log_of(buffer)
+    assert publish(buffer, b"") is not None, "nothing is there"
+
+
 @pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 2 * size_of("t", None, b"x" * 500, None))])
 def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, messages: int, size: int) -> None:
     buffer = a_buffer(BufferLimits(messages, size, 1, buffered_bytes=1 << 20, linger_s=86_400.0))

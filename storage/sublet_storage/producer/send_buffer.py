@@ -459,24 +459,19 @@ class SendBuffer:
             piece = queue.popleft().seal()
             share = max(count_packable(piece, count_fitting(piece, count, size), room), 0 if pieces else 1)
             if share < piece.count:
-                piece = self._divide(queue, piece, share)
-                count = size = 0
-            if piece.count:
-                pieces.append(piece)
+                if share:
+                    first, remaining = piece.split(share)
+                    self._bytes += first.size + remaining.size - piece.size
+                    pieces.append(first)
+                    piece = remaining
+                queue.appendleft(piece)
+                break
+            pieces.append(piece)
             count, size, room = count - piece.count, size - piece.size, room - piece.nbytes
         if queue:
             self._queues[stream_id] = queue
         self.queued_count -= sum(piece.count for piece in pieces)
         return pieces
-
-    def _divide(
-        self, queue: deque[PendingArrowBatch | PendingMessageBatch], piece: PendingArrowBatch, count: int
-    ) -> PendingArrowBatch:
-        """Return the first messages of a piece; the rest goes back to the head of the queue."""
-        first, remaining = piece.split(count)
-        self._bytes += first.size + remaining.size - piece.size
-        queue.appendleft(remaining)
-        return first
 
     def _drain_callbacks(self) -> list[Callable[[], None]]:
         callbacks, self._waiting_for_room = self._waiting_for_room, []
