@@ -25,12 +25,15 @@ from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import LOCK_TIMEOUT_S, Retryable
+from sublet_storage.util.log_throttle import LogThrottle
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
 RECEIVE_TIMEOUT_S = 10.0
 """After how long a silent database is tried again, over another connection."""
+RETRY_PAUSE_S = 1.0
+"""How long after a renewal that failed the next is tried: the lease goes on running out."""
 
 _T = TypeVar("_T")
 
@@ -142,7 +145,10 @@ class EpochCapability:
         shared_publisher(self._url).publish([epoch_leases.frontier_change(conn, self._space_id)])
 
     def _renew_until_over(self) -> None:
-        while not self._over.wait(self._lease_s / 3):
+        throttle, interval_s = LogThrottle(), self._lease_s / 3
+        pause_s = interval_s
+        while not self._over.wait(pause_s):
+            pause_s = interval_s
             try:
                 with self._connect() as conn:
                     space_ids = epoch_leases.renew(conn, self._producer, self._lease_s)
@@ -150,7 +156,9 @@ class EpochCapability:
                 self._error = error
                 return
             except (*Retryable, SubletError) as error:
-                log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
+                pause_s = min(RETRY_PAUSE_S, interval_s)
+                if throttle.acquire(type(error).__name__) is not None:
+                    log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
                 continue
             if self._space_id not in space_ids and not self._over.is_set():
                 self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
