@@ -786,6 +786,10 @@ def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFix
     left.check([(3,)])
     left.close()
     assert isinstance(left.advance(world.conn, [], [(9,)]).error, EpochCapabilityExpired)
+    closed = world.publisher()
+    closed.close()
+    with pytest.raises(EpochCapabilityExpired):
+        closed.in_epoch(5)
     assert world.conn.execute("select from capability").fetchall() == []
 
 

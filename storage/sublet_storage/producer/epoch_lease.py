@@ -113,10 +113,9 @@ class EpochCapability:
         if the database is away."""
         self._over.set()
         with self._lock:
-            if self._frontier is not None and self._error is None:
-                if not abandon:
-                    self._release()
-                self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
+            if self._frontier is not None and self._error is None and not abandon:
+                self._release()
+            self._error = self._error or epoch_leases.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
     def _release(self) -> None:
