@@ -42,8 +42,8 @@ class EpochCapability:
     """The capability of a publisher, which holds nothing until the first `advance`. Thread-safe; a thread of its own
     renews the lease while it is held.
 
-    `timeline`: the database's, on which `space_id` is the space's. `check_timeline` is called on another, and raises
-    `ProducerFenced` if the id may be another space's there.
+    `timeline`: the database's, on which `space_id` is the space's. `follow_timeline` is called on another: it registers
+    the producer there, and raises `ProducerFenced` if the id may be another space's.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class EpochCapability:
         delivery_timeout_s: float,
         lease_s: float,
         timeline: str | None,
-        check_timeline: Callable[[psycopg.Connection[Any]], None],
+        follow_timeline: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
         self._url, self._space_id, self._producer = url, space_id, producer
-        self._timeline, self._check_timeline = timeline, check_timeline
+        self._timeline, self._follow_timeline = timeline, follow_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
         self._frontier: LowerFrontier | None = None
@@ -190,7 +190,7 @@ class EpochCapability:
         )
         if has_gone_over(conn, self._timeline):
             try:
-                self._check_timeline(conn)
+                self._follow_timeline(conn)
             except BaseException:
                 conn.close()
                 raise
