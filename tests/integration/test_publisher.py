@@ -246,6 +246,8 @@ def test_a_closed_publisher_raises(database: str) -> None:
         publisher.publish("a", b"x")
     with pytest.raises(PublisherClosed):
         publisher.publish_batch({"topic": "a", "value": [b"x"]})
+    with pytest.raises(PublisherClosed), publisher:
+        pass
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------------
@@ -440,6 +442,8 @@ def test_the_async_twin_publishes_waits_and_reports(database: str, conn: Connect
             await publisher.flush(10)
         with pytest.raises(PublisherClosed):
             await publisher.publish("t", b"x")
+        with pytest.raises(PublisherClosed):
+            await publisher.open()
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert len(values(conn)) == 305

@@ -241,6 +241,7 @@ class Publisher:
             raise error
 
     def __enter__(self) -> Publisher:
+        self._buffer.check_open()
         return self
 
     def __exit__(

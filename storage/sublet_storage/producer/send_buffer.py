@@ -134,7 +134,7 @@ class SendBuffer:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._error is not None:
                 raise self._take_error()
             ticket = self._unsettled.add_advance(epochs)
@@ -169,6 +169,11 @@ class SendBuffer:
         """Return the first failure since the last call."""
         with self._lock:
             return None if self._error is None else self._take_error()
+
+    def check_open(self) -> None:
+        """Raise `PublisherClosed` where nothing more is taken."""
+        if self._closed is not None:
+            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
@@ -404,7 +409,7 @@ class SendBuffer:
 
     def _has_room(self) -> bool:
         """Return whether there is room. Raise if the publisher is closed."""
-        self._check_open()
+        self.check_open()
         return self._bytes < self._limits.buffered_bytes
 
     def _make_room_lock(self) -> threading.Lock:
@@ -419,10 +424,6 @@ class SendBuffer:
         error, self._error = self._error, None
         assert error is not None
         return error
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
     def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
