@@ -58,8 +58,8 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
 
 @pytest.mark.conforms("P10")
 @pytest.mark.parametrize("draw", ["next_session_epoch('$share/g/#', 'etl')", "register_producer('p')"])
-def test_an_open_draw_after_a_failover_keeps_no_leader_away(postgres: PostgresWorld, draw: LiteralString) -> None:
-    """And has the number of the timeline that the leader has."""
+def test_an_open_draw_keeps_no_leader_away(postgres: PostgresWorld, draw: LiteralString) -> None:
+    """After a failover; and has the number of the timeline that the leader has."""
     led = postgres.led()
     postgres.connection.execute("update timeline set (name, number) = ('1/00000007', 7)")
     with connect(postgres.url) as user, user.transaction():

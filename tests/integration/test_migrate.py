@@ -143,7 +143,7 @@ def test_nothing_is_for_everybody(empty_database: str) -> None:
 
 
 @pytest.mark.conforms("X6")
-def test_a_schema_in_which_public_may_create_is_refused(empty_database: str) -> None:
+def test_a_schema_open_to_public_is_refused(empty_database: str) -> None:
     """Whether or not it has the tables; who revokes that may migrate."""
     with connect(empty_database) as conn:
         conn.execute("create schema sublet")

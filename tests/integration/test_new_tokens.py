@@ -132,7 +132,7 @@ def test_rules_are_read_anew_over_another_connection(reader: AccessRefreshThread
 
 
 @pytest.mark.conforms("X6")
-def test_what_is_loaded_without_triggers_is_read_in_time(
+def test_a_load_without_triggers_is_read_in_time(
     reader: AccessRefreshThread, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_refresh, "REREAD_INTERVAL_S", 0.0)

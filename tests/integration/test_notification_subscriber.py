@@ -439,7 +439,7 @@ def test_heads_are_passed_on_in_turns_with_others(database: str) -> None:
 
 
 @pytest.mark.conforms("X4", "D6")
-def test_a_forged_head_is_passed_on_until_the_next_catch_up(database: str, conn: Connection) -> None:
+def test_a_catch_up_overrules_a_forged_head(database: str, conn: Connection) -> None:
     """True ones are passed on from then on, though all of them are lower."""
     stream = stream_of(conn, "default")
     put(conn, stream, b"a", b"b")
