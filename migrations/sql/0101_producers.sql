@@ -113,7 +113,8 @@ begin
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   if p_incarnation is null then
     insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
-    values (p_producer, 0, (extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead(), 0, 0)
+    values (p_producer, 0,
+            (extract(epoch from clock_timestamp()) * 1000000)::bigint + (timeline_number()::bigint << 52), 0, 0)
         on conflict (producer_id, stream_id)
         do update set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()
     returning incarnation into drawn;

@@ -12,9 +12,9 @@ from msgspec import Struct
 
 from sublet_protocol.domain.address import is_loopback_host, is_tls, split_node_address
 from sublet_protocol.domain.errors import format_error
-from sublet_storage.db.connect import ISOLATION
+from sublet_storage.db.connect import ISOLATION, resolve_schema_name
 from sublet_storage.db.roles import DatabaseRole
-from sublet_storage.doctor.privileges import compare_rights
+from sublet_storage.doctor.privileges import compare_rights, list_creators
 from sublet_storage.groups.admin.access_rules import read_rules
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -138,7 +138,13 @@ def _check_server(connection: Connection) -> DoctorCheckResult:
 
 
 def _check_rights(connection: Connection) -> DoctorCheckResult:
-    """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
+    """Compare the user's privileges with those of its roles; the owner of the tables may do all, and nobody else may
+    create in their schema."""
+    if creators := ", ".join(list_creators(connection)):
+        schema = resolve_schema_name()
+        detail = f"{creators} may create in schema {schema}: what is made there can have its owner's rights"
+        hint = f'The owner of the schema says: revoke create on schema "{schema}" from {creators}'
+        return DoctorCheckResult("rights", Severity.ERROR, detail, hint)
     privileges = compare_rights(connection)
     if privileges.is_owner:
         return DoctorCheckResult(
