@@ -1,5 +1,5 @@
-"""Signals that end a command: held back while it must not be broken into, and not for ever. And the input that a signal
-ends, which nothing else cuts short."""
+"""Signals that end a command: held back while it must not be broken into, and not for ever. And the input of one, which
+nothing cuts short unnoticed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from sublet.cli.base.command import SignalReceived, defer_signals, handle_signals
 from sublet.cli.messages.input_records import read_lines
 from sublet.cli.messages.publish import InputInterrupted, InputSignalHandler
+from sublet_protocol.domain.errors import SubletError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -74,7 +75,7 @@ def test_a_second_signal_aborts_what_is_published() -> None:
     handle(signal.SIGINT, None)
     assert handle.number == signal.SIGINT
     with FileIO(os.devnull) as source, pytest.raises(InputInterrupted):
-        handle.wrap_read(source)(1)
+        handle.wrap_read(source, "stdin")(1)
     with pytest.raises(KeyboardInterrupt):
         handle(signal.SIGTERM, None)
 
@@ -87,14 +88,14 @@ class NonBlockingInput(FileIO):
         super().__init__(descriptor)
         self._on_empty = on_empty
 
-    def read(self, size: int | None = -1) -> bytes | None:
-        data: bytes | None = super().read(size)
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
         if data is None:
             self._on_empty()
         return data
 
 
-def test_an_input_in_which_nothing_is_yet_has_not_ended() -> None:
+def test_a_slow_input_has_not_ended() -> None:
     reader, writer = os.pipe()
     parts = [b"a\nb", b"c\n"]
 
@@ -105,14 +106,27 @@ def test_an_input_in_which_nothing_is_yet_has_not_ended() -> None:
             os.close(writer)
 
     with NonBlockingInput(reader, go_on) as source:
-        assert list(read_lines(InputSignalHandler().wrap_read(source))) == [[b"a"], [b"bc"]]
+        assert list(read_lines(InputSignalHandler().wrap_read(source, "stdin"))) == [[b"a"], [b"bc"]]
 
 
 def test_a_signal_ends_the_wait_for_more_input() -> None:
     reader, writer = os.pipe()
     handle = InputSignalHandler()
     interrupt = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
-    with FileIO(writer, "w"), NonBlockingInput(reader, interrupt.start) as source, handle_signals(handle):
-        with pytest.raises(InputInterrupted):
-            handle.wrap_read(source)(1)
+    with (
+        FileIO(writer, "w"),
+        NonBlockingInput(reader, interrupt.start) as source,
+        handle_signals(handle),
+        pytest.raises(InputInterrupted),
+    ):
+        handle.wrap_read(source, "stdin")(1)
     assert handle.number == signal.SIGTERM
+
+
+def test_an_input_that_cannot_be_read_on_is_named() -> None:
+    """And what was read before is published and counted, as before any other `SubletError`."""
+    reader, writer = os.pipe()
+    with FileIO(reader), FileIO(writer) as source:
+        read = InputSignalHandler().wrap_read(source, "orders.txt")
+        with pytest.raises(SubletError, match=r"^orders.txt cannot be read any further: Bad file descriptor\."):
+            read(1)

@@ -94,7 +94,8 @@ def publish(
         if file is None and sys.stdin.isatty():
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
-        columns = read_columns(interruption.wrap_read(source), layout, topic, held_key, MAX_MESSAGE_BYTES)
+        read = interruption.wrap_read(source, "stdin" if file is None else str(file))
+        columns = read_columns(read, layout, topic, held_key, MAX_MESSAGE_BYTES)
         publisher = make()
         tally = PublishProgress()
         problem = _pump(cli, columns, publisher, tally, interruption, _read_size(file))
@@ -161,9 +162,10 @@ class InputSignalHandler:
         if self._waiting:
             raise InputInterrupted
 
-    def wrap_read(self, source: FileIO) -> Callable[[int], bytes]:
+    def wrap_read(self, source: FileIO, name: str) -> Callable[[int], bytes]:
         """Return `source.read`, which waits where nothing is there yet, also of a non-blocking descriptor, and raises
-        `InputInterrupted` once a signal has come: half a line is no message, and no end of input."""
+        `InputInterrupted` once a signal has come: half a line is no message, and no end of input. What cannot be read
+        is a `SubletError` with this name of the input."""
 
         def read_guarded(size: int) -> bytes:
             try:
@@ -173,6 +175,11 @@ class InputSignalHandler:
                 while (data := source.read(size)) is None:
                     select.select([source], [], [])
                 return data
+            except OSError as error:
+                raise SubletError(
+                    f"{name} cannot be read any further: {error.strerror}. The complete lines before that are "
+                    "published; publish the rest once it can be read."
+                ) from error
             finally:
                 self._waiting = False
 
