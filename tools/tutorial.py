@@ -122,14 +122,21 @@ class Tour:
             time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
-        # Its output goes to a file: a command in the background would keep a pipe open.
+        # Its output goes to a file: a command in the background would keep a pipe open. Job control is on, as in the
+        # shell of a reader.
         self._commands += 1
         said = self._place / f".said-{self._commands}"
         with said.open("wb") as output:
             done = subprocess.run(
-                ["bash", "-c", command], cwd=self._place, env=self._environment(), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
+                ["bash", "-c", f"set -m; {command}"],
+                cwd=self._place,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                check=False,
+            )
         text = said.read_text()
         if done.returncode != 0:
             raise Failed(f"{command} ended with {done.returncode}: {text}")
