@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 from psycopg.errors import UndefinedTable
 
+from sublet.demo.child_processes import remove_settings
 from sublet.demo.java import find_java_home
 from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import Subscription
@@ -144,11 +145,10 @@ class Tour:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of a user with the virtual environment activated."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         java = str(find_java_home(ROOT / ".cache"))
         ours = {"PATH": programs, "JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "COLUMNS": "110"}
-        return {**found, **self._settings, **ours}
+        return {**os.environ, **self._settings, **ours}
 
     def _is(self, words: str) -> bool:
         if words == "leads":
@@ -236,6 +236,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.tutorial", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args(arguments)
+    remove_settings()
     with tempfile.TemporaryDirectory(prefix="tutorial-") as place:
         Path(place).chmod(0o755)  # Postgres's own user enters it
         try:
