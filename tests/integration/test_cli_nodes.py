@@ -13,7 +13,7 @@ from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, regi
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
 from tests.integration.log_kit import Connection
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
 pytestmark = pytest.mark.conforms("A6")
 GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
@@ -176,3 +176,25 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     assert list_live_nodes(conn) == [N2]
     assert node_desired_state.set_draining(conn, N1, False)
     assert len(conn.execute(history).fetchall()) == 3
+
+
+def test_groups_of_a_drained_node_need_a_consumer(conn: Connection, shell: Shell) -> None:
+    for node in (N1, N2):
+        register(conn, node, 60, PROTOCOL_VERSION)
+    for name in "ab":
+        conn.execute("insert into consumer_group (kind, name, filter) values ('share', %s, '#')", (name,))
+    for led, reported in (
+        (1, "The group it led is led by another as soon as a consumer requests one.\n"),
+        (2, "Of the 2 groups it led, 0 are led by others already, the rest as soon as a consumer requests one.\n"),
+    ):
+        conn.execute(
+            "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+            " select group_id, %s, %s, '', 1, 'infinity' from consumer_group order by group_id limit %s",
+            (N1.name, N1.incarnation, led),
+        )
+        command = shell.start("nodes", "drain", "n1")
+        eventually(lambda: list_live_nodes(conn) == [N2], WAIT_S)
+        conn.execute("delete from leadership")
+        answer = command.end()
+        assert (answer.code, answer.err) == (0, f"n1 leads nothing any more, until it is stopped. {reported}")
+        node_desired_state.set_draining(conn, N1, False)

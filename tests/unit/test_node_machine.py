@@ -30,6 +30,7 @@ from sublet_leader.node.events import (
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
+    NodeStarted,
     ReleaseLeaderships,
     RenewLeaderships,
     ShutdownRequested,
@@ -915,3 +916,11 @@ def test_a_sync_waits_for_the_changes_before_it() -> None:
         (MAX_CHANGES_PER_COMMIT, True),
         (1, False),
     ]
+
+
+def test_a_node_stopped_early_claims_nothing() -> None:
+    play = Play()
+    play.shut_down()
+    assert play.last.is_stopped
+    play.do(NodeStarted())
+    assert play.waiting(ClaimLeadership) == []

@@ -112,7 +112,8 @@ class Node:
         self._out = NodeOutcomeBuilder()
         match event:
             case NodeStarted():
-                self._elect(el.StartCampaign(MAINTENANCE), now)
+                if self._stop_by is None:
+                    self._elect(el.StartCampaign(MAINTENANCE), now)
             case AgentMessageReceived() | AgentLongPollChanged() | AgentsExpired():
                 self._on_agent_event(event, now)
             case WatcherLeaderQueryReceived():
