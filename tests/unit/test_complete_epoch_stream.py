@@ -174,6 +174,19 @@ def test_what_was_given_out_before_remains_outstanding() -> None:
     assert (list(granted.outstanding), granted.next_read_offset) == ([granted.ticket], 10)
 
 
+def test_what_was_done_meanwhile_remains_done() -> None:
+    """When what was read since is taken back."""
+    play = Play(1, 2, completed=3)
+    granted = play.granted
+    piece, _ = play.read()
+    state = granted.read_state()
+    assert granted.begin_step(1)
+    play.handler.mark_acknowledged(granted, piece.ticket)
+    play.handler.go_back(granted, state)
+    play.handler.report(granted)
+    assert play.last() == (10, consumed(10, 2), False)
+
+
 def test_a_step_is_given_out_entirely_before_it_stops() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted

@@ -209,6 +209,7 @@ class CompleteEpochStream(GrantedStream):
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
         self._drop_aborted()
+        self._settle()
 
     def restart_in_smallest_steps(self) -> bool:
         """Leave the step that is being read, and read on from where it began in the smallest steps: of the epochs in it
