@@ -109,10 +109,10 @@ def plan_tasks(
 
 def _divide(ranges: Sequence[RangePartition], min_partitions: int) -> list[RangePartition]:
     ranges = [each for each in ranges if each.max_messages]
-    total = sum(each.end - each.start for each in ranges)
+    total = sum(each.max_messages for each in ranges)
     if len(ranges) >= min_partitions:
         return ranges
-    return [piece for each in ranges for piece in each.split(-(-min_partitions * (each.end - each.start) // total))]
+    return [piece for each in ranges for piece in each.split(-(-min_partitions * each.max_messages // total))]
 
 
 def _put_together(ranges: Sequence[RangePartition], max_partitions: int) -> list[list[RangePartition]]:
