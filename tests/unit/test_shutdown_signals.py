@@ -161,6 +161,8 @@ def test_a_signal_ends_a_task_beside_its_twin(monkeypatch: pytest.MonkeyPatch, i
     class Link:
         """In the place of the link to the driver."""
 
+        silence = None
+
         def __init__(self, *_: object) -> None:
             self.may_end = self
 
