@@ -440,7 +440,8 @@ def stream(conn: Connection) -> int:
 def task_offsets(database: str, conn: Connection, stream: int, *, fails: bool = True) -> list[int]:
     """Return what a task reads of the stream. `fails`: by what is gone."""
     generation = generation_of(conn, stream)
-    task = RangePartition(stream, generation, 0, 10, "#", "default", database, None, "here", fails, timeline_number=0)
+    place = "default", database, "sublet", "here"
+    task = RangePartition(stream, generation, 0, 10, "#", *place, fails, timeline_number=0)
     read = read_task(task, pa.schema([pa.field("offset", pa.int64())]))
     return [offset for batch in read for offset in batch.column("offset").to_pylist()]
 

@@ -90,7 +90,7 @@ def some_work(driver: str, token: str, on_attempt: Callable[[task.TaskAttempt], 
         """Is not called."""
 
     facts = ("$share/g/#", nothing, "postgresql://127.0.0.1:1/none", driver, token, "", "t", None, 1.0)
-    return task.TaskSpec(*facts, "latest", 1, False, RetryPolicy(), BorrowerSettings(), None, on_attempt)
+    return task.TaskSpec(*facts, "latest", 1, False, RetryPolicy(), BorrowerSettings(), "sublet", on_attempt)
 
 
 @pytest.mark.conforms("E25")
@@ -187,7 +187,7 @@ def test_task_drains_when_its_driver_is_lost(
 
 @pytest.mark.parametrize("is_drain_requested", [False, True])
 def test_task_fails_when_its_driver_is_lost(monkeypatch: pytest.MonkeyPatch, is_drain_requested: bool) -> None:
-    """A driver that is there all the same would take its end for that of the job; where it has asked for that it is."""
+    """A driver that is there all the same would take its end for the job's, unless it has asked for that."""
     connection = Connection(ConnectionStatus.DISCONNECTED)
     monkeypatch.setattr(driver_link, "NodeConnection", connection)
     monkeypatch.setattr(driver_link, "SparkDriverLink", partial(SparkDriverLink, lost_after_s=0.0))

@@ -111,7 +111,7 @@ def some_work(name: str, url: str, on_attempt: Callable[[task.TaskAttempt], obje
         """Is not called."""
 
     facts = ("$share/g/#", nothing, url, "127.0.0.1:1", "", "", name, None, 1.0, "latest", 1, False)
-    return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), None, on_attempt)
+    return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), "sublet", on_attempt)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from sublet_storage.readers.epoch_steps import BlockRun, EpochStep
 def ranges(*sizes: int) -> list[RangePartition]:
     """One of each stream, from offset 100 on."""
     return [
-        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", None, "here", True, 0)
+        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", "sublet", "here", True, 0)
         for stream, size in enumerate(sizes, 1)
     ]
 

@@ -186,3 +186,12 @@ def test_a_checkpoint_is_checked_once(planner: Planner, in_a_batch: bool) -> Non
     for _ in range(2):
         assert reader.latestOffset(offset(ONE), ReadAllAvailable()) == offset(NEXT)
         planner.superseded = [ONE]
+
+
+@pytest.mark.parametrize("schema", [None, "other"])
+def test_a_task_has_the_drivers_schema(planner: Planner, monkeypatch: pytest.MonkeyPatch, schema: str | None) -> None:
+    """Also the default: its worker may have had a job with another."""
+    monkeypatch.setenv("SUBLET_SCHEMA", schema or "")
+    (task,) = source().partitions({}, offset(ONE))
+    assert isinstance(task, RangePartition)
+    assert task.schema_name == (schema or "sublet")

@@ -74,15 +74,14 @@ class TaskSpec:
     whole_epochs: bool
     policy: RetryPolicy
     settings: BorrowerSettings
-    schema: str | None
+    schema: str
     on_attempt: Callable[[TaskAttempt], Any] | None
     credentials: str = FROM_ENVIRONMENT
 
 
 def run(work: TaskSpec) -> TaskSummary:
     """Run one attempt; Spark calls this in the task's process."""
-    if work.schema is not None:
-        os.environ["SUBLET_SCHEMA"] = work.schema
+    os.environ["SUBLET_SCHEMA"] = work.schema  # also the default: the worker may have had a job with another
     return run_attempt(work, _get_attempt(work))
 
 

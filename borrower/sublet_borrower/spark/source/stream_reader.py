@@ -12,7 +12,6 @@ Spark calls from one thread of a process of its own. What it calls when, measure
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import threading
@@ -45,6 +44,7 @@ from sublet_borrower.spark.source.offsets import (
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
 from sublet_protocol.domain.errors import InDoubtRangeReassigned, InvalidSetting
 from sublet_protocol.domain.grant_keys import timeline_number
+from sublet_storage.db.connect import resolve_schema_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -243,7 +243,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 space=spaces.get(each.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
-                schema_name=os.environ.get("SUBLET_SCHEMA"),
+                schema_name=resolve_schema_name(),
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
                 step=each.step,
