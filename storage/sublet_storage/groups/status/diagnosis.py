@@ -191,7 +191,8 @@ def _describe_reservation(group: GroupDiagnosisFacts, stream: StreamDiagnosisFac
     if stream.reserved_s is not None and stream.reserved_s > 0:
         return f"something in it is in doubt: it waits for session {stream.owner}, {stream.reserved_s:.0f} s more"
     return (
-        f"something in it is in doubt; session {stream.owner} has not come back in time, and the leader frees it next"
+        f"something in it is in doubt; session {stream.owner} has not come back in time, and the next other member "
+        "gets it"
     )
 
 
