@@ -234,7 +234,7 @@ def test_a_step_that_is_cut_short_is_left_undone(is_given_up: bool) -> None:
 
 @pytest.mark.conforms("S8")
 @pytest.mark.parametrize("atomic", [False, True])
-def test_a_step_aborted_while_it_is_read_is_left_undone(atomic: bool) -> None:
+def test_a_step_aborted_in_a_read_stays_undone(atomic: bool) -> None:
     """Its last page has come, and is given out neither as the end of a step without its beginning nor ever."""
     play = Play(1, 1, completed=2)
     granted = play.granted
