@@ -122,7 +122,7 @@ def test_a_block_sets_no_level_for_later_ones(database: str, level: str) -> None
             connection.execute("select 1")
 
 
-def test_what_a_block_sets_on_its_connection_ends_with_it(database: str) -> None:
+def test_a_blocks_settings_end_with_it(database: str) -> None:
     """Its rows are in another form than ours, also where it raises."""
 
     def settle() -> None:

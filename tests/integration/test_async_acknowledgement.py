@@ -313,7 +313,7 @@ async def test_what_failed_in_a_loop_is_not_acknowledged(scene: Scene) -> None:
 @pytest.mark.conforms("E25", "E37")
 @pytest.mark.parametrize("is_cancelled", [False, True])
 @in_a_loop
-async def test_a_loop_that_fails_is_not_acknowledged_by_another(scene: Scene, is_cancelled: bool) -> None:
+async def test_another_loop_acknowledges_no_failed_batch(scene: Scene, is_cancelled: bool) -> None:
     """Its task raises, or is cancelled in its transaction, while the other's call waits for the session's thread."""
     publish(scene, 4)
     firsts: dict[str, list[int]] = {"well": [], "badly": []}

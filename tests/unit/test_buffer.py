@@ -307,7 +307,7 @@ def test_small_batches_fill_a_block() -> None:
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
 
 
-def test_what_waits_for_the_next_block_takes_no_more_room() -> None:
+def test_waiting_for_the_next_block_takes_no_room() -> None:
     """As the parts of a batch do that begin at an odd place in it, each as large as a block."""
     buffer = a_buffer(BufferLimits(100, 1000, 1, buffered_bytes=1, linger_s=0.0))
     buffer.add_batches(to_record_batches({"topic": "t", "value": [b"x" * 600] * 4}))

@@ -250,7 +250,7 @@ def test_a_step_aborted_in_a_read_stays_undone(atomic: bool) -> None:
 
 
 @pytest.mark.conforms("S8")
-def test_an_aborted_step_stays_so_when_a_read_is_taken_back() -> None:
+def test_a_read_taken_back_leaves_a_step_aborted() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted
     play.read_on()
