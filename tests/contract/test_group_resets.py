@@ -568,6 +568,50 @@ def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> N
         assert postgres.connection.execute("select status from lending").fetchall() == [("finished",)]
 
 
+def in_the_shadow(postgres: PostgresWorld, fate: str) -> tuple[Led, int, int]:
+    """Return a group, a stream of its own at 2, and one of the default space, with three messages for others, which it
+    noticed while that was open; then it became what `fate` says."""
+    postgres.add_space()
+    (_, own) = postgres.add_space("orders", "orders/#", rolls=(1,))
+    led = postgres.lead(postgres.declare(Subscription.parse("$share/g/orders/#")))
+    (shadowed,) = postgres.rollover(1)
+    led.sync()
+    postgres.append(shadowed, 3)
+    postgres.append(own, 5)
+    consumed(led, own, 2)
+    if fate != "open":
+        postgres.rollover(1)
+        led.sync()
+    if fate == "gone":
+        postgres.retire(postgres.streams.streams[shadowed].generation.generation_id)
+    assert places(postgres, led.group)[shadowed] == "finished at 0"
+    return led, own, shadowed
+
+
+@pytest.mark.conforms("A4", "W6")
+@pytest.mark.parametrize("fate", ["open", "closed", "gone"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        ResetTarget.current(),
+        ResetTarget.shift(-1),
+        ResetTarget.earliest(),
+        ResetTarget.latest(),
+        ResetTarget.offset(1),
+        LONG_AGO,
+        ResetTarget.at_epoch(1),
+    ],
+    ids=str,
+)
+def test_what_lay_in_a_shadow_stays_finished(postgres: PostgresWorld, target: ResetTarget, fate: str) -> None:
+    """Also when it is closed: it has nothing for the group, which would have to read through it, and keep it."""
+    led, own, shadowed = in_the_shadow(postgres, fate)
+    assert set(postgres.reset(led, target)) == {own}
+    assert places(postgres, led.group)[shadowed] == "finished at 0"
+    with pytest.raises(NotFound, match=f"stream {shadowed} is none of"):
+        postgres.reset(led, target, shadowed)
+
+
 @pytest.mark.conforms("E34")
 def test_who_held_a_blocked_stream_may_not_know() -> None:
     """After a reset its next holder waits for that, as for a grant that was ended by the reset itself."""
