@@ -16,6 +16,7 @@ from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, S
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
+from sublet_storage.groups.admin.progress_transfer import read_progress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import count_held, plan_reset
 from sublet_storage.groups.coordinator import leadership
@@ -586,6 +587,20 @@ def in_the_shadow(postgres: PostgresWorld, fate: str) -> tuple[Led, int, int]:
         postgres.retire(postgres.streams.streams[shadowed].generation.generation_id)
     assert places(postgres, led.group)[shadowed] == "finished at 0"
     return led, own, shadowed
+
+
+@pytest.mark.conforms("A4", "W6")
+@pytest.mark.parametrize("fate", ["open", "closed", "gone"])
+def test_what_was_exported_can_be_reset_to(postgres: PostgresWorld, fate: str) -> None:
+    """It has nothing of a shadow; and what has, such as what `describe` shows, changes nothing there."""
+    led, own, shadowed = in_the_shadow(postgres, fate)
+    exported = {each.stream_id: each.position for each in read_progress(postgres.connection, led.group).positions}
+    assert exported == {own: 2}
+    for offsets in (exported, {**exported, shadowed: 0}):
+        postgres.reset(led, ResetTarget.latest(), own)
+        assert postgres.reset(led, ResetTarget.offsets(offsets)) == {own: (5, 2)}
+        assert places(postgres, led.group)[own] == "free at 2"
+        assert places(postgres, led.group)[shadowed] == "finished at 0"
 
 
 @pytest.mark.conforms("A4", "W6")

@@ -151,8 +151,9 @@ def count_held(connection: Connection, group: Group) -> int:
 def plan_reset(
     connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
 ) -> tuple[PositionChange, ...]:
-    """Return what a reset would do now, of all streams or of these. Raise `NotFound` for one that it does not have,
-    and `PositionBeyondHead` for offsets of another timeline of the database."""
+    """Return what a reset would do now, of all streams or of these. Offsets of streams in a shadow are passed by, as
+    files have them. Raise `NotFound` for a stream that it does not have, and `PositionBeyondHead` for offsets of
+    another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
@@ -162,9 +163,11 @@ def plan_reset(
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
     with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
-        rows = [row for row in cursor.execute(_PLAN, parameters) if not row.is_shadowed]
-    named_streams = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
-    if unknown := named_streams - {row.stream_id for row in rows}:
+        all_rows = cursor.execute(_PLAN, parameters).fetchall()
+    rows = [row for row in all_rows if not row.is_shadowed]
+    unknown = set(streams) - {row.stream_id for row in rows}
+    unknown |= {stream_id for stream_id, _ in target.offsets_by_stream} - {row.stream_id for row in all_rows}
+    if unknown:
         raise stream_not_found_error(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)
