@@ -443,6 +443,7 @@ def test_a_copy_reports_a_space_that_it_has_done(postgres: PostgresWorld) -> Non
 def test_losses_count_between_entire_epochs(world: World) -> None:
     led = world.led(completed=3, atomic=True)
     world.append(led.stream, 10, 3, 1_000)
+    world.complete(1_000)
     for epoch in range(4, 4 + MAX_LOSSES):
         held = led.grant()
         held.advance(0, consumed(10, epoch))
@@ -462,6 +463,24 @@ def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
         assert outcome(held.force_release()) == "applied, free at 0"
     world.complete(8)
     statuses: list[Any] = [row_of(led.grant().force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == "blocked"
+
+
+@pytest.mark.conforms("S8", "E20")
+def test_deaths_before_the_first_epoch_count_not(world: World) -> None:
+    """A group that starts live begins with an epoch after those that are to be completed next."""
+    (stream,) = world.add_space()
+    world.complete(7)
+    world.append(stream, 4, 7)
+    led = atomic(world)
+    world.append(stream, 4, 8)
+    assert led.row(stream).consumed == consumed(4, 8)
+    statuses = [row_of(led.grant(stream).force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == "free"
+    world.complete(8)
+    assert row_of(led.grant(stream).force_release()).status == "free"
+    world.complete(9)
+    statuses = [row_of(led.grant(stream).force_release()).status for _ in range(MAX_LOSSES)]
     assert statuses[-1] == "blocked"
 
 

@@ -25,6 +25,7 @@ from typing import assert_never
 
 from msgspec import structs
 
+from sublet_protocol.domain.epoch_frontiers import have_same_dimensions
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
@@ -120,8 +121,12 @@ def _apply(
 
 
 def has_consumed_completed(row: LendingRow, stream: StreamFacts) -> bool:
-    """Return whether all completed epochs of the stream are consumed: no message of the others may be delivered yet."""
-    return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
+    """Return whether all completed epochs of the stream are consumed, or none of the group's is completed: no message
+    of an epoch may be delivered yet."""
+    least = None if row.consumed is None else row.consumed.lower
+    if least is None or stream.lower is None or not have_same_dimensions(least, stream.lower):
+        return False
+    return stream.lower.is_at_or_before(least)
 
 
 def close_out(
