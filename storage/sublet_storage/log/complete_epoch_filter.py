@@ -108,7 +108,7 @@ class CompleteEpochFilter(Struct, frozen=True):
         if announced is None or self.announced is None:
             announced = announced or self.announced
         elif announced != self.announced:
-            announced = announced.intersect(self.announced)
+            announced = self.announced.intersect(announced)
         elsewhere = {
             space_id: left
             for space_id, covered in self.covered_elsewhere.items()
