@@ -482,9 +482,7 @@ def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, m
 
 
 @pytest.mark.conforms("P10")
-def test_epochs_after_a_lost_registration(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_after_a_lost_registration(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other timeline has an older one under that name."""
     monkeypatch.setattr(epoch_lease, "connect", connect_elsewhere)
     with Publisher(database, space="default", producer="meter") as publisher:
