@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
-from sublet.demo.child_processes import ChildProcesses
+from sublet.demo.child_processes import ChildProcesses, remove_settings
 from sublet.demo.local_spark import open_local_session
 from sublet.spark import Consumption
 from sublet_borrower.settings import BorrowerSettings
@@ -175,6 +175,7 @@ class Stage:
 @contextmanager
 def a_stage(speed: float = 2.5) -> Iterator[Stage]:
     """In a directory that is gone afterwards. So many times sooner than by default a dead process is noticed."""
+    remove_settings()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing that it has started outlives it
     times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
     settings = {f"SUBLET_{name.upper()}": str(value) for name, value in times.items()}

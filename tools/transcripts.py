@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sublet.demo.child_processes import remove_settings
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.db.connect import connect
 from tools.source_path import source_path
@@ -50,8 +51,7 @@ class Stage:
 
     def __init__(self, url: str) -> None:
         self.url, self._processes = url, dict[str, subprocess.Popen[bytes]]()
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
-        self.environment = {**clean, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": source_path(ROOT)}
+        self.environment = {**os.environ, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": source_path(ROOT)}
 
     def run(self, command: str, stdin: bytes = b"") -> str:
         """Return what a command line prints, stdout first, with a last line for an exit code other than 0."""
@@ -217,6 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args(arguments).check
+    remove_settings()
     directory = Path(tempfile.mkdtemp(prefix="sublet-transcripts-"))
     directory.chmod(0o755)  # a server started by root runs as another user
     try:

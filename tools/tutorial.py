@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 from psycopg.errors import UndefinedTable
 
+from sublet.demo.child_processes import remove_settings
 from sublet.demo.java import find_java_home
 from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import Subscription
@@ -122,14 +123,21 @@ class Tour:
             time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
-        # Its output goes to a file: a command in the background would keep a pipe open.
+        # Its output goes to a file: a command in the background would keep a pipe open. Job control is on, as in the
+        # shell of a reader.
         self._commands += 1
         said = self._place / f".said-{self._commands}"
         with said.open("wb") as output:
             done = subprocess.run(
-                ["bash", "-c", command], cwd=self._place, env=self._environment(), stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, check=False,
-            )  # fmt: skip
+                ["bash", "-c", f"set -m; {command}"],
+                cwd=self._place,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                check=False,
+            )
         text = said.read_text()
         if done.returncode != 0:
             raise Failed(f"{command} ended with {done.returncode}: {text}")
@@ -137,11 +145,10 @@ class Tour:
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of a user with the virtual environment activated."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         java = str(find_java_home(ROOT / ".cache"))
         ours = {"PATH": programs, "JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "COLUMNS": "110"}
-        return {**found, **self._settings, **ours}
+        return {**os.environ, **self._settings, **ours}
 
     def _is(self, words: str) -> bool:
         if words == "leads":
@@ -229,6 +236,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.tutorial", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args(arguments)
+    remove_settings()
     with tempfile.TemporaryDirectory(prefix="tutorial-") as place:
         Path(place).chmod(0o755)  # Postgres's own user enters it
         try:

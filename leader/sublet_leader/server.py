@@ -156,8 +156,13 @@ class NodeServer:
         self._lock_keys: frozenset[int] = frozenset()
         self._start_hub()
         on_failure = self._make_failure_callback(loop)
-        registration = self._make_registration(ref, on_failure)
-        await loop.run_in_executor(None, registration.register, self._announce)
+        self._registration = self._make_registration(ref, on_failure)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        await loop.run_in_executor(None, self._registration.register, self._announce)
+        if self._stopped.is_set() and self._broken is None:
+            await self._abandon_start()
+            return
         store = self._start_database_worker(ref, on_failure)
         self._start_lock_keeper(ref, on_failure)
         self._sessions.register(server)
@@ -167,8 +172,6 @@ class NodeServer:
         maintenance, relay = self._start_jobs()
         self._follow_access()
         self._handle(NodeStarted())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
         await health.start()
         if self._http is not None:
             self._http.attach_node(
@@ -184,7 +187,7 @@ class NodeServer:
             maintenance.stop()
             relay.stop(0)
             await self._close_gate()
-            await self._close_services(server, registration, store)
+            await self._close_services(server, store)
             self._announce(f"node {ref.name} has stopped")
         if self._broken is not None:
             raise NodeInvariantViolated(
@@ -282,12 +285,20 @@ class NodeServer:
         relay.start()
         return maintenance, relay
 
-    async def _close_services(
-        self, server: grpc.aio.Server, registration: NodeRegistration, store: PostgresGroupStore
-    ) -> None:
+    async def _abandon_start(self) -> None:
+        """End a node that was stopped while it registered, and has served nobody."""
+        await run_with_timeout("deregister node", self._registration.deregister, DEREGISTER_TIMEOUT_S)
+        if self._hub is not None:
+            await run_with_timeout("close notification hub", self._hub.close)
+        await self._close_gate()
+        if self._http is not None:
+            await run_with_timeout("close HTTP port", self._http.close)
+        self._announce(f"node {self._name} has stopped")
+
+    async def _close_services(self, server: grpc.aio.Server, store: PostgresGroupStore) -> None:
         """Deregister the node and give up its lock first, so that others take over, then end connections."""
         deregistering = asyncio.create_task(
-            run_with_timeout("deregister node", registration.deregister, DEREGISTER_TIMEOUT_S)
+            run_with_timeout("deregister node", self._registration.deregister, DEREGISTER_TIMEOUT_S)
         )
         if self._hub is not None:
             await run_with_timeout("close notification hub", self._hub.close)
@@ -306,6 +317,8 @@ class NodeServer:
         """Hand over what is led, then end `run`; a second call changes nothing."""
         self._health_signals.is_stopping = True
         self._handle(ShutdownRequested(boottime_clock() + SHUTDOWN_S))
+        if self._stopped.is_set():  # it leads nothing, and may wait for its name yet
+            self._registration.stop(0)
 
     def state(self) -> NodeSnapshot:
         """Return the present state and the counters; on the node's loop, while it serves."""

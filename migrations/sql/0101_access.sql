@@ -87,13 +87,16 @@ begin
   end if;
   if tg_op = 'INSERT' then perform check_access_history(); end if;
   if tg_op = 'DELETE' then a := old; else a := new; end if;
-  if tg_table_name = 'access' then
+  if tg_op = 'TRUNCATE' then
+    select '*' as principal into a;
+    what := 'all';
+  elsif tg_table_name = 'access' then
     what := a.may || ' ' || a.filter || ' ' || a.group_name;
   else
     what := a.token_id;
   end if;
   insert into access_history (event, principal, object)
-  values (case when tg_table_name = 'access' then case tg_op when 'DELETE' then 'revoke' else 'allow' end
+  values (case when tg_table_name = 'access' then case when tg_op in ('INSERT', 'UPDATE') then 'allow' else 'revoke' end
                when tg_op = 'INSERT' then 'token' else 'revoke-token' end, a.principal, what);
   -- A full queue, which any client can fill that listens and does not read, would refuse the change; nodes look anyway.
   if pg_notification_queue_usage() < 0.5 then perform pg_notify('sublet_access', tg_table_schema); end if;
@@ -104,6 +107,9 @@ create trigger noted after insert or update or delete on access for each row exe
 -- last_used is not recorded: it changes daily, and no right with it.
 create trigger noted after insert or delete or update of digest, principal, expires_at, revoked_at on token
   for each row execute function note_access();
+-- That deletes all rows without the triggers above.
+create trigger noted_as_one after truncate on access for each statement execute function note_access();
+create trigger noted_as_one after truncate on token for each statement execute function note_access();
 
 -- The following functions run with their owner's rights, for operators, who have none on the two tables; session_user
 -- is recorded as the author of a change.

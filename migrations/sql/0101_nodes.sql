@@ -44,8 +44,9 @@ create table leadership (
 -- Added to the clock in all increasing numbers: terms (and with them grant ids), session epochs, incarnations. So
 -- numbers drawn on the lost part of a former timeline are below all that are drawn on this one, whatever the clocks
 -- are: 2^52 microseconds are 142 years. A timeline's number is above that of every former timeline of this database, as
--- far as the server or the table knows: a copy that was restored into another server begins at 1 there. After 2047
--- timelines only the clock counts.
+-- far as the server or the table knows: a copy that was restored into another server begins at 1 there, and is counted on
+-- from what the table has. It is the same whether or not the row has been written on a former timeline of this server. After
+-- 2047 timelines only the clock counts.
 create table timeline (
   one boolean primary key default true check (one),
   name text,
@@ -56,7 +57,9 @@ create function current_timeline() returns timeline
 language sql stable security definer set search_path from current as $$
   select t.one, coalesce(here, t.name),
          case when here = t.name or here is null then t.number
-              else greatest(t.number + 1, ('x' || right(here, 8))::bit(32)::integer) end
+              else t.number + greatest(1, ('x' || right(here, 8))::bit(32)::integer
+                - case when split_part(here, '/', 1) = split_part(t.name, '/', 1)
+                       then ('x' || right(t.name, 8))::bit(32)::integer else 0 end) end
     from timeline t, timeline_now() as here
 $$;
 
@@ -66,6 +69,8 @@ language sql stable security definer set search_path from current as $$
   select least(greatest(number, 1), 2048) - 1 from current_timeline()
 $$;
 
+-- Write the timeline's number, and return it as it is added. Only for claims, which are short: each waits for the lock of
+-- the one row until the first on a timeline has committed.
 create function timeline_ahead() returns bigint
 language plpgsql security definer set search_path from current as $$
 begin

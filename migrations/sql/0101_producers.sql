@@ -113,7 +113,8 @@ begin
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   if p_incarnation is null then
     insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
-    values (p_producer, 0, (extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead(), 0, 0)
+    values (p_producer, 0,
+            (extract(epoch from clock_timestamp()) * 1000000)::bigint + (timeline_number()::bigint << 52), 0, 0)
         on conflict (producer_id, stream_id)
         do update set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()
     returning incarnation into drawn;
@@ -288,8 +289,9 @@ end $$;
 
 -- Append the blocks of several streams, sorted by stream and sequence, as `append_block` does one by one, and return
 -- the same. p_topics has the topics of each block with # between them, which is in no topic.
--- Blocks as they nearly always are (valid, without epochs, new ones of a producer that has appended there, and all of
--- the streams open) take one statement for all; those that are not are appended one by one.
+-- Blocks as they nearly always are (valid, with epochs of one number that their producer may publish or none, new ones
+-- of a producer that has appended there, and all of the streams open) take one statement for all; those that are not are
+-- appended one by one.
 create function append_blocks(
   p_producer text, p_incarnation bigint, p_sequences bigint[], p_streams bigint[], p_counts integer[],
   p_firsts timestamptz[], p_lasts timestamptz[], p_topics text[], p_codecs smallint[], p_payloads bytea[],
@@ -298,15 +300,17 @@ create function append_blocks(
 language plpgsql security definer set search_path from current
 set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan as $$
 declare
-  is_usual boolean := p_epochs is null and (
+  is_usual boolean := (
     select bool_and((
         is_plain_block(p_counts[n], p_firsts[n], p_lasts[n], string_to_array(p_topics[n], '#'), p_payloads[n])
+        and (p_epochs[n] is null or are_epoch_bounds(p_epochs[n]) and p_epochs[n] #> '{least,0,1}' is null)
         and (n = 1 or (p_streams[n], coalesce(p_sequences[n], n)) > (p_streams[n - 1], coalesce(p_sequences[n - 1], n - 1)))
       ) is true)
       from generate_series(1, cardinality(p_streams)) as n);
   stream_ids constant bigint[] := array(select distinct stream_id from unnest(p_streams) as stream_id order by 1);
   producer_rows tid[];
   stream_rows tid[];
+  least_epoch bigint;
 begin
   if is_usual and p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
@@ -330,6 +334,13 @@ begin
            order by s.stream_id desc limit 1 for no key update) as newest);
     is_usual := cardinality(stream_rows) = cardinality(stream_ids);
   end if;
+  if is_usual and p_epochs is not null then
+    least_epoch := (select min((epochs #>> '{least,0,0}')::bigint) from unnest(p_epochs) as epochs);
+    is_usual := cardinality(stream_ids) = (
+      select count(*) from stream s join capability c using (space_id)
+       where s.ctid = any(stream_rows) and c.producer_id = p_producer and c.incarnation = p_incarnation
+         and c.expired_at is null and c.least #> '{0,1}' is null and (c.least #>> '{0,0}')::bigint <= least_epoch);
+  end if;
   if not coalesce(is_usual, false) then
     for n in 1 .. cardinality(p_streams) loop
       return query select * from append_block(
@@ -341,20 +352,25 @@ begin
   return query
     with lot as materialized (
       select n, p_streams[n] as stream_id, p_sequences[n] as sequence,
+             (p_epochs[n] #>> '{greatest,0,0}')::bigint as greatest,
              sum(p_counts[n]) over (partition by p_streams[n] order by n) as upto
         from generate_series(1, cardinality(p_streams)) as n),
     grown as (
-      update stream s set head = s.head + sent.total
-        from (select stream_id, max(upto) as total from lot group by 1) as sent
+      update stream s
+         set head = s.head + sent.total,
+             upper_frontier = case when sent.greatest is null or (s.upper_frontier #>> '{0,0}')::bigint >= sent.greatest
+                                   then s.upper_frontier
+                                   else jsonb_build_array(jsonb_build_array(sent.greatest)) end
+        from (select stream_id, max(upto) as total, max(greatest) as greatest from lot group by 1) as sent
           join unnest(stream_ids, stream_rows) as locked (stream_id, row_id) using (stream_id), space
        where s.ctid = locked.row_id and space.space_id = s.space_id
       returning s.stream_id, s.generation_id, s.head, s.head - sent.total as before, space.lower_frontier),
     stored as (
       -- Payloads are not sorted, but only taken in order.
       insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
-                         lower_frontier, codec, payload)
+                         lower_frontier, epoch_bounds, codec, payload)
       select generation_id, stream_id, before + upto, p_counts[n], p_firsts[n], p_lasts[n],
-             string_to_array(p_topics[n], '#'), lower_frontier, p_codecs[n], p_payloads[n]
+             string_to_array(p_topics[n], '#'), lower_frontier, p_epochs[n], p_codecs[n], p_payloads[n]
         from (select * from lot join grown using (stream_id) order by n offset 0) as ordered),
     counted as (
       update producer p set sequence = sent.last, end_offset = grown.head, updated_at = clock_timestamp()

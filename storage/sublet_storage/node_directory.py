@@ -40,14 +40,15 @@ class NodeEntry(Struct, frozen=True):
 
 
 _REGISTER = """
-insert into node as n (name, incarnation, address, http_address, protocol_version, notify_endpoint, expires_at)
-values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify_endpoint)s,
+insert into node as n (name, incarnation, address, http_address, protocol_version, notify_endpoint, draining,
+                       expires_at)
+values (%(name)s, %(incarnation)s, %(address)s, %(http)s, %(version)s, %(notify_endpoint)s, %(draining)s,
         clock_timestamp() + make_interval(secs => %(lease_s)s))
 on conflict (name) do update
    set incarnation = excluded.incarnation, address = excluded.address, http_address = excluded.http_address,
        protocol_version = excluded.protocol_version, notify_endpoint = excluded.notify_endpoint,
        expires_at = excluded.expires_at,
-       draining = n.draining and n.incarnation = excluded.incarnation,
+       draining = case when n.incarnation = excluded.incarnation then n.draining else excluded.draining end,
        started_at = case when n.incarnation = excluded.incarnation then n.started_at else excluded.started_at end
  where n.incarnation = excluded.incarnation or n.expires_at <= clock_timestamp()
 returning name"""
@@ -79,9 +80,12 @@ def register(
     protocol_version: int,
     http_address: str | None = None,
     notify_endpoint: str | None = None,
+    *,
+    is_draining: bool = False,
 ) -> None:
     """Register the node for `lease_s`; the same incarnation again changes its addresses and renews.
-    `notify_endpoint`: that of its notification driver.
+    `notify_endpoint`: that of its notification driver. `is_draining`: it was to lead nothing any more, as it last read
+    in its row, which may have been deleted meanwhile.
 
     Raise `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
     long and try again; if the other has renewed meanwhile, it is alive.
@@ -93,6 +97,7 @@ def register(
         "http": http_address,
         "version": protocol_version,
         "notify_endpoint": notify_endpoint,
+        "draining": is_draining,
         "lease_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:

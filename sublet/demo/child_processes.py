@@ -23,6 +23,13 @@ GRACE_S = 10.0
 """How long they have to end by themselves before they are killed."""
 
 
+def remove_settings() -> None:
+    """Remove the caller's settings, which are for another database, from the environment of this process, and so from
+    that of all it starts."""
+    for name in [name for name in os.environ if name.startswith("SUBLET_")]:
+        del os.environ[name]
+
+
 class ChildProcesses:
     """Processes by name, each with a log file in `home`; all are gone when the context ends."""
 

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from msgspec.structs import asdict
 
 from sublet.demo import delivery_check, flights
-from sublet.demo.child_processes import ChildProcesses
+from sublet.demo.child_processes import ChildProcesses, remove_settings
 from sublet.demo.display import DemoDisplay
 from sublet.demo.group_monitor import DemoGroupMonitor, count_consumed, find_busiest, list_holders
 from sublet.demo.holding_intervals import holding_intervals, parse_process
@@ -46,6 +46,7 @@ LIMIT_S = 170.0
 
 def run_demo(as_json: bool, keep: str | None) -> int:
     """Run the demo; return its exit code."""
+    remove_settings()
     show = DemoDisplay()
     home = _make_empty_directory(Path(keep)) if keep else _make_temporary_directory()
     try:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
@@ -53,6 +54,18 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
         assert consumer_progress.read_position(user, group_id, stream, grant_id - 1, key) is None
     assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
     assert held.now().position == 4
+
+
+@pytest.mark.conforms("P10")
+@pytest.mark.parametrize("draw", ["next_session_epoch('$share/g/#', 'etl')", "register_producer('p')"])
+def test_an_open_draw_keeps_no_leader_away(postgres: PostgresWorld, draw: LiteralString) -> None:
+    """After a failover; and has the number of the timeline that the leader has."""
+    led = postgres.led()
+    postgres.connection.execute("update timeline set (name, number) = ('1/00000007', 7)")
+    with connect(postgres.url) as user, user.transaction():
+        ((drawn,),) = user.execute(f"select {draw}").fetchall()
+        term = led.succeed().term
+    assert timeline_number(drawn) == timeline_number(term) > 6
 
 
 @pytest.mark.conforms("E36")

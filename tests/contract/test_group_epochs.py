@@ -12,6 +12,7 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.records import EPOCHS_CONSUMED, MAX_LOSSES, GroupOptions, GroupWrites
+from sublet_storage.log.block_encoder import BlockEpochRange
 from tests.contract.group_world import Led, PostgresWorld, World, outcome, row_of
 
 EARLIEST = StartingPosition.EARLIEST
@@ -442,6 +443,7 @@ def test_a_copy_reports_a_space_that_it_has_done(postgres: PostgresWorld) -> Non
 def test_losses_count_between_entire_epochs(world: World) -> None:
     led = world.led(completed=3, atomic=True)
     world.append(led.stream, 10, 3, 1_000)
+    world.complete(1_000)
     for epoch in range(4, 4 + MAX_LOSSES):
         held = led.grant()
         held.advance(0, consumed(10, epoch))
@@ -462,6 +464,48 @@ def test_deaths_while_waiting_for_an_epoch_count_not(world: World) -> None:
     world.complete(8)
     statuses: list[Any] = [row_of(led.grant().force_release()).status for _ in range(MAX_LOSSES)]
     assert statuses[-1] == "blocked"
+
+
+@pytest.mark.conforms("S8", "E20")
+def test_deaths_before_the_first_epoch_count_not(world: World) -> None:
+    """A group that starts live begins with an epoch after those that are to be completed next."""
+    (stream,) = world.add_space()
+    world.complete(7)
+    world.append(stream, 4, 7)
+    led = atomic(world)
+    world.append(stream, 4, 8)
+    assert led.row(stream).consumed == consumed(4, 8)
+    statuses = [row_of(led.grant(stream).force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == "free"
+    world.complete(8)
+    assert row_of(led.grant(stream).force_release()).status == "free"
+    world.complete(9)
+    statuses = [row_of(led.grant(stream).force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == "blocked"
+
+
+@pytest.mark.conforms("E20", "E23")
+@pytest.mark.parametrize("epochs", [None, BlockEpochRange(((7,),), ((8,),), has_unset=True)], ids=["all", "some"])
+def test_deaths_of_messages_without_an_epoch_count(world: World, epochs: BlockEpochRange | None) -> None:
+    """They are delivered while the other messages wait for their epochs; until they are consumed."""
+    led = world.led(completed=7, atomic=True)
+
+    def die(times: int) -> list[str]:
+        return [row_of(led.grant().force_release()).status for _ in range(times)]
+
+    def append_some() -> None:
+        world.streams.append(led.stream, 4, world.clock(), epochs)
+        world.publish_catalogue()
+
+    world.append(led.stream, 4, 7)
+    append_some()
+    assert die(MAX_LOSSES - 1)[-1] == "free"
+    held = led.grant()
+    held.advance(0, consumed(8, 7))
+    held.force_release()
+    assert die(MAX_LOSSES)[-1] == "free"
+    append_some()
+    assert die(MAX_LOSSES) == ["free"] * (MAX_LOSSES - 1) + ["blocked"]
 
 
 @pytest.mark.conforms("S8", "E20")

@@ -31,11 +31,11 @@ from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.coordinator.leader_commits import commit_batch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
-from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, GroupWrites, ReleaseStream
 from sublet_storage.util.log_throttle import MIN_INTERVAL_S
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, Led, PostgresWorld, grant, outcome
-from tests.integration.log_kit import beside_an_open_transaction, waiting_for_locks
+from tests.integration.log_kit import beside_an_open_transaction, go_over_to_another_timeline, waiting_for_locks
 from tests.kit import eventually
 
 
@@ -547,6 +547,21 @@ def test_records_of_a_restored_dump_are_not_new(postgres: PostgresWorld) -> None
         first = read_behind(conn, group.group_id, None, 1000)
         assert len(first.lines) == 300
         assert read_behind(conn, group.group_id, first.next, 1000).lines == ()
+
+
+@pytest.mark.conforms("A7")
+def test_what_another_timeline_recorded_is_read(postgres: PostgresWorld) -> None:
+    """A standby that lacks the last commits gives their transactions' numbers once more, and so does a server with
+    lower ones, into which a dump is restored."""
+    group, conn = postgres.group(), postgres.connection
+    postgres.store.apply_command(SHARE, PauseGroup("the sink is repaired"))
+    first = read_behind(conn, group.group_id, None, 1000)
+    go_over_to_another_timeline(conn)
+    postgres.store.apply_command(SHARE, ResumeGroup())
+    conn.execute("update lending_history set xact = '3' where reason not like 'paused%'")
+    later = read_behind(conn, group.group_id, first.next, 1000)
+    assert [record.reason.split(",")[0] for _, record in later.lines] == ["paused: the sink is repaired", "resumed"]
+    assert read_behind(conn, group.group_id, later.next, 1000).lines == ()
 
 
 # --- connections and locks that are lost ------------------------------------------------------------------------------

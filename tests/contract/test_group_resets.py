@@ -16,6 +16,7 @@ from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, S
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
+from sublet_storage.groups.admin.progress_transfer import read_progress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import count_held, plan_reset
 from sublet_storage.groups.coordinator import leadership
@@ -566,6 +567,64 @@ def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> N
     for target in (ResetTarget.earliest(), ResetTarget.current()):
         postgres.reset(group, target)
         assert postgres.connection.execute("select status from lending").fetchall() == [("finished",)]
+
+
+def in_the_shadow(postgres: PostgresWorld, fate: str) -> tuple[Led, int, int]:
+    """Return a group, a stream of its own at 2, and one of the default space, with three messages for others, which it
+    noticed while that was open; then it became what `fate` says."""
+    postgres.add_space()
+    (_, own) = postgres.add_space("orders", "orders/#", rolls=(1,))
+    led = postgres.lead(postgres.declare(Subscription.parse("$share/g/orders/#")))
+    (shadowed,) = postgres.rollover(1)
+    led.sync()
+    postgres.append(shadowed, 3)
+    postgres.append(own, 5)
+    consumed(led, own, 2)
+    if fate != "open":
+        postgres.rollover(1)
+        led.sync()
+    if fate == "gone":
+        postgres.retire(postgres.streams.streams[shadowed].generation.generation_id)
+    assert places(postgres, led.group)[shadowed] == "finished at 0"
+    return led, own, shadowed
+
+
+@pytest.mark.conforms("A4", "W6")
+@pytest.mark.parametrize("fate", ["open", "closed", "gone"])
+def test_what_was_exported_can_be_reset_to(postgres: PostgresWorld, fate: str) -> None:
+    """It has nothing of a shadow; and what has, such as what `describe` shows, changes nothing there."""
+    led, own, shadowed = in_the_shadow(postgres, fate)
+    exported = {each.stream_id: each.position for each in read_progress(postgres.connection, led.group).positions}
+    assert exported == {own: 2}
+    for offsets in (exported, {**exported, shadowed: 0}):
+        postgres.reset(led, ResetTarget.latest(), own)
+        assert postgres.reset(led, ResetTarget.offsets(offsets)) == {own: (5, 2)}
+        assert places(postgres, led.group)[own] == "free at 2"
+        assert places(postgres, led.group)[shadowed] == "finished at 0"
+
+
+@pytest.mark.conforms("A4", "W6")
+@pytest.mark.parametrize("fate", ["open", "closed", "gone"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        ResetTarget.current(),
+        ResetTarget.shift(-1),
+        ResetTarget.earliest(),
+        ResetTarget.latest(),
+        ResetTarget.offset(1),
+        LONG_AGO,
+        ResetTarget.at_epoch(1),
+    ],
+    ids=str,
+)
+def test_what_lay_in_a_shadow_stays_finished(postgres: PostgresWorld, target: ResetTarget, fate: str) -> None:
+    """Also when it is closed: it has nothing for the group, which would have to read through it, and keep it."""
+    led, own, shadowed = in_the_shadow(postgres, fate)
+    assert set(postgres.reset(led, target)) == {own}
+    assert places(postgres, led.group)[shadowed] == "finished at 0"
+    with pytest.raises(NotFound, match=f"stream {shadowed} is none of"):
+        postgres.reset(led, target, shadowed)
 
 
 @pytest.mark.conforms("E34")

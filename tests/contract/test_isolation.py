@@ -1,5 +1,5 @@
 """What is promised where the server, the role or the URL asks for another isolation level than ours: the tests that
-wait for each other's transactions once more, and a user's own transaction at that level."""
+wait for each other's transactions once more, and a user's own transaction at that level, or with rows of its own."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.rows import dict_row
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.db.connect import connect
@@ -119,6 +120,30 @@ def test_a_block_sets_no_level_for_later_ones(database: str, level: str) -> None
             connection.execute(f"set session characteristics as transaction isolation level {level}")
         with user_transaction(connection, lambda: None):
             connection.execute("select 1")
+
+
+def test_a_blocks_settings_end_with_it(database: str) -> None:
+    """Its rows are in another form than ours, also where it raises."""
+
+    def settle() -> None:
+        assert connection.execute("select %s::int", (1,)).fetchall() == [(1,)]
+
+    def change(error: Exception | None = None) -> None:
+        connection.row_factory, connection.cursor_factory = dict_row, psycopg.RawCursor
+        connection.prepare_threshold, connection.prepared_max = 0, 0
+        assert connection.execute("select $1::int as number", (1,)).fetchall() == [{"number": 1}]
+        if error is not None:
+            raise error
+
+    with connect(database, own_search_path=False) as connection:
+        limits = connection.prepare_threshold, connection.prepared_max
+        with user_transaction(connection, settle):
+            change()
+        with pytest.raises(ZeroDivisionError), user_transaction(connection, settle):
+            change(ZeroDivisionError())
+        with user_transaction(connection, settle):
+            settle()
+        assert (connection.prepare_threshold, connection.prepared_max) == limits
 
 
 @pytest.mark.parametrize("level", STRICT)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import itertools
 import os
 import re
 import socket
@@ -18,7 +20,7 @@ import zmq
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect
-from sublet_storage.notify.drivers import registry
+from sublet_storage.notify.drivers import postgres, registry
 from sublet_storage.notify.drivers.base import NotificationReceiver
 from sublet_storage.notify.drivers.postgres import (
     PAYLOAD_LIMIT,
@@ -264,6 +266,20 @@ def test_what_waits_outlives_a_lost_connection(database: str) -> None:
         eventually(lambda: len(received.messages) >= 101)
         assert sender.dropped == 0
         assert received.events == ["connected"]
+
+
+def test_no_more_files_for_a_moment_end_no_thread(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = itertools.count()
+
+    def connect_later(*arguments: Any, **options: Any) -> Any:
+        if next(tries) < 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(postgres, "connect", connect_later)
+    with connected(load_driver("postgres")(database)) as (received, sender):
+        sender.send(b"after")
+        eventually(lambda: b"after" in received.messages)
 
 
 def test_a_database_that_is_away_is_no_error(server_url: str) -> None:

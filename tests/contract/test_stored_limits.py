@@ -27,8 +27,9 @@ ROOM = MAX_HEADER_BYTES - sum(len(f"sublet.{name}{value}".encode()) for name, va
         ([("a", b"x" * 100), ("b", b"x" * (MAX_HEADER_BYTES - 102))], 1),
         ([("a", b"x" * (ROOM - 1))], 1),
         ([("a", b"x" * ROOM)], 0),
+        ([("a\0", b"1"), ("\0", b"x" * (ROOM - 5))], 1),
     ],
-    ids=["few", "many", "large", "just fitting", "a byte too many"],
+    ids=["few", "many", "large", "just fitting", "a byte too many", "NUL"],
 )
 def test_a_record_full_of_headers_is_published(
     database: str, headers: list[tuple[str, bytes | None]], remaining: int
@@ -41,7 +42,7 @@ def test_a_record_full_of_headers_is_published(
         ((stored,),) = connection.execute("select headers from sublet.outbox").fetchall()
     names = [name for name, _ in stored]
     assert names[remaining:] == ["sublet.topic", "sublet.stream_id", "sublet.offset", "sublet.error"]
-    assert names[:remaining] == [name for name, _ in headers][:remaining]
+    assert names[:remaining] == [name.replace("\0", "\ufffd") for name, _ in headers][:remaining]
 
 
 @pytest.mark.conforms("X4")

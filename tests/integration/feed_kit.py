@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from sublet_leader.feed.service import FeedLimits, FeedServer
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed_messages import (
     ERROR_METADATA,
-    RETRY_AFTER_METADATA,
     FeedPublishRequest,
     encode_publish,
 )

@@ -254,6 +254,20 @@ def test_every_change_is_seen_and_has_a_notice(database: str, conn: Connection) 
 
 
 @pytest.mark.conforms("X6")
+@pytest.mark.parametrize(("table", "event"), [("access", "revoke"), ("token", "revoke-token")])
+def test_emptying_a_table_is_a_change(database: str, conn: Connection, table: str, event: str) -> None:
+    allow(conn, RULE)
+    make_token(conn, "user:etl", YEAR_S)
+    version = read_version(conn)
+    with connect(database) as listening:
+        listening.execute(f"listen {CHANNEL}")
+        conn.execute(f"truncate {table}")
+        assert [each.payload for each in listening.notifies(timeout=30, stop_after=1)] == ["sublet"]
+    assert has_changed(conn, version)
+    assert history(conn)[-1] == (event, "*", "all")
+
+
+@pytest.mark.conforms("X6")
 def test_an_open_change_of_rights_blocks_no_revocation(database: str, conn: Connection) -> None:
     """And is seen once it commits, although another with a later number committed before it."""
     allow(conn, RULE)

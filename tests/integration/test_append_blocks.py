@@ -71,6 +71,7 @@ UNUSUAL = st.builds(Sent, st.integers(0, 1), st.integers(0, 5), st.integers(0, 2
 BATCH = st.lists(st.one_of(SENT, UNUSUAL), min_size=2, max_size=5)
 USUAL = [Sent(0, 2), Sent(0, 3, 1), Sent(1, 2, 2)]
 FIRST = [Sent(0, 1), Sent(1, 1)]
+IN_EPOCHS = [Sent(0, 3, in_epoch=True), Sent(0, 4), Sent(1, 3, in_epoch=True), Sent(1, 4, in_epoch=True)]
 
 
 def outcome_of(conn: Connection, appends: list[BlockAppend], *, together: bool) -> tuple[list[AppendResult], list[Any]]:
@@ -90,7 +91,7 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 
 @pytest.mark.conforms("W1", "W2")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(BATCH, min_size=1, max_size=3), st.sets(st.sampled_from(["closed", "fenced"])))
+@given(st.lists(BATCH, min_size=1, max_size=3), st.sets(st.sampled_from(["closed", "fenced", "holding", "expired"])))
 @example([FIRST, USUAL], set())
 @example([FIRST, USUAL, USUAL], set())
 @example([FIRST, FIRST], set())
@@ -103,16 +104,27 @@ def one_by_one(conn: Connection, appends: list[BlockAppend]) -> list[AppendResul
 @example([FIRST, USUAL], {"fenced"})
 @example([FIRST, [*USUAL, Sent(1, 3, in_epoch=True)]], set())
 @example([[Sent(0, 0), Sent(1, 0), Sent(1, 0, 1)]], set())
-def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], before_last: set[str]) -> None:
+@example([FIRST, [Sent(0, 2), *IN_EPOCHS], [Sent(0, 9, in_epoch=True), *IN_EPOCHS]], {"holding"})
+@example([FIRST, [*IN_EPOCHS, Sent(0, 9), Sent(0, 10, in_epoch=True)]], {"holding"})
+@example([FIRST, [Sent(0, 2), *IN_EPOCHS], [Sent(0, 9), Sent(1, 9, in_epoch=True)]], {"holding"})
+@example([FIRST, [Sent(0, 2), *IN_EPOCHS]], {"holding", "closed"})
+@example([FIRST, [Sent(0, 2), *IN_EPOCHS]], {"holding", "expired"})
+@example([FIRST, [Sent(0, 2, incarnation=3), Sent(1, 3, in_epoch=True, incarnation=3)]], {"holding"})
+def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], states: set[str]) -> None:
+    """`states` before the last batch; what is held is held from the beginning, from the epoch of a second block on."""
     streams = [each.stream_id for each in open_streams(conn)]
     with conn.transaction(force_rollback=True):
         for other in "oq":
             append(conn, [BlockAppend(stream, block(b"x"), ProducerStamp(other, 2, 1)) for stream in streams])
+        if "holding" in states:
+            hold(conn, find_space(conn, "default").space_id, ProducerIdentity("p", 2), [(10,)])
         for number, sent in enumerate(batches):
             if number == len(batches) - 1:
-                if "closed" in before_last:
+                if "closed" in states:
                     conn.execute("update stream set state = 'closed' where stream_id = %s", (streams[0],))
-                if "fenced" in before_last:
+                if "expired" in states:
+                    conn.execute("update capability set expired_at = clock_timestamp()")
+                if "fenced" in states:
                     conn.execute("select register_producer('p')")
             appends = [each.to_append(streams, 10 * row) for row, each in enumerate(sent)]
             assert outcome_of(conn, appends, together=True) == outcome_of(conn, appends, together=False)

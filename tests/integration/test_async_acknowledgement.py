@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -307,3 +308,50 @@ async def test_what_failed_in_a_loop_is_not_acknowledged(scene: Scene) -> None:
             async for _ in batches:
                 raise ZeroDivisionError
     assert progress(scene) == 0
+
+
+@pytest.mark.conforms("E25", "E37")
+@pytest.mark.parametrize("is_cancelled", [False, True])
+@in_a_loop
+async def test_another_loop_acknowledges_no_failed_batch(scene: Scene, is_cancelled: bool) -> None:
+    """Its task raises, or is cancelled in its transaction, while the other's call waits for the session's thread."""
+    publish(scene, 4)
+    firsts: dict[str, list[int]] = {"well": [], "badly": []}
+    go, thread_is_held, thread_may_go = asyncio.Event(), threading.Event(), threading.Event()
+
+    def hold(connection: psycopg.Connection[object]) -> None:
+        thread_is_held.set()
+        assert thread_may_go.wait(WAIT_S)
+
+    async def work_well() -> None:
+        async for batch in session:
+            firsts["well"].append(batch.first)
+            if len(firsts["well"]) == 2:
+                break
+            await go.wait()
+
+    async def work_badly() -> None:
+        async for batch in session:
+            firsts["badly"].append(batch.first)
+            await go.wait()
+            if is_cancelled:
+                await commit(session, batch)
+            raise ZeroDivisionError
+
+    async with scene.session() as session:
+        async for batch in session:
+            working = asyncio.create_task(work_well())
+            await until(lambda: firsts["well"], WAIT_S)
+            failing = asyncio.create_task(work_badly())
+            await until(lambda: firsts["badly"], WAIT_S)
+            holding = asyncio.create_task(session.run_in_transaction(hold, batch))
+            await until(thread_is_held.is_set, WAIT_S)
+            go.set()
+            await asyncio.sleep(0)  # what waited for it has run: one calls for its next batch, then the other ends
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+            thread_may_go.set()
+            await asyncio.gather(holding, working)
+            break
+    assert firsts == {"well": [1, 3 if is_cancelled else 2], "badly": [2]}
+    assert (written(scene), progress(scene)) == (([2], 4) if is_cancelled else ([], 3))

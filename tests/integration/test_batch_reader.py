@@ -17,6 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from sublet_borrower.spark.common.source_columns import all_columns
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.batch_reader import SubletBatchReader
+from sublet_borrower.spark.source.range_reader import RangePartition
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     InvalidEpoch,
@@ -78,6 +79,12 @@ def test_all_is_read_and_no_trace_is_left(sixty: tuple[str, list[bytes]]) -> Non
 def test_a_filter_chooses_messages(sixty: tuple[str, list[bytes]]) -> None:
     url, sent = sixty
     assert [values(url, filter=each) for each in ("t/1", "t/#", "u/#")] == [sent[1::3], sent, []]
+
+
+def test_a_task_has_the_drivers_schema(sixty: tuple[str, list[bytes]]) -> None:
+    """Also the default: its worker may have had a job with another."""
+    url, _ = sixty
+    assert {task.schema_name for task in Plan(url).tasks if isinstance(task, RangePartition)} == {"sublet"}
 
 
 def test_between_offsets_of_each_stream(sixty: tuple[str, list[bytes]]) -> None:

@@ -19,7 +19,8 @@ from sublet_storage.doctor.checks import DoctorCheckResult, Severity, run_checks
 from sublet_storage.groups.admin.node_desired_state import set_draining
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.groups.model.records import MAINTENANCE, GroupOptions
+from sublet_storage.groups.status.diagnosis_queries import diagnose_group
 from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import rollover
@@ -130,6 +131,16 @@ def test_what_is_wrong_with_groups_is_named(conn: Connection, store: PostgresGro
     assert found(conn, "pauses").detail == "1 groups are paused: $share/g/#"
     store.delete_group(GROUP)
     assert [is_well(found(conn, check)) for check in ("groups", "streams", "pauses")] == [True] * 3
+
+
+def test_a_blocked_atomic_group_is_reset_completely(conn: Connection, store: PostgresGroupStore) -> None:
+    """It refuses all else."""
+    group = store.declare_group(GROUP, GroupOptions(atomic=True))
+    conn.execute("update lending set status = 'blocked' where stream_id = 1 and group_id = %s", (group.group_id,))
+    remedy = "sublet groups reset '$share/g/#' --to-earliest"
+    check_finding(conn, "streams", Severity.ERROR, "1 are blocked", f"{remedy} lets it go on")
+    (blocked,) = [each for each in diagnose_group(conn, GROUP)[1] if each.stream.stream_id == 1]
+    assert remedy in str(blocked.diagnosis.hint)
 
 
 def test_groups_that_nobody_consumes_are_named(conn: Connection, store: PostgresGroupStore, database: str) -> None:

@@ -8,9 +8,12 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from sublet.cli.base.command import CliCommandContext
+from sublet.cli.messages import consume
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -321,6 +324,34 @@ def test_a_consumer_without_a_leader_reports_it(shell: Shell) -> None:
     answer = consumer.ask(signal.SIGINT)
     assert answer.code == 130
     assert "0 messages consumed" in answer.err
+
+
+class ConsumerWithoutDatabase(CliCommandContext):
+    """A command that cannot connect to its database after its first poll, and can again after its third; what it prints
+    first interrupts it."""
+
+    def __init__(self, url: str, server_url: str) -> None:
+        super().__init__(url, None, json=False, debug=False)
+        self.printed: list[str] = []
+        self._polls, self._name, self._server_url = 0, conninfo_to_dict(url)["dbname"], server_url
+
+    def wait_for_reader_to_leave(self, timeout_s: float = 0.0) -> None:
+        self._polls += 1
+        with psycopg.connect(self._server_url, autocommit=True) as connection:
+            connection.execute(f"alter database {self._name} allow_connections {self._polls >= 3}")
+
+    def print_info(self, text: str) -> None:
+        if not self.printed:
+            signal.raise_signal(signal.SIGINT)
+        self.printed.append(text)
+
+
+def test_a_waiting_consumer_outlasts_a_restart(database: str, server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And says why it waits when it can find out."""
+    monkeypatch.setattr(consume, "LEADER_TIMEOUT_S", 0.0)
+    cli = ConsumerWithoutDatabase(database, server_url)
+    assert consume.consume(cli, "$share/g/#") == 130
+    assert "start one with `sublet leader`" in cli.printed[0]
 
 
 @pytest.mark.conforms("E30", "A9")

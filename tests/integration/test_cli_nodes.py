@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -11,7 +13,7 @@ from sublet_storage.node_directory import NodeIncarnation, list_live_nodes, regi
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
 from tests.integration.log_kit import Connection
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 
 pytestmark = pytest.mark.conforms("A6")
 GROUPS = ("$share/a/#", "$share/b/#", "$share/c/#")
@@ -106,30 +108,39 @@ def test_what_cannot_be_ordered_is_refused(conn: Connection, shell: Shell) -> No
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(False, {7: 1})
 
 
+def terms_to_end(conn: Connection, node: NodeIncarnation) -> Mapping[int, int]:
+    state = node_desired_state.read_desired_state(conn, node)
+    assert state is not None
+    return state.step_down
+
+
 def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)
-    assert node_desired_state.read_desired_state(conn, N1).is_draining
+    assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(True, {})
     assert list_live_nodes(conn) == [N2], "consumers do not go to it any more"
     assert renew(conn, N1, 60)
     register(conn, N1, 60, PROTOCOL_VERSION)
-    assert node_desired_state.read_desired_state(conn, N1).is_draining, "the same life, after its line was lost"
+    assert list_live_nodes(conn) == [N2], "the same life"
     again = NodeIncarnation("n1", "another life of n1", "127.0.0.1:1")
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, again, 60, PROTOCOL_VERSION)
-    assert not node_desired_state.read_desired_state(conn, again).is_draining
+    assert list_live_nodes(conn) == [again, N2]
     assert not node_desired_state.set_draining(conn, N1, True), "that life is over"
-    assert not node_desired_state.read_desired_state(conn, N1).is_draining
+    assert node_desired_state.read_desired_state(conn, N1) is None
+    conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
+    register(conn, N1, 60, PROTOCOL_VERSION, is_draining=True)
+    assert list_live_nodes(conn) == [N2], "it goes on as it was, where another life had its name meanwhile"
 
     let_lead(conn, N2, 5)
     node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 4, "")])
-    assert node_desired_state.read_desired_state(conn, N2).step_down == {}, "the term has passed"
+    assert terms_to_end(conn, N2) == {}, "the term has passed"
     node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 5, "")])
-    assert node_desired_state.read_desired_state(conn, N2).step_down == {7: 5}
-    assert node_desired_state.read_desired_state(conn, again).step_down == {}
+    assert terms_to_end(conn, N2) == {7: 5}
+    assert terms_to_end(conn, N1) == {}
     conn.execute("update leadership set term = 6")
-    assert node_desired_state.read_desired_state(conn, N2).step_down == {}
+    assert terms_to_end(conn, N2) == {}
 
 
 def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
@@ -152,7 +163,7 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     for _ in range(2):
         others = (node_desired_state.LedGroupRef(0, 5, ""), node_desired_state.LedGroupRef(2, 4, "its former term"))
         node_desired_state.request_step_down(conn, [*ours, *others])
-    assert [node_desired_state.read_desired_state(conn, node).step_down for node in (N1, N2)] == [{0: 5, 1: 5}, {}]
+    assert [terms_to_end(conn, node) for node in (N1, N2)] == [{0: 5, 1: 5}, {}]
     history = "select group_id, split_part(reason, ',', 1) from lending_history order by history_id"
     asked = (1, "node n1 is to step down")
     assert conn.execute(history).fetchall() == [asked], "it is recorded once"
@@ -161,7 +172,29 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     assert node_desired_state.set_draining(conn, N1, True)
     noted = [(group_id, "node n1 is to lead nothing any more") for group_id in (1, 3)]
     assert sorted(conn.execute(history).fetchall()[1:]) == noted
-    assert not node_desired_state.read_desired_state(conn, nobody).is_draining
-    assert not node_desired_state.read_desired_state(conn, N2).is_draining
+    assert node_desired_state.read_desired_state(conn, nobody) is None
+    assert list_live_nodes(conn) == [N2]
     assert node_desired_state.set_draining(conn, N1, False)
     assert len(conn.execute(history).fetchall()) == 3
+
+
+def test_groups_of_a_drained_node_need_a_consumer(conn: Connection, shell: Shell) -> None:
+    for node in (N1, N2):
+        register(conn, node, 60, PROTOCOL_VERSION)
+    for name in "ab":
+        conn.execute("insert into consumer_group (kind, name, filter) values ('share', %s, '#')", (name,))
+    for led, reported in (
+        (1, "The group it led is led by another as soon as a consumer requests one.\n"),
+        (2, "Of the 2 groups it led, 0 are led by others already, the rest as soon as a consumer requests one.\n"),
+    ):
+        conn.execute(
+            "insert into leadership (leadership_id, node, incarnation, address, term, expires_at)"
+            " select group_id, %s, %s, '', 1, 'infinity' from consumer_group order by group_id limit %s",
+            (N1.name, N1.incarnation, led),
+        )
+        command = shell.start("nodes", "drain", "n1")
+        eventually(lambda: list_live_nodes(conn) == [N2], WAIT_S)
+        conn.execute("delete from leadership")
+        answer = command.end()
+        assert (answer.code, answer.err) == (0, f"n1 leads nothing any more, until it is stopped. {reported}")
+        node_desired_state.set_draining(conn, N1, False)

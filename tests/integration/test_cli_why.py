@@ -101,7 +101,10 @@ def test_reserved_blocked_and_behind_parents(database: str, world: World, stream
 
 
 @pytest.mark.conforms("A7", "S9")
-def test_entire_epochs_wait_for_their_publisher(database: str, conn: Connection, streams: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.usefixtures("streams")
+def test_entire_epochs_wait_for_their_publisher(database: str, conn: Connection, is_new: bool) -> None:
+    """Also where a group is new, and its first epoch comes after those that are to be completed next."""
     with (
         Publisher(database, space="default", producer="closing") as closing,
         Publisher(database, space="default", producer="other") as other,
@@ -111,7 +114,10 @@ def test_entire_epochs_wait_for_their_publisher(database: str, conn: Connection,
         store = PostgresGroupStore(database)
         group = store.declare_group(SUBSCRIPTION, GroupOptions(atomic=True))
         closing.in_epoch(7).publish("orders/eu", b"1", key=b"k").result(60)
-        conn.execute("update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p")
+        if not is_new:
+            conn.execute(
+                "update lending l set consumed = jsonb_set(consumed, '{least}', p.lower_frontier) from space p"
+            )
         register(conn, NODE, 60, PROTOCOL_VERSION)
         store.claim(group.group_id, NODE, 60)
         store.close()

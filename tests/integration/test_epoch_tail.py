@@ -274,6 +274,43 @@ def test_what_began_in_a_shadow_is_left_out(conn: Connection, story: EpochBlocks
     assert late == {7: 1} or begin == "earliest", "nothing is filtered any more"
 
 
+@pytest.mark.conforms("S3", "S7")
+@pytest.mark.parametrize("lower", [3, 100])
+@pytest.mark.parametrize(("begin", "completed"), [("active", {}), ("earliest", {6: 1})])
+def test_history_in_a_shadow_has_no_epoch_in_part(
+    conn: Connection, story: EpochBlocks, begin: str, completed: dict[int | None, int], lower: int
+) -> None:
+    """Of a space whose topics come back: what had begun and was not completed comes not at all, whatever the space that
+    had them has completed meanwhile."""
+    story.advance(A, 6)
+    story.publish(A, 6, 7)
+    story.advance(A, 7)
+    put(conn, story.streams()[0], b"plain")
+    create_space(conn, "all", "+/#", shards=1)
+    EpochBlocks(conn, "all").advance(B, lower)
+    reading = EpochTailReader(conn, TopicFilter("t"), begin)
+    early = EpochTailReader(conn, TopicFilter("t"), begin)
+    first = list(reading.read_available(conn))
+    drop_space(conn, "all")
+    story.publish(A, 7, 8)
+    messages = [*first, *reading.read_available(conn)]
+    assert numbers(seen(messages)) == {None: 1} | completed | ({8: 1} if lower == 3 else {})
+    check_course(messages)
+    assert numbers(seen(early.read_available(conn))) == {None: 1, 8: 1} | completed, "nothing was announced to it"
+
+
+@pytest.mark.conforms("S3", "S7")
+def test_history_of_a_dropped_space_is_entire(conn: Connection) -> None:
+    """Its epochs are completed with it."""
+    create_space(conn, "eu", "t/#", shards=1)
+    ended = EpochBlocks(conn, "eu")
+    ended.advance(A, 7)
+    ended.publish(A, 7)
+    drop_space(conn, "eu")
+    reading = EpochTailReader(conn, TopicFilter("t/#"), "earliest")
+    assert numbers(seen(reading.read_available(conn))) == {7: 1}
+
+
 @pytest.mark.conforms("S2")
 def test_what_began_under_another_filter_is_left_out(conn: Connection) -> None:
     create_space(conn, "eu", "t/#", shards=1)

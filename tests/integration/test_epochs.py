@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import Connection, block, everything, in_epochs, stream_of, waiting_for_locks
-from tests.kit import eventually
+from tests.kit import WAIT_S, eventually
 from tests.postgres_proxy import PostgresProxy
 
 A, B, C = (ProducerIdentity(name, 1) for name in "abc")
@@ -742,6 +743,40 @@ def test_a_lease_is_renewed_until_it_is_lost(world: World) -> None:
 
 
 @pytest.mark.conforms("S9")
+def test_a_lease_outlives_a_shorter_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is over two thirds of the lease after the last renewal: by a clock of what the lease's thread waits."""
+    wait, clock_s, outage_s, lease_s = threading.Event.wait, 0.0, 21.0, 30.0
+    expiries, renewed_at = list[object](), SimpleQueue[float]()
+
+    def expires_at() -> object:
+        return world.conn.execute("select expires_at from capability").fetchone()
+
+    with PostgresProxy(world.url) as proxy:
+
+        def wait_by_clock(event: threading.Event, timeout: float | None = None) -> bool:
+            nonlocal clock_s
+            if threading.current_thread().name != "sublet publisher lease" or timeout is None:
+                return wait(event, timeout)
+            if clock_s >= outage_s:
+                renewed_at.put(clock_s)
+                return wait(event)
+            if not expiries:
+                expiries.append(expires_at())
+                proxy.go_away()
+            clock_s += timeout
+            if clock_s >= outage_s:
+                proxy.resume()
+            return event.is_set()
+
+        monkeypatch.setattr(threading.Event, "wait", wait_by_clock)
+        capability = EpochCapability(proxy.url, world.space, A, 10.0, lease_s, None, lambda conn: None)
+        with contextlib.closing(capability):
+            capability.check([(3,)])
+            assert renewed_at.get(timeout=WAIT_S) < lease_s
+            assert expires_at() != expiries[0]
+
+
+@pytest.mark.conforms("S9")
 def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """And who has taken none leaves without a word to the database."""
     nowhere = EpochCapability("postgresql://127.0.0.1:1/none", world.space, A, 1.0, LONG_S, None, lambda conn: None)
@@ -751,6 +786,10 @@ def test_who_has_left_takes_no_epochs(world: World, caplog: pytest.LogCaptureFix
     left.check([(3,)])
     left.close()
     assert isinstance(left.advance(world.conn, [], [(9,)]).error, EpochCapabilityExpired)
+    closed = world.publisher()
+    closed.close()
+    with pytest.raises(EpochCapabilityExpired):
+        closed.in_epoch(5)
     assert world.conn.execute("select from capability").fetchall() == []
 
 

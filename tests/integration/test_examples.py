@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -9,8 +10,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from examples._stage import a_stage
 from examples.hourly_closing import consumer
 from examples.hourly_closing.__main__ import wrong
+from sublet_storage.db.connect import connect
+from sublet_storage.node_directory import list_nodes
+from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT
 
 TOTAL, EARLY = "with another total than in the data", "closed before all of it was added up"
@@ -28,6 +33,20 @@ def test_hourly_closing() -> None:
     assert "2013-01-02" in said
     assert "killed consumer-" in said
     assert "killed node-" in said
+
+
+def test_the_callers_settings_are_not_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are for another database: its nodes would not start."""
+    for name in ("SUBLET_DATABASE_URL_FILE", "SUBLET_SCHEMA"):
+        monkeypatch.setenv(name, "callers")
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with a_stage() as stage, connect(stage.url) as connection:
+            first = stage.processes["node-1"]
+            eventually(lambda: first.poll() is not None or list_nodes(connection), WAIT_S)
+            assert first.poll() is None, stage.processes.tail_log("node-1")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ from sublet_protocol.domain.limits import (
 )
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.access_cache import AccessCache
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.agent_secret import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.connect import connect

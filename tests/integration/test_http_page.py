@@ -15,10 +15,12 @@ from selenium.webdriver.common.keys import Keys
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.http_kit import Http, served
+from tests.integration.log_kit import go_over_to_another_timeline
 from tests.integration.sharing_kit import ALL, Stage
 from tests.kit import WAIT_S, eventually
 from tools.browser import browser, missing
@@ -152,6 +154,21 @@ def test_many_groups_are_searched_and_paged(stage: Stage, chrome: Chrome) -> Non
     assert js(chrome, "document.title") == f"{EVIL} – sublet"
     assert js(chrome, "document.images.length") == 0
     assert complaints(chrome) == []
+
+
+@pytest.mark.conforms("A7")
+def test_after_a_failover_each_line_is_shown_once(stage: Stage, chrome: Chrome) -> None:
+    store = PostgresGroupStore(stage.scene.url)
+    store.declare_group(Subscription.parse(ALL), GroupOptions())
+    node = served(stage)
+    chrome.get(f"http://{node.address}/#/group/{quote(ALL, safe='')}")
+    store.apply_command(Subscription.parse(ALL), PauseGroup("the sink is repaired"))
+    shown(chrome, "paused: the sink is repaired")
+    go_over_to_another_timeline(stage.scene.connection)
+    store.apply_command(Subscription.parse(ALL), ResumeGroup())
+    shown(chrome, "resumed")
+    assert js(chrome, "document.body.innerText").count("paused: the sink is repaired") == 1
+    store.close()
 
 
 @pytest.mark.long

@@ -15,8 +15,8 @@ import pytest
 import sublet
 from sublet_protocol.domain import limits
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, Ping, StreamProgress, UpdateProgress
-from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.pubsub import server
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb

@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, InvalidSetting, SchemaMismatch
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
-from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
+from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, make_roles, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
 from sublet_storage.spaces.space_changes import create_space
 
@@ -140,6 +140,19 @@ def test_nothing_is_for_everybody(empty_database: str) -> None:
         assert conn.execute(OPEN).fetchall() == []
         migrate(empty_database)
         assert conn.execute(OPEN).fetchall() == []
+
+
+@pytest.mark.conforms("X6")
+def test_a_schema_open_to_public_is_refused(empty_database: str) -> None:
+    """Whether or not it has the tables; who revokes that may migrate."""
+    with connect(empty_database) as conn:
+        conn.execute("create schema sublet")
+        for attempt in (migrate, make_roles):
+            conn.execute("grant create on schema sublet to public")
+            with pytest.raises(Conflict, match=r'PUBLIC, .* may create .*revoke create on schema "sublet" from public'):
+                attempt(empty_database)
+            conn.execute("revoke create on schema sublet from public")
+            migrate(empty_database)
 
 
 OLDER = "of before the first release, 0101"

@@ -131,6 +131,22 @@ def test_rules_are_read_anew_over_another_connection(reader: AccessRefreshThread
     assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is None
 
 
+@pytest.mark.conforms("X6")
+def test_a_load_without_triggers_is_read_in_time(
+    reader: AccessRefreshThread, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access_refresh, "REREAD_INTERVAL_S", 0.0)
+    cache = reader.open()
+    assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is not None
+    conn.execute("alter table access disable trigger noted")
+    conn.execute("delete from access where may = 'publish'")
+    reader.start()
+    reading = reader.read_anew()
+    assert reading is not None
+    assert reading.result(60)
+    assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is None
+
+
 @pytest.mark.conforms("X4")
 def test_unknown_tokens_cause_few_readings(
     reader: AccessRefreshThread, conn: Connection, monkeypatch: pytest.MonkeyPatch

@@ -27,9 +27,9 @@ from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageEr
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.messages.member_reads import FetchRequest, encode_fetch_request, encode_heads_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect

@@ -5,21 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from sublet_leader.http.nodes import NodeActionsApi
+from sublet_leader.jobs import node_registration
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, NodeInvariantViolated, NodeNameTaken
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.node_desired_state import set_draining
 from sublet_storage.node_directory import (
     NodeIncarnation,
     delete_expired,
@@ -31,7 +35,9 @@ from sublet_storage.node_directory import (
     register,
     renew,
 )
-from sublet_storage.notify.changes import NODE
+from sublet_storage.notify import catch_up_reads
+from sublet_storage.notify.changes import NODE, ObjectChange
+from tests.integration.cli_kit import Shell
 from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import SETTINGS, listening
 from tests.kit import WAIT_S, eventually
@@ -109,6 +115,20 @@ def test_a_node_deregistered_by_mistake_comes_back(database: str, conn: Connecti
     assert "sublet-directory" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.conforms("A6", "D8")
+def test_a_drained_node_stays_drained_without_its_row(database: str, conn: Connection) -> None:
+    """Others delete the row of a node that was frozen for longer than its lease."""
+    read: list[bool] = []
+    listing = listed(database, "a", on_desired_state=lambda state: read.append(state.is_draining))
+    assert set_draining(conn, NodeIncarnation("a", "a-1", ""), True)
+    eventually(lambda: True in read)
+    count = len(read)
+    conn.execute("delete from node")
+    eventually(lambda: [entry.is_draining for entry in list_nodes(conn)] == [True] and len(read) > count + 1)
+    listing.deregister()
+    assert False not in read[read.index(True) :]
+
+
 def test_who_leaves_is_announced(database: str) -> None:
     """By a notification: what is listed is not read again for long."""
     with listening(database, settings=replace(SETTINGS, catch_up_min_interval_s=600, poll_interval_s=600)) as received:
@@ -140,6 +160,39 @@ def test_a_node_ends_with_its_grpc_server(database: str, monkeypatch: pytest.Mon
 
 OLD = NodeIncarnation("a", "old", "127.0.0.1:1")
 NEW = NodeIncarnation("a", "new", "127.0.0.1:2")
+
+
+def test_a_node_that_waits_for_its_name_ends(conn: Connection, shell: Shell) -> None:
+    """At once, with exit code 0, and leaves the name to whom it belongs."""
+    register(conn, OLD, WAIT_S, 1)
+    node = shell.start("leader", "--name", OLD.name, "--listen", "127.0.0.1:0")
+    node.says("Waiting for its lease to end.")
+    answer = node.ask(signal.SIGTERM)
+    assert answer.code == 0, answer.err
+    assert answer.err.endswith("node a has stopped\n")
+    assert [entry.node for entry in list_nodes(conn)] == [OLD]
+
+
+def test_a_node_stopped_early_serves_nobody(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[str] = []
+    node = NodeServer(database, "n", ListenAddress("127.0.0.1", 0), announce=announced.append)
+
+    async def stop() -> None:
+        node.stop()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop_and_read(connection: Connection) -> list[ObjectChange]:
+            asyncio.run_coroutine_threadsafe(stop(), loop).result(WAIT_S)
+            return catch_up_reads.read_nodes(connection)
+
+        monkeypatch.setattr(node_registration, "catch_up_reads", SimpleNamespace(read_nodes=stop_and_read))
+        await asyncio.wait_for(node.run(), WAIT_S)
+
+    asyncio.run(run())
+    assert announced == ["node n has stopped"]
+    assert list_nodes(conn) == []
 
 
 def expire(conn: Connection, node: NodeIncarnation) -> None:

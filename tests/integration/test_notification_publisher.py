@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import multiprocessing
@@ -11,17 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeIncarnation, deregister, register
 from sublet_storage.notify import publisher as publisher_module
 from sublet_storage.notify.changes import KINDS, ObjectChange, space_change, stream_change
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import NotificationPublisher, publish_once, shared_publisher
+from sublet_storage.notify.publisher_machine import NotificationPublisherMachine
 from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import NODE, SETTINGS, listening
@@ -249,6 +253,42 @@ def test_who_could_not_look_looks_again_by_itself(database: str, caplog: pytest.
         notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: "node directory not read" in caplog.text)
         proxy.resume()
+        eventually(lambda: received.of("stream", "5"))
+        notifier.close()
+
+
+def test_a_directory_that_is_late_costs_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    has_pending = NotificationPublisherMachine.has_pending
+
+    def look(machine: NotificationPublisherMachine) -> bool:
+        looks.append(time.monotonic())
+        return bool(has_pending.__get__(machine))
+
+    monkeypatch.setattr(NotificationPublisherMachine, "has_pending", property(look))
+    settings = replace(SETTINGS, endpoint_refresh_interval_s=0.1)
+    with PostgresProxy(database) as proxy:
+        proxy.hold()
+        notifier = NotificationPublisher(proxy.url, settings=settings)
+        notifier.publish([stream_change(5, 1, False)])
+        eventually(lambda: len(looks) >= 8)
+        notifier.close(0.1)
+        assert looks[7] - looks[0] > 3 * settings.endpoint_refresh_interval_s
+        proxy.resume()
+
+
+def test_no_more_files_for_a_moment_are_no_silence(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = itertools.count()
+
+    def connect_later(*arguments: Any, **options: Any) -> Any:
+        if not next(tries):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(publisher_module, "connect", connect_later)
+    with listening(database) as received:
+        notifier = NotificationPublisher(database, settings=replace(SETTINGS, endpoint_refresh_interval_s=0.1))
+        notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: received.of("stream", "5"))
         notifier.close()
 

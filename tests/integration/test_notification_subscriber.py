@@ -438,6 +438,34 @@ def test_heads_are_passed_on_in_turns_with_others(database: str) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.conforms("X4", "D6")
+def test_a_catch_up_overrules_a_forged_head(database: str, conn: Connection) -> None:
+    """True ones are passed on from then on, though all of them are lower."""
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"a", b"b")
+
+    async def story() -> None:
+        forged = Forged(database)
+        forged.publisher.on_interest = lambda channel, key, wanted: forged.hub.set_interest(str(key), wanted)
+
+        async def await_head(head: int, *, is_closed: bool = False) -> None:
+            await until(lambda: heads(forged.publisher, "a")[-1:] == [StreamHead(stream, head, is_closed)])
+
+        try:
+            forged.publisher.receive("a", 1, [Subscribe(Channel.STREAM, str(stream))], 0.0)
+            await await_head(2)
+            forged.deliver(STREAM, ObjectChange(STREAM, str(stream), 2**64 - 1))
+            await await_head(2**63 - 1, is_closed=True)
+            forged.hub.subscriber.request_catch_up(STREAM)
+            await await_head(2)
+            forged.deliver(STREAM, stream_change(stream, 3, closed=False))
+            await await_head(3)
+        finally:
+            await forged.close()
+
+    asyncio.run(story())
+
+
 @pytest.mark.conforms("X4")
 def test_a_turn_counts_each_subscriber_of_a_head(database: str) -> None:
     """Those of one stream have it in one turn."""

@@ -190,7 +190,7 @@ def test_a_spark_task_waits_for_the_place(
     database: str, conn: Connection, world: LocalWorld, stream: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = (stream, generation_of(conn, stream), 0, 2 * BLOCKS)
-    task = RangePartition(*place, "#", "eu", database, None, os.uname().nodename, True, timeline_number=0)
+    task = RangePartition(*place, "#", "eu", database, "sublet", os.uname().nodename, True, timeline_number=0)
     schema = to_arrow_schema(all_columns())
     world.go_away()
     with monkeypatch.context() as impatient:

@@ -246,6 +246,8 @@ def test_a_closed_publisher_raises(database: str) -> None:
         publisher.publish("a", b"x")
     with pytest.raises(PublisherClosed):
         publisher.publish_batch({"topic": "a", "value": [b"x"]})
+    with pytest.raises(PublisherClosed), publisher:
+        pass
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------------
@@ -440,6 +442,8 @@ def test_the_async_twin_publishes_waits_and_reports(database: str, conn: Connect
             await publisher.flush(10)
         with pytest.raises(PublisherClosed):
             await publisher.publish("t", b"x")
+        with pytest.raises(PublisherClosed):
+            await publisher.open()
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert len(values(conn)) == 305
@@ -456,17 +460,18 @@ def _cut(conn: Connection) -> int:
     return conn.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {ours}").rowcount
 
 
+def connect_elsewhere(*arguments: Any, **named: Any) -> Any:
+    """Connect, as if the database were on another timeline."""
+    connection = connect(*arguments, **named)
+    connection.timeline = "another"
+    return connection
+
+
 @pytest.mark.conforms("P10")
 def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would be those of the space that has its number now."""
     create_space(conn, "eu", "eu/#", shards=1)
     create_space(conn, "us", "us/#", shards=1)
-
-    def connect_elsewhere(*arguments: Any, **named: Any) -> Any:
-        connection = connect(*arguments, **named)
-        connection.timeline = "another"
-        return connection
-
     monkeypatch.setattr(epoch_lease, "connect", connect_elsewhere)
     with Publisher(database, space="eu") as publisher:
         publisher.in_epoch(1)
@@ -474,6 +479,16 @@ def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, m
         swap_filters(conn)
         with pytest.raises(ProducerFenced, match="another timeline"):
             publisher.in_epoch(2)
+
+
+@pytest.mark.conforms("P10")
+def test_epochs_after_a_lost_registration(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other timeline has an older one under that name."""
+    monkeypatch.setattr(epoch_lease, "connect", connect_elsewhere)
+    with Publisher(database, space="default", producer="meter") as publisher:
+        conn.execute("update producer set incarnation = 1 where producer_id = 'meter'")
+        publisher.in_epoch(1).publish("t", b"x").result(10)
+    assert values(conn) == [b"x"]
 
 
 # --- a forked process -------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_what_is_away_or_gone_is_left_to_the_tasks(
     stream = a_closed_stream(conn, 4)
     move(conn, space)
     ((generation,),) = conn.execute("select generation_id from stream where stream_id = %s", (stream,)).fetchall()
-    task = RangePartition(stream, generation, 0, 8, "#", "eu", database, None, os.uname().nodename, True, 0)
+    task = RangePartition(stream, generation, 0, 8, "#", "eu", database, "sublet", os.uname().nodename, True, 0)
     (third,) = [name for name in world.names() if f"/{stream}-{BAD}-" in name]
     world.write(third, b"something else")
     assert poison_in([task])[stream].offsets == (4, 6)

@@ -288,6 +288,19 @@ def test_doctor_names_what_is_too_much(world: RoleWorld, admin: psycopg.Connecti
     assert rights(world.of(DatabaseRole.APPEND)).state is Severity.OK
 
 
+def test_doctor_names_who_may_create_in_the_schema(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """To the owner, too: what is made there can run with its rights."""
+    admin.execute('create role "the baker"; create role deputy in role keeper')
+    admin.execute('grant create on schema sublet to public, "the baker", deputy')
+    for user in (OWNER, DatabaseRole.APPEND):
+        found = rights(world.of(user))
+        assert found.state is Severity.ERROR
+        assert '"the baker", public may create in schema sublet' in found.detail
+    admin.execute(str(found.hint).partition("says: ")[2])
+    assert rights(world.owner).state is Severity.OK, "the remedy is one"
+    admin.execute('drop owned by deputy; drop role deputy, "the baker"')
+
+
 def test_doctor_of_a_user_without_a_role(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     assert rights(world.admin).state is Severity.OK
     assert rights(world.owner).state is Severity.OK

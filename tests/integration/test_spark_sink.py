@@ -370,7 +370,7 @@ def test_an_embedded_server_is_written_to_where_it_is(server_home: Path) -> None
         writer.commit([done])
         with writer.target.open_connection() as (_, conn):
             assert sum(map(len, everything(conn).values())) == 10
-        elsewhere = SinkDatabaseAddress(None, directory, None, "another-machine")
+        elsewhere = SinkDatabaseAddress(None, directory, "sublet", "another-machine")
         with pytest.raises(InvalidSetting, match="was given a database that only another-machine can reach"):
             stage_rows(elsewhere, writer.options, writer.batch, 0, iter([numbered(0, 10)]))
 

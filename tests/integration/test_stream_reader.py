@@ -208,6 +208,28 @@ def test_others_get_all_but_what_is_in_doubt(database: str, start: Start, conn: 
 
 
 @pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("point", [pytest.param("read", marks=pytest.mark.long), "committed", "stopped"])
+def test_a_query_alone_may_stay_away_for_long(database: str, start: Start, conn: Connection, point: str) -> None:
+    """It acknowledges its last batch when it is back, as one with the trigger `once` does at each run."""
+    checkpoint = Checkpoint()
+    values = publish(database, 0, 30)
+    taken = "select from lending where status = 'held' or held_until > clock_timestamp()"
+    for _ in range(2):
+        run = start(checkpoint, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=7)
+        if point == "stopped":
+            run.until(len(checkpoint.values()) + 1)
+            run.stop()
+        else:
+            run.until_dead(point)
+        eventually(lambda: conn.execute(taken).fetchone() is None, 30.0)
+    start(checkpoint, inDoubtTimeout=SHORT, maxOffsetsPerTrigger=7).until(30)
+    assert checkpoint.values() == values
+    seen = dict(checkpoint.runs)
+    assert all(seen[number] == rows for number, rows in checkpoint.runs), "a batch that is done again has the same"
+    assert "unreserve" not in events(conn)
+
+
+@pytest.mark.conforms("E26", "E27")
 @pytest.mark.parametrize("policy", [pytest.param("drop", marks=pytest.mark.long), "fail"])
 def test_after_the_hold_others_have_it(database: str, start: Start, conn: Connection, policy: str) -> None:
     """The query that comes back does not read it again."""
@@ -418,7 +440,8 @@ def stream(conn: Connection) -> int:
 def task_offsets(database: str, conn: Connection, stream: int, *, fails: bool = True) -> list[int]:
     """Return what a task reads of the stream. `fails`: by what is gone."""
     generation = generation_of(conn, stream)
-    task = RangePartition(stream, generation, 0, 10, "#", "default", database, None, "here", fails, timeline_number=0)
+    place = "default", database, "sublet", "here"
+    task = RangePartition(stream, generation, 0, 10, "#", *place, fails, timeline_number=0)
     read = read_task(task, pa.schema([pa.field("offset", pa.int64())]))
     return [offset for batch in read for offset in batch.column("offset").to_pylist()]
 

@@ -74,7 +74,7 @@ def main(url: str, subscription: str, file: str, work: str, seconds: str) -> Non
         whole_epochs=False,
         policy=RetryPolicy(),
         settings=BorrowerSettings.from_env(),
-        schema=None,
+        schema="sublet",
         on_attempt=None,
     )
     summary = run_attempt(task, TaskAttempt(0, 0, f"attempt-{Path(file).stem}"))

@@ -124,6 +124,22 @@ def test_a_late_space_completes_nothing_twice() -> None:
     assert (selection.announced, out(selection, 2)) == (lower(7), [])
 
 
+@pytest.mark.conforms("S3", "S4")
+def test_frontiers_of_many_epochs_never_go_back() -> None:
+    """They are too large to be combined exactly, and a space that begins late may still publish in (10, 85)."""
+    held = [(n, 100 - n) for n in range(40)]
+    first, later = LowerFrontier.from_epochs(held), LowerFrontier.from_epochs([*held[:-1], (45, 61)])
+    selection = live({1: first, 2: None}, upper())
+    moved = selection.advanced_to({1: later, 2: LowerFrontier(((10, 85),))})
+    assert selection.announced is not None
+    assert moved.announced is not None
+    assert selection.announced.is_at_or_before(moved.announced)
+    excluded = moved.excluded_in(2)
+    assert excluded is not None
+    assert excluded.contains((10, 85))
+    assert not excluded.contains((10, 95))
+
+
 def test_where_nothing_is_in_epochs_none_is_reported() -> None:
     selection = live({1: None}, upper())
     assert (selection.announced, selection.excluded_in(1)) == (None, None)

@@ -148,6 +148,8 @@ class UsersDatabase(Happenings):
 class _Connection:
     """What the product calls of a psycopg connection in such a transaction."""
 
+    row_factory = cursor_factory = server_cursor_factory = prepare_threshold = prepared_max = None
+
     def __init__(self, database: UsersDatabase) -> None:
         self._database = database
         self._transaction: _Transaction | None = None

@@ -468,6 +468,19 @@ def test_progress_never_goes_back_nor_to_an_old_grant(late: ProgressReported) ->
     assert (play.stream.position, play.stream.is_final) == (20, False)
 
 
+@pytest.mark.conforms("E7", "E10")
+def test_what_else_a_late_report_has_counts() -> None:
+    """A session that takes a read back after it was reported reports a position before that one."""
+    play = connected(GRANT)
+    play.do(ProgressReported(5, 50, 20, consumed=ConsumedFrontier(20)), 0.5)
+    play.do(ProgressReported(5, 50, 15, consumed=ConsumedFrontier(15), read_error="away"), 0.6)
+    reached = StreamProgress(5, 50, 20, consumed=ConsumedFrontier(20))
+    assert play.reported() == [replace(reached, read_error="away")]
+    play.receive(REVOKE, 0.7)
+    play.do(ProgressReported(5, 50, 15, is_final=True, consumed=ConsumedFrontier(15)), 0.8)
+    assert play.reported() == [replace(reached, final=True)]
+
+
 def test_progress_is_reported_no_oftener_than_is_set() -> None:
     """None is forgotten."""
     play = connected(GRANT)

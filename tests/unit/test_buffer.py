@@ -91,6 +91,16 @@ def test_an_advance_waits_for_no_message_that_lingers(monkeypatch: pytest.Monkey
     assert send(buffer) == 3
 
 
+def test_an_advance_taken_alone_is_made(buffer: SendBuffer) -> None:
+    """Also where a message comes right then: without loads there is nothing to send instead."""
+    publish_in(buffer, 1)
+    assert send(buffer) == 2
+    buffer.advance([(3,)])
+    assert buffer.take() == []
+    buffer.add("t", None, b"", None, 0, (3,))
+    assert buffer.due_advance([]) == [(3,)]
+
+
 def test_an_advance_put_off_outlives_a_later_failure(buffer: SendBuffer) -> None:
     publish_in(buffer, 1, 2, 3)
     assert [send(buffer) for _ in range(2)] == [2, None]
@@ -295,6 +305,14 @@ def test_small_batches_fill_a_block() -> None:
     for _ in range(2):
         buffer.add_batches(to_record_batches({"topic": ["t"] * 2, "value": [b""] * 2}))
     assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
+
+
+def test_waiting_for_the_next_block_takes_no_room() -> None:
+    """As the parts of a batch do that begin at an odd place in it, each as large as a block."""
+    buffer = a_buffer(BufferLimits(100, 1000, 1, buffered_bytes=1, linger_s=0.0))
+    buffer.add_batches(to_record_batches({"topic": "t", "value": [b"x" * 600] * 4}))
+    log_of(buffer)
+    assert publish(buffer, b"") is not None, "nothing is there"
 
 
 @pytest.mark.parametrize(("messages", "size"), [(2, 1 << 20), (100, 2 * size_of("t", None, b"x" * 500, None))])

@@ -1,14 +1,20 @@
-"""Signals that end a command: held back while it must not be broken into, and not for ever."""
+"""Signals that end a command: held back while it must not be broken into, and not for ever. And the input of one, which
+nothing cuts short unnoticed."""
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from io import FileIO
 
 import pytest
 
-from sublet.cli.base.command import SignalReceived, defer_signals
+from sublet.cli.base.command import SignalReceived, defer_signals, handle_signals
+from sublet.cli.messages.input_records import read_lines
 from sublet.cli.messages.publish import InputInterrupted, InputSignalHandler
+from sublet_protocol.domain.errors import SubletError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -68,7 +74,59 @@ def test_a_second_signal_aborts_what_is_published() -> None:
     handle = InputSignalHandler()
     handle(signal.SIGINT, None)
     assert handle.number == signal.SIGINT
-    with pytest.raises(InputInterrupted):
-        handle.wrap_read(bytes)(1)
+    with FileIO(os.devnull) as source, pytest.raises(InputInterrupted):
+        handle.wrap_read(source, "stdin")(1)
     with pytest.raises(KeyboardInterrupt):
         handle(signal.SIGTERM, None)
+
+
+class NonBlockingInput(FileIO):
+    """A pipe's end; `on_empty` is called where a read has found that nothing is there yet."""
+
+    def __init__(self, descriptor: int, on_empty: Callable[[], None]) -> None:
+        os.set_blocking(descriptor, False)
+        super().__init__(descriptor)
+        self._on_empty = on_empty
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        if data is None:
+            self._on_empty()
+        return data
+
+
+def test_a_slow_input_has_not_ended() -> None:
+    reader, writer = os.pipe()
+    parts = [b"a\nb", b"c\n"]
+
+    def go_on() -> None:
+        if parts:
+            os.write(writer, parts.pop(0))
+        else:
+            os.close(writer)
+
+    with NonBlockingInput(reader, go_on) as source:
+        assert list(read_lines(InputSignalHandler().wrap_read(source, "stdin"))) == [[b"a"], [b"bc"]]
+
+
+def test_a_signal_ends_the_wait_for_more_input() -> None:
+    reader, writer = os.pipe()
+    handle = InputSignalHandler()
+    interrupt = threading.Timer(0.05, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM))
+    with (
+        FileIO(writer, "w"),
+        NonBlockingInput(reader, interrupt.start) as source,
+        handle_signals(handle),
+        pytest.raises(InputInterrupted),
+    ):
+        handle.wrap_read(source, "stdin")(1)
+    assert handle.number == signal.SIGTERM
+
+
+def test_an_input_that_cannot_be_read_on_is_named() -> None:
+    """And what was read before is published and counted, as before any other `SubletError`."""
+    reader, writer = os.pipe()
+    with FileIO(reader), FileIO(writer) as source:
+        read = InputSignalHandler().wrap_read(source, "orders.txt")
+        with pytest.raises(SubletError, match=r"^orders.txt cannot be read any further: Bad file descriptor\."):
+            read(1)

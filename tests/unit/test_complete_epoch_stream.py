@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -17,10 +20,12 @@ from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage, beyond_head_error
-from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
-from tests.kit import GRANT_KEY
+from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, BlockRun, EpochStep
+from tests.kit import GRANT_KEY, WAIT_S
 
 BLOCK = 10
+
+FetchedPage = tuple[LogPage, EpochStep, BlockRun]
 
 
 def before(epoch: int) -> LowerFrontier:
@@ -32,12 +37,14 @@ def consumed(upto: int, epoch: int) -> ConsumedFrontier:
 
 
 class Play:
-    """A stream with a block for each of these epochs, granted to a handler; all before `completed` is completed."""
+    """A stream with a block for each of these epochs, granted to a handler; all before `completed` is completed.
+    `on_report` is called with each report, in the middle of the handler's call."""
 
     def __init__(self, *epochs: int, completed: int) -> None:
         self.epochs = epochs
         self.reports: list[ProgressReported] = []
-        self.handler = SessionAssignment(self.reports.append)
+        self.on_report: Callable[[], None] = lambda: None
+        self.handler = SessionAssignment(self._report)
         self.handler.apply_update(
             StreamGranted(Grant("b", 1, 7, 1, 0, 1, 0, 1, "#", consumed=consumed(0, 0), grant_key=GRANT_KEY))
         )
@@ -49,6 +56,10 @@ class Play:
         assert isinstance(found, CompleteEpochStream)
         self.handler.release_read(found)
         return found
+
+    def _report(self, report: ProgressReported) -> None:
+        self.reports.append(report)
+        self.on_report()
 
     def look(self, completed: int) -> None:
         granted, places = self.granted, range(0, BLOCK * len(self.epochs), BLOCK)
@@ -78,6 +89,13 @@ class Play:
     def read_on(self, *, atomic: bool = False) -> tuple[EpochStepMessages, StepBoundaryProgress | None] | None:
         """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
+        page, step, run = self.fetch()
+        assert granted.add_page(page, step, run, atomic=atomic) != (atomic and page.start > 0)
+        return granted.next_rows()
+
+    def fetch(self) -> FetchedPage:
+        """A block of the step that has begun, which is taken as read."""
+        granted = self.granted
         assert granted.next_run is not None
         step, run = granted.next_run
         first, epoch = granted.next_read_offset, self.epochs[granted.next_read_offset // BLOCK]
@@ -85,8 +103,7 @@ class Play:
         batch = add_position_columns(pa.RecordBatch.from_pylist([row] * BLOCK, schema=BLOCK_SCHEMA), 7, first)
         page = LogPage((batch,), first, first + BLOCK, BLOCK * len(self.epochs), False)
         assert granted.advance_read(page.start, page.position, page.head)
-        assert granted.add_page(page, step, run, atomic=atomic) != (atomic and first > 0)
-        return granted.next_rows()
+        return page, step, run
 
     def stop(self) -> None:
         """Its leader wants the stream back."""
@@ -157,6 +174,19 @@ def test_what_was_given_out_before_remains_outstanding() -> None:
     assert (list(granted.outstanding), granted.next_read_offset) == ([granted.ticket], 10)
 
 
+def test_what_was_done_meanwhile_remains_done() -> None:
+    """When what was read since is taken back."""
+    play = Play(1, 2, completed=3)
+    granted = play.granted
+    piece, _ = play.read()
+    state = granted.read_state()
+    assert granted.begin_step(1)
+    play.handler.mark_acknowledged(granted, piece.ticket)
+    play.handler.go_back(granted, state)
+    play.handler.report(granted)
+    assert play.last() == (10, consumed(10, 2), False)
+
+
 def test_a_step_is_given_out_entirely_before_it_stops() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted
@@ -200,6 +230,73 @@ def test_a_step_that_is_cut_short_is_left_undone(is_given_up: bool) -> None:
     assert play.reports[-1].delivered_end == 10
     assert not granted.may_have_more
     assert granted.next_rows() is None
+
+
+@pytest.mark.conforms("S8")
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_step_aborted_in_a_read_stays_undone(atomic: bool) -> None:
+    """Its last page has come, and is given out neither as the end of a step without its beginning nor ever."""
+    play = Play(1, 1, completed=2)
+    granted = play.granted
+    assert play.read_on(atomic=atomic) is None
+    page, step, run = play.fetch()
+    play.handler.abort_steps()
+    assert not granted.add_page(page, step, run, atomic=atomic)
+    play.handler.mark_skipped(granted, granted.ticket)
+    assert granted.next_rows() is None
+    play.stop()
+    assert play.last() == (0, consumed(0, 0), True)
+    assert play.reports[-1].delivered_end == 0
+
+
+@pytest.mark.conforms("S8")
+def test_a_read_taken_back_leaves_a_step_aborted() -> None:
+    play = Play(1, 1, completed=2)
+    granted = play.granted
+    play.read_on()
+    state = granted.read_state()
+    play.read()
+    play.handler.abort_steps()
+    play.handler.go_back(granted, state)
+    assert granted.next_rows() is None
+    play.stop()
+    assert play.last() == (0, consumed(0, 0), True)
+
+
+READS: dict[str, Callable[[CompleteEpochStream, FetchedPage], object]] = {
+    "begin_step": lambda granted, page: granted.begin_step(1),
+    "advance_read": lambda granted, page: granted.advance_read(10, 20, 20),
+    "add_page": lambda granted, page: granted.add_page(*page),
+    "next_rows": lambda granted, page: granted.next_rows(),
+    "read_state": lambda granted, page: granted.read_state(),
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_read_waits_for_the_change_of_another_thread(
+    read: Callable[[CompleteEpochStream, FetchedPage], object],
+) -> None:
+    """Such as an acknowledgement: neither sees in part what the other changes."""
+    play = Play(1, 1, completed=2)
+    granted, page = play.granted, play.fetch()
+    is_held, may_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        assert may_go.wait(WAIT_S)
+
+    play.on_report = hold
+    with ThreadPoolExecutor(2) as pool:
+        acknowledging = pool.submit(play.handler.mark_acknowledged, granted, granted.ticket)
+        assert is_held.wait(WAIT_S)
+        reading = pool.submit(read, granted, page)
+        try:
+            with pytest.raises(TimeoutError):
+                reading.result(0.1)
+        finally:
+            may_go.set()
+        acknowledging.result(WAIT_S)
+        reading.result(WAIT_S)
 
 
 @pytest.mark.conforms("W10")

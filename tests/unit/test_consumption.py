@@ -13,6 +13,7 @@ import pytest
 from sublet_borrower.spark.job import cluster_checks, consumption, driver_endpoint
 from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_borrower.spark.job.driver_endpoint import DriverReportServer
+from sublet_borrower.spark.job.task import TaskSpec
 from sublet_protocol.domain.errors import Unavailable
 
 
@@ -88,6 +89,16 @@ def test_whoever_waits_is_notified_of_the_end(
         with pytest.raises(Unavailable, match="the job has failed"):
             running.result()
     assert "it does not answer" in caplog.text
+
+
+@pytest.mark.parametrize("schema", [None, "other"])
+def test_a_task_has_the_drivers_schema(monkeypatch: pytest.MonkeyPatch, schema: str | None) -> None:
+    """Also the default: its worker may have had a job with another."""
+    works: list[TaskSpec] = []
+    monkeypatch.setattr(consumption, "make_task_function", works.append)
+    monkeypatch.setenv("SUBLET_SCHEMA", schema or "")
+    assert started(monkeypatch, None).wait(30.0)
+    assert [work.schema for work in works] == [schema or "sublet"]
 
 
 @pytest.mark.conforms("X3")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,18 +127,20 @@ class Performance:
         self, monkeypatch: pytest.MonkeyPatch, attempts: list[DeliveryRecord], leaderless: Sequence[int] = ()
     ) -> None:
         self.killed: list[object] = []
+        self.environment: Mapping[str, str] = {}
         self._consumed, self._leaderless = 0, leaderless
         application = SimpleNamespace(poll=lambda: None, communicate=lambda timeout: None)
         node = SimpleNamespace(kill=lambda: self.killed.append("n1"))
+        self._processes = Processes(application=application, n1=node)
         publisher = SimpleNamespace(publish_batch=lambda batch: None, flush=lambda: None)
         stubs: dict[str, object] = {
             "TASKS": 2,
             "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url=Secret("url"))),
-            "ChildProcesses": lambda *_: contextlib.nullcontext(Processes(application=application, n1=node)),
+            "ChildProcesses": self._start,
             "DemoGroupMonitor": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, read_history=list)),
             "Publisher": lambda url: contextlib.nullcontext(publisher),
             "time": SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic, time=time.time),
-            "os": SimpleNamespace(environ={}, kill=lambda process, _: self.killed.append(process)),
+            "os": SimpleNamespace(environ=os.environ, kill=lambda process, _: self.killed.append(process)),
         }
         for name, stub in stubs.items():
             monkeypatch.setattr(runner, name, stub)
@@ -145,6 +148,10 @@ class Performance:
         source = pa.table({**dict(zip(SOURCE.column_names, SOURCE.columns, strict=True)), **published})
         monkeypatch.setattr(flights, "load", lambda: source)
         monkeypatch.setattr(delivery_check, "read_delivered_batches", lambda records: attempts)
+
+    def _start(self, home: Path, environment: Mapping[str, str]) -> contextlib.nullcontext[Processes]:
+        self.environment = environment
+        return contextlib.nullcontext(self._processes)
 
     def _look(self) -> SimpleNamespace:
         done = min(self._consumed, 6)
@@ -189,6 +196,16 @@ def test_the_exit_code_is_1_if_anything_is_wrong(
     assert shares == {"worker": 2 / 6, "leader": (max(leaderless) + 1) / 6}
     assert answer.keys() == {name for first_cell in documented() for name in first_cell}
     assert {type(answer[name]) for name in ("published", "lost", "moves", "elapsed_s")} == {int}
+
+
+def test_the_callers_settings_are_not_the_demos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are for another database."""
+    for name in ("SUBLET_DATABASE_URL_FILE", "SUBLET_SCHEMA", "SUBLET_AUTH"):
+        monkeypatch.setenv(name, "the caller's")
+    play = Performance(monkeypatch, COMPLETE, (3,))
+    assert runner.run_demo(as_json=True, keep=None) == 0
+    assert {name for name in play.environment if name.startswith("SUBLET_")} == {"SUBLET_DATABASE_URL"}
+    assert "SUBLET_SCHEMA" not in os.environ, "it migrates and publishes itself"
 
 
 def documented() -> dict[tuple[str, ...], list[str]]:

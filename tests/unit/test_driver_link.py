@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from sublet_borrower.spark.job.driver_link import SparkDriverLink
 from sublet_borrower.spark.job.status import REPORT_TIMEOUT_S, ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task_reports import TaskReport, make_drain_event
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import InvalidSetting, Unavailable
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -82,15 +83,20 @@ def test_nobody_waits_without_speculation() -> None:
         assert retried.link.may_end.is_set()
 
 
-@pytest.mark.conforms("E25")
-def test_task_returns_after_its_twin(driver: DriverReportServer) -> None:
-    """A second attempt that begins while its job is drained has nothing to do, and would be the first to end."""
+def some_work(driver: str, token: str, on_attempt: Callable[[task.TaskAttempt], object] | None = None) -> task.TaskSpec:
+    """The arguments of a task whose database is away."""
 
     def nothing(batch: Batch) -> None:
         """Is not called."""
 
-    facts = ("$share/g/#", nothing, "postgresql://127.0.0.1:1/none", driver.address, driver.token, "", "t", None, 1.0)
-    work = task.TaskSpec(*facts, "latest", 1, False, RetryPolicy(), BorrowerSettings(), None, None)
+    facts = ("$share/g/#", nothing, "postgresql://127.0.0.1:1/none", driver, token, "", "t", None, 1.0)
+    return task.TaskSpec(*facts, "latest", 1, False, RetryPolicy(), BorrowerSettings(), "sublet", on_attempt)
+
+
+@pytest.mark.conforms("E25")
+def test_task_returns_after_its_twin(driver: DriverReportServer) -> None:
+    """A second attempt that begins while its job is drained has nothing to do, and would be the first to end."""
+    work = some_work(driver.address, driver.token)
     first = Attempt(driver, 0, 0)
     with first.link, ThreadPoolExecutor(1) as threads:
         eventually(lambda: len(driver.last_reports()) == 1, WAIT_S)
@@ -177,6 +183,26 @@ def test_task_drains_when_its_driver_is_lost(
         eventually(lambda: has_reported(5), WAIT_S)
     assert reasons == ["the driver at d:1 was silent for 0 s"] * drained
     assert link.may_end.is_set() == bool(drained)
+
+
+@pytest.mark.parametrize("is_drain_requested", [False, True])
+def test_task_fails_when_its_driver_is_lost(monkeypatch: pytest.MonkeyPatch, is_drain_requested: bool) -> None:
+    """A driver that is there all the same would take its end for the job's, unless it has asked for that."""
+    connection = Connection(ConnectionStatus.DISCONNECTED)
+    monkeypatch.setattr(driver_link, "NodeConnection", connection)
+    monkeypatch.setattr(driver_link, "SparkDriverLink", partial(SparkDriverLink, lost_after_s=0.0))
+
+    def begin(attempt: task.TaskAttempt) -> None:
+        if is_drain_requested:
+            eventually(lambda: connection.reports, WAIT_S)
+            connection.deliver(SequencedMessage(1, Channel.GROUP, "command", make_drain_event(is_alone=False)))
+
+    work = some_work("d:1", "t", begin)
+    if is_drain_requested:
+        assert task.run_attempt(work, task.TaskAttempt(0, 0, "t")).failure is None
+        return
+    with pytest.raises(Unavailable, match="the driver at d:1 was silent for 0 s, and the task has handed over"):
+        task.run_attempt(work, task.TaskAttempt(0, 0, "t"))
 
 
 def test_task_obeys_its_driver_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

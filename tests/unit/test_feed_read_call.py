@@ -80,7 +80,7 @@ def make_call(
     memory: PageMemory | None = None,
     watch: object = None,
 ) -> FeedReadCall:
-    own = ReaderMemory(memory or PageMemory(EXPANDED_BYTES), None)
+    own = ReaderMemory(memory or PageMemory(EXPANDED_BYTES), "a")
     return FeedReadCall(run, cast(Any, watch), READ, write, check_right, lambda streams: None, own, hello_s=0.001)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.events import MemberRightRevoked
+from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -19,9 +20,9 @@ from sublet_storage.groups.model.records import AdvancePosition, FreeReservedStr
 from tests.unit.leader_bench import HEAD, HOLD_S, Bench
 
 
-def planned() -> tuple[Bench, InDoubtRange]:
+def planned(settings: LeaderSettings | None = None) -> tuple[Bench, InDoubtRange]:
     """A session has planned, and that is written."""
-    bench = Bench()
+    bench = Bench(settings=settings)
     bench.named("a/1", "etl")
     doubt = bench.plan()
     bench.settle()
@@ -79,6 +80,39 @@ def test_a_newer_process_goes_on_with_the_plan() -> None:
     said = [(to, type(message), getattr(message, "in_doubt", None)) for to, message in bench.sent]
     assert ("a", Invalidate, None) in said
     assert ("b", Grant, doubt) in said
+
+
+def reserved_for_long() -> tuple[Bench, InDoubtRange]:
+    """A session has planned, was lost, and has not come back in time; nobody else is there."""
+    bench, doubt = planned(LeaderSettings(leader_idle_timeout_s=1000.0))
+    bench.pass_time(bench.settings.eviction_timeout_s + HOLD_S + bench.settings.rebalance_interval_s)
+    return bench, doubt
+
+
+@pytest.mark.conforms("E26", "E27")
+@pytest.mark.parametrize("is_led_anew", [False, True])
+def test_a_session_alone_gets_its_plan_at_any_time(is_led_anew: bool) -> None:
+    """Others who come together with it get what it had no share in."""
+    bench, doubt = reserved_for_long()
+    if is_led_anew:
+        bench.lead()
+    bench.join("b/1", session="other")
+    bench.sent.clear()
+    bench.named("a/2", "etl", 2)
+    assert [(grant.borrower_id, grant.in_doubt) for grant in bench.received(Grant)] == [("a/2", doubt)]
+    assert bench.history("unreserve") == []
+
+
+@pytest.mark.conforms("E26")
+def test_the_next_member_gets_what_is_in_doubt() -> None:
+    """One that only hands over is none."""
+    bench, doubt = reserved_for_long()
+    bench.join("b/1", session="leaves", leaving=True)
+    bench.share("b/1")
+    assert bench.row().in_doubt == doubt
+    bench.named("c/1", "other")
+    assert (bench.holders(), bench.row().in_doubt) == ({1: "c/1"}, None)
+    assert [(line.position, line.redelivery_end) for line in bench.history("unreserve")] == [(2, 5)]
 
 
 def test_a_plan_outlives_its_leader() -> None:

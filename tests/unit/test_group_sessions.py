@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sublet_leader.allocation import AllocationPlan, EvenStrategy, StreamLoad
+from sublet_leader.group.events import MemberRightRevoked
 from sublet_leader.group.throughput import HALF_LIFE_S, ThroughputMeter
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.borrower_leader import (
@@ -41,6 +42,10 @@ def lost() -> Bench:
     bench.pass_time(bench.settings.eviction_timeout_s + 1)
     assert bench.row().status is LendingStatus.RESERVED
     return bench
+
+
+def lose_its_right(bench: Bench, borrower_id: str) -> None:
+    bench.give(MemberRightRevoked(borrower_id, "not any more"))
 
 
 RESERVED = pytest.mark.parametrize("reserve", [left, lost])
@@ -97,6 +102,30 @@ def test_what_was_being_granted_stays_reserved(reserve: Callable[[], Bench]) -> 
     bench.settle()
     bench.named("b/1", "other", 3)
     assert (bench.holders(), bench.row().status, bench.row().in_doubt) == ({}, before.status, before.in_doubt)
+
+
+@pytest.mark.conforms("E20", "E26")
+@pytest.mark.parametrize("goes", [Bench.leave, lose_its_right])
+def test_what_was_never_its_own_is_not_reserved(goes: Callable[..., None]) -> None:
+    """Its session was lost while its first grant was written: others need not wait for it."""
+    bench = Bench(options=STABLE)
+    bench.join("a/1", session="etl", session_epoch=1)
+    bench.debounce()
+    goes(bench, borrower_id="a/1")
+    bench.settle()
+    bench.named("b/1", "other", 2)
+    assert bench.holders() == {1: "b/1"}
+
+
+@pytest.mark.conforms("E20", "X1")
+def test_a_denied_sessions_grant_under_way_is_free() -> None:
+    bench = left()
+    bench.join("a/2", session="etl", session_epoch=2)
+    bench.debounce()
+    lose_its_right(bench, borrower_id="a/2")
+    bench.settle()
+    bench.named("b/1", "other", 3)
+    assert bench.holders() == {1: "b/1"}
 
 
 def test_what_is_taken_from_one_that_stays_is_free() -> None:

@@ -13,6 +13,8 @@ from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.log.fetch import HeadState
 
+STORY_S = 20.0
+
 
 class Ends:
     """Where streams end, to be looked at."""
@@ -21,13 +23,24 @@ class Ends:
         self.heads = {1: HeadState(0, False, False), 2: HeadState(0, False, False)}
         self.asked: list[list[int]] = []
         self.trouble: Exception | None = None
+        self.stall_s = 0.0
 
     async def look(self, stream_ids: list[int]) -> tuple[str | None, dict[int, HeadState]]:
         """As the database would answer."""
         self.asked.append(stream_ids)
         if self.trouble is not None:
             raise self.trouble
+        if self.stall_s:
+            pass_time(self.stall_s)
+            self.stall_s = 0.0
         return None, {id: self.heads[id] for id in stream_ids if id in self.heads}
+
+
+def pass_time(seconds: float) -> None:
+    """Let the loop's clock go on, as when the process stands still."""
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    loop.time = lambda: clock() + seconds  # type: ignore[method-assign]
 
 
 def story(**pace: float) -> Callable[[Callable[[Ends, FeedHeadPoller], Awaitable[None]]], Callable[..., None]]:
@@ -38,7 +51,7 @@ def story(**pace: float) -> Callable[[Callable[[Ends, FeedHeadPoller], Awaitable
             ends = Ends()
             watch = FeedHeadPoller(ends.look)
             try:
-                await asyncio.wait_for(happens(ends, watch), 20)
+                await asyncio.wait_for(happens(ends, watch), STORY_S)
             finally:
                 await watch.close()
 
@@ -103,6 +116,16 @@ async def test_one_look_notifies_all_of_their_own_streams(ends: Ends, watch: Fee
     assert await late.wait_for_heads(5) == {1: HeadState(5, False, False)}
 
 
+@story(LONGEST_PAUSE_S=0.01)
+async def test_a_slow_look_delays_no_other(ends: Ends, watch: FeedHeadPoller) -> None:
+    follower = await waiter_of(watch, 1)
+    ends.stall_s = STORY_S / 2
+    while ends.stall_s:
+        await asyncio.sleep(0)
+    ends.heads[1] = HeadState(7, False, False)
+    assert (await wait_for_head(follower, 1, 7)).head == 7
+
+
 @story(BACKOFF_MAX_S=0.005)
 async def test_it_ends_when_nobody_follows_and_begins_again(ends: Ends, watch: FeedHeadPoller) -> None:
     for _ in range(2):
@@ -127,7 +150,7 @@ async def test_a_late_waiter_gets_what_is_seen_then(ends: Ends, watch: FeedHeadP
     assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
 
 
-@story(BACKOFF_INITIAL_S=3600.0, FAILURE_PAUSE_S=0.01)
+@story(BACKOFF_INITIAL_S=3600.0, LONGEST_PAUSE_S=0.01)
 async def test_what_is_noted_is_reported_at_once(ends: Ends, watch: FeedHeadPoller) -> None:
     """Also before the first look; of a stream that nobody follows, nothing is."""
     ends.trouble = DatabaseUnreachable("away")
@@ -143,7 +166,7 @@ async def test_what_is_noted_is_reported_at_once(ends: Ends, watch: FeedHeadPoll
     assert await follower.wait_for_heads(0.05) == {}
 
 
-@story(FAILURE_PAUSE_S=0.01)
+@story(LONGEST_PAUSE_S=0.01)
 async def test_a_look_that_fails_is_tried_again(ends: Ends, watch: FeedHeadPoller) -> None:
     ends.trouble = DatabaseUnreachable("away")
     follower = watch.add_waiter()

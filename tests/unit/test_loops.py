@@ -64,6 +64,7 @@ class Source:
         return self._last
 
     def left(self, batch: Any, *, well: bool) -> None:
+        self.loops.release(batch)
         if well:
             self.done.add(batch.first)
         else:

@@ -108,6 +108,10 @@ class Member:
     def be_named(self) -> None:
         self.group_id = 3
 
+    def granting_group_id(self) -> int:
+        assert self.group_id is not None
+        return self.group_id
+
     def grant(self, consumed: ConsumedFrontier | None = None) -> None:
         grant = Grant("a/1", 1, 1, 50, 10, 1, 0, 99, "#", consumed=consumed, in_doubt=None, grant_key=GRANT_KEY)
         self.assignment.apply_update(StreamGranted(grant))
@@ -162,7 +166,7 @@ def test_a_join_is_awaited_for_a_while(member: Member, monkeypatch: pytest.Monke
 @pytest.mark.conforms("E26")
 def test_nothing_is_known_before_a_leader_answers(member: Member) -> None:
     """Nor while the database is away: what was started is neither done nor lost."""
-    assert member.planner.find_superseded([PLANNED]) == []
+    assert member.planner.find_superseded([PLANNED]) is None
     member.reader.plans = [None, {1: LastPlannedRange(DOUBT, False, True, 50)}]
     member.coming = [lambda: None, member.be_named, lambda: None, member.stop]
     assert member.planner.resolve_started([PLANNED]) == ([], [])
@@ -172,7 +176,16 @@ def test_nothing_is_known_before_a_leader_answers(member: Member) -> None:
 def test_an_old_checkpoint_is_behind_its_session(member: Member) -> None:
     member.be_named()
     member.reader.plans = [None, {1: LastPlannedRange(InDoubtRange(50, 20, 30, 60.0), False, True, 50)}]
-    assert [member.planner.find_superseded([PLANNED]) for _ in range(2)] == [[], [PLANNED]]
+    assert [member.planner.find_superseded([PLANNED]) for _ in range(2)] == [None, [PLANNED]]
+
+
+def test_a_finite_query_waits_for_a_leader(member: Member) -> None:
+    """Behind nothing it would end as if all was read."""
+    with pytest.raises(Unavailable, match="no leader has answered within 0 s"):
+        member.planner.find_superseded([PLANNED], finite=True)
+    member.coming = [lambda: None, member.be_named]
+    member.reader.plans = [{1: LastPlannedRange(InDoubtRange(50, 20, 30, 60.0), False, True, 50)}]
+    assert member.planner.find_superseded([PLANNED], 3600.0) == [PLANNED]
 
 
 @pytest.mark.conforms("E26")

@@ -26,7 +26,8 @@ from sublet_protocol.domain.errors import (
     SubletError,
     Unauthenticated,
 )
-from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.kit import WAIT_S, eventually
 

@@ -30,6 +30,7 @@ from sublet_leader.node.events import (
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
+    NodeStarted,
     ReleaseLeaderships,
     RenewLeaderships,
     ShutdownRequested,
@@ -791,6 +792,8 @@ def test_a_shutdown_waits_for_no_database() -> None:
     play.shut_down()
     play.requests.clear()
     end = play.now + 5.0
+    play.now += 4.0
+    play.shut_down()  # a second time, which puts nothing off
     play.do(Tick(), end)
     assert len(play.waiting(ReleaseLeaderships)) == 1
     assert not play.last.is_stopped
@@ -913,3 +916,11 @@ def test_a_sync_waits_for_the_changes_before_it() -> None:
         (MAX_CHANGES_PER_COMMIT, True),
         (1, False),
     ]
+
+
+def test_a_node_stopped_early_claims_nothing() -> None:
+    play = Play()
+    play.shut_down()
+    assert play.last.is_stopped
+    play.do(NodeStarted())
+    assert play.waiting(ClaimLeadership) == []

@@ -22,7 +22,7 @@ def test_who_finds_no_memory_waits() -> None:
 
     async def run() -> None:
         memory = PageMemory(100)
-        first, second = ReaderMemory(memory, None), ReaderMemory(memory, None)
+        first, second = ReaderMemory(memory, "a"), ReaderMemory(memory, "b")
         await first.reserve(60)
         first.resize(150)
         waiting = asyncio.create_task(second.reserve(40))
@@ -66,10 +66,10 @@ def test_who_stops_waiting_for_memory_holds_none() -> None:
 
     async def run() -> None:
         memory = PageMemory(100)
-        await ReaderMemory(memory, None).reserve(80)
-        large = asyncio.create_task(ReaderMemory(memory, None).reserve(30))
+        await ReaderMemory(memory, "b").reserve(80)
+        large = asyncio.create_task(ReaderMemory(memory, "a").reserve(30))
         await turns()
-        small = asyncio.create_task(ReaderMemory(memory, None).reserve(20))
+        small = asyncio.create_task(ReaderMemory(memory, "a").reserve(20))
         await turns()
         assert not small.done()
         large.cancel()

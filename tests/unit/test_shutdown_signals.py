@@ -111,7 +111,7 @@ def some_work(name: str, url: str, on_attempt: Callable[[task.TaskAttempt], obje
         """Is not called."""
 
     facts = ("$share/g/#", nothing, url, "127.0.0.1:1", "", "", name, None, 1.0, "latest", 1, False)
-    return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), None, on_attempt)
+    return task.TaskSpec(*facts, RetryPolicy(), BorrowerSettings(), "sublet", on_attempt)
 
 
 @pytest.fixture
@@ -160,6 +160,8 @@ def test_a_signal_ends_a_task_beside_its_twin(monkeypatch: pytest.MonkeyPatch, i
 
     class Link:
         """In the place of the link to the driver."""
+
+        silence = None
 
         def __init__(self, *_: object) -> None:
             self.may_end = self

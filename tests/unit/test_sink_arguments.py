@@ -54,6 +54,14 @@ def test_a_topic_is_a_column_or_an_option(make: Any) -> None:
         make({**URL, **given}, columns(*schema), False)
 
 
+@pytest.mark.parametrize("make", [batch_writer, stream_writer])
+@pytest.mark.parametrize("schema", [None, "other"])
+def test_a_task_has_the_drivers_schema(monkeypatch: pytest.MonkeyPatch, make: Any, schema: str | None) -> None:
+    """Also the default: its worker may have had a job with another."""
+    monkeypatch.setenv("SUBLET_SCHEMA", schema or "")
+    assert make({**URL, "topic": "t"}, SCHEMA, False).target.schema_name == (schema or "sublet")
+
+
 @pytest.mark.parametrize("missing", ["sql.streaming.queryId", "streaming.sql.batchId"])
 def test_a_batch_without_its_query_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """It could not be stored once."""

@@ -20,7 +20,7 @@ from sublet_storage.readers.epoch_steps import BlockRun, EpochStep
 def ranges(*sizes: int) -> list[RangePartition]:
     """One of each stream, from offset 100 on."""
     return [
-        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", None, "here", True, 0)
+        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", "sublet", "here", True, 0)
         for stream, size in enumerate(sizes, 1)
     ]
 
@@ -45,8 +45,10 @@ def test_no_more_tasks_than_messages() -> None:
     assert shape([2, 1, 0], 2**62, None) == [[(1, 1)], [(1, 1)], [(2, 1)]]
 
 
-def test_a_step_is_of_one_task() -> None:
-    (of_stream,) = ranges(8)
+@pytest.mark.parametrize("size", [8, 0])
+def test_a_step_is_of_one_task(size: int) -> None:
+    """Also one that reads again what lies before its position."""
+    (of_stream,) = ranges(size)
     run = BlockRun(100, 108, 800, is_fully_matching=True)
     step = replace(of_stream, step=EpochStep((run,), ConsumedFrontier(100), 108, ConsumedFrontier(108)))
     assert list(plan_tasks([step], 4, None)) == [step]

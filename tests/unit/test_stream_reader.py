@@ -37,7 +37,7 @@ class Planner:
     def __init__(self) -> None:
         self.planned: list[PlannedRange] = []
         self.lost: list[PlannedRange] = []
-        self.superseded: list[PlannedRange] = []
+        self.superseded: list[PlannedRange] | None = []
         self.restored: list[tuple[list[PlannedRange], list[PlannedRange]]] = []
         self.acknowledged: list[PlannedRange] = []
 
@@ -47,7 +47,7 @@ class Planner:
     def resolve_started(self, started: Sequence[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         return [runnable(each) for each in started if each not in self.lost], self.lost
 
-    def find_superseded(self, ranges: Sequence[PlannedRange]) -> list[PlannedRange]:
+    def find_superseded(self, ranges: object, wait_s: float, *, finite: bool) -> list[PlannedRange] | None:
         return self.superseded
 
     def acknowledge(self, ranges: Sequence[PlannedRange]) -> None:
@@ -159,3 +159,39 @@ def test_an_old_checkpoint_is_noticed(planner: Planner, caplog: pytest.LogCaptur
     else:
         assert reader.latestOffset(offset(ONE), ReadAllAvailable()) == offset(ONE)
         assert text in caplog.text
+
+
+@pytest.mark.parametrize("in_a_batch", [False, True])
+def test_an_old_checkpoint_is_noticed_before_a_plan(planner: Planner, in_a_batch: bool) -> None:
+    """A leader may be away for longer than the first call waits."""
+    reader = source(onRangeLost="fail")
+    planner.planned, planner.superseded = [NEXT], None
+    if in_a_batch:
+        assert read(reader, {}, offset(ONE)) == [(1, 0, 5)]
+    for _ in range(2):
+        assert reader.latestOffset(offset(ONE), ReadAllAvailable()) == offset(ONE)
+    assert planner.acknowledged == []
+    planner.superseded = [ONE]
+    with pytest.raises(InvalidSetting, match="the checkpoint is older than what session 'etl' has done since"):
+        reader.latestOffset(offset(ONE), ReadAllAvailable())
+
+
+@pytest.mark.parametrize("in_a_batch", [False, True])
+def test_a_checkpoint_is_checked_once(planner: Planner, in_a_batch: bool) -> None:
+    """What it is behind afterwards is this process's own."""
+    reader = source(onRangeLost="fail")
+    planner.planned = [NEXT]
+    if in_a_batch:
+        assert read(reader, {}, offset(ONE)) == [(1, 0, 5)]
+    for _ in range(2):
+        assert reader.latestOffset(offset(ONE), ReadAllAvailable()) == offset(NEXT)
+        planner.superseded = [ONE]
+
+
+@pytest.mark.parametrize("schema", [None, "other"])
+def test_a_task_has_the_drivers_schema(planner: Planner, monkeypatch: pytest.MonkeyPatch, schema: str | None) -> None:
+    """Also the default: its worker may have had a job with another."""
+    monkeypatch.setenv("SUBLET_SCHEMA", schema or "")
+    (task,) = source().partitions({}, offset(ONE))
+    assert isinstance(task, RangePartition)
+    assert task.schema_name == (schema or "sublet")

@@ -39,10 +39,11 @@ def publish_dead_letter(
     room -= len(shown)
     headers: list[tuple[str, Any]] = []
     for header in (row["headers"] or ())[: MAX_HEADERS - len(added)]:
-        room -= compute_header_size(header["key"], header["value"])
+        name, value = _make_storable(header["key"]), header["value"]
+        room -= compute_header_size(name, value)
         if room < 0:
             break
-        headers.append((header["key"], _encode_value(header["value"])))
+        headers.append((name, _encode_value(value)))
     headers += added
     publish_in_transaction(connection, topic, row["value"], row["key"], json.dumps(headers), row["timestamp"])
 

@@ -60,18 +60,29 @@ class IteratedSession(Protocol):
 
 
 class SessionIterations:
-    """The loops over one session that are still alive."""
+    """The loops over one session that are still alive, and the batches that are theirs to acknowledge. A batch is so
+    until `release`, which may come after the end of its loop: an `AsyncSession` acts on that on another thread, later.
+    """
 
     def __init__(self) -> None:
         self._known: tuple[weakref.ref[_Loop], ...] = ()
+        self._batches = weakref.WeakSet[Batch]()
 
     def add(self, loop: _Loop) -> None:
         """Add a loop that begins."""
         self._known = (*(known for known in self._known if known() is not None), weakref.ref(loop))
 
+    def take(self, batch: Batch) -> None:
+        """Note that a loop has the batch."""
+        self._batches.add(batch)
+
+    def release(self, batch: Batch) -> None:
+        """Note that the session knows how the loop was left that had the batch."""
+        self._batches.discard(batch)
+
     def has(self, batch: Batch) -> bool:
-        """Return whether a loop is processing the batch."""
-        return any(batch in loop.batches for loop in self._list_loops())
+        """Return whether a loop has the batch. From any thread."""
+        return batch in self._batches
 
     def on_poll_elsewhere(self, frame: FrameType) -> None:
         """Note that in that frame another loop over the session begins, or a batch is polled."""
@@ -92,7 +103,7 @@ class _Loop:
     """
 
     def __init__(self, loops: SessionIterations, left: Callable[[Batch, bool], None]) -> None:
-        self._left = left
+        self._loops, self._left = loops, left
         self.batches: list[Batch] = []
         self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
         self._polled_at = self._frame_id = self._caller_id = self._read_ahead_at = (0, 0)
@@ -127,6 +138,7 @@ class _Loop:
     def add_batch(self, batch: Batch) -> None:
         """Record the batch. One that was fetched by hand is acknowledged by its user, unless that is in a loop."""
         if self.batches or not self._is_by_hand:
+            self._loops.take(batch)
             self.batches.append(batch)
 
     def on_failed(self, batch: Batch) -> None:

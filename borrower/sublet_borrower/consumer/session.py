@@ -236,6 +236,7 @@ class Session:
     def left(self, batch: Batch, *, well: bool) -> None:
         """Note that a loop is over with this batch: acknowledge it if it ended well, else give it out again before
         anything else. For the iterators of this session."""
+        self.loops.release(batch)
         if self._member.owner.is_forked or not self._auto_ack:
             return
         if well:
@@ -367,7 +368,7 @@ class Session:
         self._poll_monitor.start()
 
     def _acknowledge_last(self) -> None:
-        """Acknowledge what was given out last, unless a loop is at work on it."""
+        """Acknowledge what was given out last, unless it is a loop's to acknowledge."""
         self._transactions.resolve()
         if self._last is not None and not self.loops.has(self._last):
             self._acknowledge(self._last)

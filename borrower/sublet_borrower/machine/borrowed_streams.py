@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
@@ -49,6 +50,19 @@ class BorrowedStream(Struct):
             and self.in_doubt in (None, self.saved_in_doubt)
             and self._is_saved(self.consumed)
         )
+
+    def record_progress(self, progress: ProgressReported) -> bool:
+        """Record what the session has reported. A position before one that it reported before, as after a read that it
+        took back, moves nothing, but the rest counts; return False if that has nothing new."""
+        if progress.position >= self.position:
+            self.position, self.consumed = progress.position, progress.consumed or self.consumed
+        elif not progress.is_final and progress.read_error == self.read_error:
+            return False
+        self.is_final, self.in_doubt = self.is_final or progress.is_final, progress.in_doubt or self.in_doubt
+        self.size, self.lag, self.delivered_end = progress.size, progress.lag, progress.delivered_end
+        self.read_error, self.poison = progress.read_error, progress.poison
+        self.is_beyond_head = progress.is_beyond_head
+        return True
 
     def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubtRange | None) -> bool:
         """Record a durable position; return False if it was known."""

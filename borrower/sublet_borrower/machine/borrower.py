@@ -375,16 +375,12 @@ class Borrower:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
-        """Record the progress; return the stream, None if it is not held, or its position is further on already."""
+        """Record the progress; return the stream, None if it is not held, or has no news."""
         assert isinstance(event, ProgressReported)
         stream = self.streams.find(event.stream_id, event.grant_id)
-        if stream is None or event.position < stream.position:
+        if stream is None or not stream.record_progress(event):
             return None
-        stream.position, stream.is_final = event.position, stream.is_final or event.is_final
-        stream.size, stream.lag, stream.delivered_end = event.size, event.lag, event.delivered_end
-        stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
-        stream.read_error, stream.poison = event.read_error, event.poison
-        stream.is_beyond_head, stream.send_at = event.is_beyond_head, now
+        stream.send_at = now
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:

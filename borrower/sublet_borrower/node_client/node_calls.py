@@ -27,8 +27,9 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.gate.client_access_token import call_metadata, is_replaced, load_access_token
-from sublet_protocol.messages.feed_messages import ERROR_METADATA, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, is_outdated, open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb

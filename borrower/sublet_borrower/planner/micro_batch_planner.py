@@ -119,16 +119,21 @@ class MicroBatchPlanner:
                 return
             self._member.receive(POLL_INTERVAL_S)
 
-    def find_superseded(self, ranges: Iterable[PlannedRange]) -> list[PlannedRange]:
+    def find_superseded(
+        self, ranges: Iterable[PlannedRange], wait_s: float = 0.0, *, finite: bool = False
+    ) -> list[PlannedRange] | None:
         """Return those of a checkpoint's ranges behind which this session has planned a later one that is done: then
-        the checkpoint is an old copy."""
-        group_id, known = self._member.group_id, {each.stream_id: each for each in ranges}
-        plans = group_id and self._reader.query(
-            lambda conn: consumer_progress.read_last_planned_ranges(conn, group_id, self._session, known)
-        )
-        return [
-            known[stream_id] for stream_id, last in (plans or {}).items() if known[stream_id].is_superseded_by(last)
-        ]
+        the checkpoint is an old copy. None where no leader has answered within `wait_s`, or the rows cannot be read.
+        `finite`: wait as long as a finite plan does, and raise `Unavailable` then."""
+        known = {each.stream_id: each for each in ranges}
+        deadline = time.monotonic() + (self._granted_within_s if finite else wait_s)
+        while (plans := self._read_last_plans(known)) is None:
+            if time.monotonic() >= deadline:
+                if finite:
+                    raise self._unfinished_error("no leader has answered")
+                return None
+            self._member.receive(POLL_INTERVAL_S)
+        return [known[stream_id] for stream_id, last in plans.items() if known[stream_id].is_superseded_by(last)]
 
     def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
@@ -177,28 +182,30 @@ class MicroBatchPlanner:
 
     def _read_outcomes(self, started: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return the status of each; `OPEN` where the rows cannot be read."""
-        group_id, started = self._member.group_id, list(started)
-        if group_id is None or not started:
-            return dict.fromkeys(started, PlannedRangeStatus.OPEN)
-        streams = [planned.stream_id for planned in started]
-        plans = self._reader.query(
-            lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, self._session, streams)
-        )
+        started = list(started)
+        plans = self._read_last_plans([planned.stream_id for planned in started]) if started else None
         if plans is None:
             return dict.fromkeys(started, PlannedRangeStatus.OPEN)
         outcomes = {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in started}
         lost = [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
-        return outcomes | self._read_outcomes_from_history(group_id, lost)
+        return outcomes | self._read_outcomes_from_history(lost)
 
-    def _read_outcomes_from_history(
-        self, group_id: int, lost: Sequence[PlannedRange]
-    ) -> dict[PlannedRange, PlannedRangeStatus]:
+    def _read_last_plans(self, stream_ids: Iterable[int]) -> dict[int, consumer_progress.LastPlannedRange] | None:
+        """Return {stream: what this session has planned of it last}; None where the rows cannot be read."""
+        group_id = self._member.group_id
+        if group_id is None:
+            return None
+        return self._reader.query(
+            lambda conn: consumer_progress.read_last_planned_ranges(conn, group_id, self._session, stream_ids)
+        )
+
+    def _read_outcomes_from_history(self, lost: Sequence[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return the status, from the history of grants, of ranges whose rows were planned by others since or are
         deleted.
         """
         if not lost:
             return {}
-        grants = [(planned.stream_id, planned.grant_id) for planned in lost]
+        group_id, grants = self.group_id, [(planned.stream_id, planned.grant_id) for planned in lost]
         ended = self._reader.query(
             lambda connection: consumer_progress.read_ended_grants(connection, group_id, self._session, grants)
         )
@@ -333,7 +340,10 @@ class MicroBatchPlanner:
             return
         silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
         reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it" if not_granted else silent
-        raise Unavailable(
+        raise self._unfinished_error(reason)
+
+    def _unfinished_error(self, reason: str) -> Unavailable:
+        return Unavailable(
             f"{self.subscription}: {reason} within {self._granted_within_s:g} s, and what was there is not all read. "
             f"`sublet groups why {shlex.quote(str(self.subscription))}` says what they wait for; the option "
             "availableNowWait waits longer."

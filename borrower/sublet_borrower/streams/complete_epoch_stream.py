@@ -8,7 +8,9 @@ delivered again by the next holder.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +54,12 @@ class CompleteEpochStream(GrantedStream):
     """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where summaries are known.
 
     `has_new_frontier`: there may be another step. `has_smallest_steps`: each ends with the next epochs that may end it.
-    `pieces`: what was read and not given out yet, since it is not known whether the step ends with it.
+    `pieces`: what was read and not given out yet, since it is not known whether the step ends with it. `lock`: the
+    assignment's, which its session's thread takes here to read on: another thread may abort a step, or acknowledge.
     """
 
     step_planner: EpochStepPlanner = field(kw_only=True)
+    lock: AbstractContextManager[object] = field(default_factory=threading.RLock, kw_only=True, repr=False)
     step: EpochStep | None = None
     has_new_frontier: bool = False
     has_smallest_steps: bool = False
@@ -111,54 +115,54 @@ class CompleteEpochStream(GrantedStream):
 
     def begin_step(self, limit_bytes: int) -> bool:
         """Begin the next step, of about `limit_bytes`, from the known summaries; return False if there is none."""
-        limit_bytes = 0 if self.has_smallest_steps else limit_bytes
-        if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
-            return False
-        self.step_planner.complete_step(step)
-        self._begun_steps.append(_BegunStep(StepBoundaryProgress(step.position, step.consumed)))
-        self.step, self._run = step, 0
-        self._begin_run()
-        return True
+        step = self.step_planner.next_step(0 if self.has_smallest_steps else limit_bytes)
+        with self.lock:
+            if self.is_ended or self.is_stopping or step is None:
+                return False
+            self.step_planner.complete_step(step)
+            self._begun_steps.append(_BegunStep(StepBoundaryProgress(step.position, step.consumed)))
+            self.step, self._run = step, 0
+            self._begin_run()
+            return True
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
         """Take what was read for the step, and return whether it was accepted, as `GrantedStream.advance_read` does."""
-        if (
-            self.is_ended
-            or self.is_aborted
-            or self.step is None
-            or start != self.next_read_offset
-            or not start < end <= head
-        ):
-            return False
-        begun_step, run = self._begun_steps[-1], self.step.runs[self._run]
-        end = min(end, run.end)
-        self.ticket += 1
-        self.outstanding[self.ticket] = start
-        begun_step.tickets.add(self.ticket)
-        self.next_read_offset, self.head = end, head
-        if end == run.end:
-            self._run += 1
-            self._begin_run()
-        self.is_reading = False
-        return True
+        with self.lock:
+            if (
+                self.is_ended
+                or self.is_aborted
+                or self.step is None
+                or start != self.next_read_offset
+                or not start < end <= head
+            ):
+                return False
+            begun_step, run = self._begun_steps[-1], self.step.runs[self._run]
+            end = min(end, run.end)
+            self.ticket += 1
+            self.outstanding[self.ticket] = start
+            begun_step.tickets.add(self.ticket)
+            self.next_read_offset, self.head = end, head
+            if end == run.end:
+                self._run += 1
+                self._begin_run()
+            self.is_reading = False
+            return True
 
     def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
-        """Take the matching messages of a page that was read for the run; return False if no batch results yet.
-        `atomic`: all of a step together.
+        """Take the matching messages of a page that was read for the run; return False if no batch results yet, or none
+        will, as the step was aborted meanwhile. `atomic`: all of a step together.
         """
         matching = [rows for batch in page.batches if (rows := step.filter_batch(run, batch)).num_rows]
         if not matching:
             return False
-        table, end = pa.Table.from_batches(matching), min(page.position, run.end)
-        if atomic and self.pieces:
-            last_piece = self.pieces.pop()
-            table = pa.concat_tables((last_piece.table, table))
-            self.pieces.append(
-                EpochStepMessages(table, min(last_piece.first, page.start), max(last_piece.end, end), last_piece.ticket)
-            )
-            return False
-        self.pieces.append(EpochStepMessages(table, page.start, end, self.ticket))
-        return True
+        piece = EpochStepMessages(pa.Table.from_batches(matching), page.start, min(page.position, run.end), self.ticket)
+        with self.lock:
+            if atomic and self.pieces:
+                self.pieces.append(_join_pieces(self.pieces.pop(), piece))
+                return False
+            self.pieces.append(piece)
+            self._drop_aborted()
+            return not self.is_aborted
 
     @property
     def next_run(self) -> tuple[EpochStep, BlockRun] | None:
@@ -167,12 +171,13 @@ class CompleteEpochStream(GrantedStream):
 
     def next_rows(self) -> tuple[EpochStepMessages, StepBoundaryProgress | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
-        begun_step = self._begun_steps[-1] if self._begun_steps else None
-        if not self.pieces or begun_step is None or not (begun_step.is_complete or len(self.pieces) > 1):
-            return None
-        piece = self.pieces.popleft()
-        begun_step.furthest = max(begun_step.furthest, piece.end)
-        return piece, None if self.pieces else begun_step.step_end
+        with self.lock:
+            begun_step = self._begun_steps[-1] if self._begun_steps else None
+            if not self.pieces or begun_step is None or not (begun_step.is_complete or len(self.pieces) > 1):
+                return None
+            piece = self.pieces.popleft()
+            begun_step.furthest = max(begun_step.furthest, piece.end)
+            return piece, None if self.pieces else begun_step.step_end
 
     def mark_done(self, ticket: int) -> bool:
         """Mark the batch as done; return False if it was before."""
@@ -188,9 +193,10 @@ class CompleteEpochStream(GrantedStream):
 
     def read_state(self) -> tuple[Any, ...]:
         """Return the state, as `GrantedStream.read_state` does, with what is planned and the step that has begun."""
-        step_states = [(begun_step, begun_step.is_complete, begun_step.furthest) for begun_step in self._begun_steps]
-        reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
-        return reading, step_states, tuple(self.pieces), self.step_planner.copy()
+        with self.lock:
+            steps = [(begun_step, begun_step.is_complete, begun_step.furthest) for begun_step in self._begun_steps]
+            position = self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes
+            return (*position, self._step_end), steps, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, read_state: tuple[Any, ...]) -> None:
         """Go back to a state, as `GrantedStream.go_back` does."""
@@ -202,6 +208,8 @@ class CompleteEpochStream(GrantedStream):
             begun_step.tickets.intersection_update(range(self.ticket + 1))
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
+        self._drop_aborted()
+        self._settle()
 
     def restart_in_smallest_steps(self) -> bool:
         """Leave the step that is being read, and read on from where it began in the smallest steps: of the epochs in it
@@ -221,9 +229,7 @@ class CompleteEpochStream(GrantedStream):
     def abort_step(self) -> None:
         """Leave the step that has begun undone."""
         self.is_aborted = True
-        for piece in self.pieces:
-            self.outstanding.pop(piece.ticket, None)
-        self.pieces.clear()
+        self._drop_aborted()
 
     def to_progress(self) -> ProgressReported:
         """Return what to report, as `GrantedStream.to_progress` does."""
@@ -242,6 +248,14 @@ class CompleteEpochStream(GrantedStream):
         )
         return self._add_read_error(progress)
 
+    def _drop_aborted(self) -> None:
+        """Drop what was read and not given out of a step that was aborted. It is not marked as done, so that progress
+        stops before the step."""
+        if self.is_aborted:
+            for piece in self.pieces:
+                self.outstanding.pop(piece.ticket, None)
+            self.pieces.clear()
+
     def _begin_run(self) -> None:
         assert self.step is not None
         if self._run < len(self.step.runs):
@@ -256,3 +270,9 @@ class CompleteEpochStream(GrantedStream):
         """Move progress on behind steps that are done, up to the first that is not."""
         while self._begun_steps and self._begun_steps[0].is_complete and not self._begun_steps[0].tickets:
             self._step_end = self._begun_steps.popleft().step_end
+
+
+def _join_pieces(piece: EpochStepMessages, following: EpochStepMessages) -> EpochStepMessages:
+    """Return both in one, under the ticket of the first."""
+    table = pa.concat_tables((piece.table, following.table))
+    return EpochStepMessages(table, min(piece.first, following.first), max(piece.end, following.end), piece.ticket)

@@ -5,7 +5,8 @@ the first of them, even if later ones are acknowledged, and final progress can o
 when they are given up: then it has the range that may be delivered again.
 
 The agent's updates are applied on the agent's thread, at once: while the session's own thread works on a batch, its
-other streams come and go. A change by one of the two threads is never seen in part by the other.
+other streams come and go; and other threads may leave, or acknowledge. A change by one thread is never seen in part by
+another.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPla
 
 
 class SessionAssignment:
-    """The assignment of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
-    both.
+    """The assignment of one session. `apply_update` is for the agent's thread, the rest for the session's; `report`,
+    `abort_steps`, `mark_acknowledged`, `mark_progress` and `abandon_outstanding` for any.
 
     `epochs`: {space id: how far its group has come}, where that is atomic. `came_back` is called with each
     acknowledgement.
@@ -313,6 +314,7 @@ class SessionAssignment:
                 grant_key=grant.grant_key,
                 assignment=self,
                 step_planner=EpochStepPlanner(grant.position, grant.consumed),
+                lock=self._lock,
             )
         self._turn.insert(self._new_count, grant.stream_id)  # its first messages come before more of the others
         self._new_count += 1

@@ -24,8 +24,8 @@ BACKOFF_MAX_S = 0.1
 GROWTH = 1.5
 """Between two polls while no head moves."""
 
-FAILURE_PAUSE_S = 1.0
-"""After a poll that failed."""
+LONGEST_PAUSE_S = 1.0
+"""After a poll that failed, or took long."""
 
 ReadHeads = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 """Returns the timeline of the database, None if unknown, and the heads of the streams."""
@@ -129,7 +129,8 @@ class FeedHeadPoller:
             changed = self._notify(heads or {}, previous_heads)
             pause_s = BACKOFF_INITIAL_S if changed else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
-            await self._wait_for_next_poll(FAILURE_PAUSE_S if heads is None else 4 * took_s, pause_s)
+            least_s = LONGEST_PAUSE_S if heads is None else min(4 * took_s, LONGEST_PAUSE_S)
+            await self._wait_for_next_poll(least_s, pause_s)
         self._task = None
 
     async def _wait_for_next_poll(self, least_s: float, pause_s: float) -> None:

@@ -7,13 +7,13 @@ from collections import Counter, deque
 
 
 class PageMemory:
-    """A node's memory for pages. A principal has at most as much as is left free, alone half; and one page where there
-    is room. Who finds none waits, in rotation among principals."""
+    """A node's memory for pages. A principal, or a connection without one, has at most as much as is left free, alone
+    half; and one page where there is room. Who finds none waits, in rotation among principals."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._held: Counter[str | None] = Counter()
-        self._waiting: dict[str | None, deque[asyncio.Event]] = {}
+        self._held: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Event]] = {}
         self.bytes_held = 0
 
     @property
@@ -21,12 +21,12 @@ class PageMemory:
         """Return whether somebody waits."""
         return bool(self._waiting)
 
-    def has_room(self, size: int, principal: str | None) -> bool:
-        """Return whether that many bytes more may be held. `principal` None: no one's."""
+    def has_room(self, size: int, principal: str) -> bool:
+        """Return whether that many bytes more may be held."""
         free, own = self._max_bytes - self.bytes_held - size, self._held[principal]
-        return free >= 0 and (principal is None or not own or own + size <= free)
+        return free >= 0 and (not own or own + size <= free)
 
-    def add(self, size: int, principal: str | None) -> None:
+    def add(self, size: int, principal: str) -> None:
         """Hold so many bytes more; fewer where that is negative."""
         self.bytes_held += size
         self._held[principal] += size
@@ -36,7 +36,7 @@ class PageMemory:
             for waiting in self._waiting.values():
                 waiting[0].set()
 
-    async def wait(self, size: int, principal: str | None) -> None:
+    async def wait(self, size: int, principal: str) -> None:
         """Return when there is room, after those of this principal who came before."""
         waiting, wakeup = self._waiting.setdefault(principal, deque()), asyncio.Event()
         waiting.append(wakeup)
@@ -55,7 +55,7 @@ class PageMemory:
 class ReaderMemory:
     """What one call holds of it."""
 
-    def __init__(self, memory: PageMemory, principal: str | None) -> None:
+    def __init__(self, memory: PageMemory, principal: str) -> None:
         self._memory, self._principal, self._size = memory, principal, 0
 
     @property

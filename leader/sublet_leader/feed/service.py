@@ -40,6 +40,7 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
+from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.principal_concurrency_limiter import call_when_over
 from sublet_protocol.messages import feed_messages, member_reads
@@ -223,7 +224,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Handle a member's call and return its answer. It counts until the answer has left, and where the client has
         gone before, until its work is over. Where the answer may be large, there is room for `expected_bytes` first."""
         principal = self._gate.get_caller().principal
-        memory, future = ReaderMemory(self.pages, principal), Future[Any]()
+        memory, future = ReaderMemory(self.pages, principal or context.peer()), Future[Any]()
         future.set_result(None)  # there is no work yet
         try:
             query = decode(request)
@@ -266,7 +267,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             await context.write(page)
             self.pages_written += 1
 
-        memory, held = ReaderMemory(self.pages, caller.principal), ExitStack()
+        memory, held = ReaderMemory(self.pages, caller.principal or context.peer()), ExitStack()
         held.callback(memory.resize, 0)
         call_when_over(held.close)  # a client that takes nothing keeps its call, and a page, until its connection ends
         try:
@@ -300,7 +301,7 @@ def _read_heads(
 async def _refuse(context: Any, error: Exception) -> None:
     """Reject the call with the error, and whether and when the client may retry."""
     if isinstance(error, NodeBusy):
-        hint = ((feed_messages.RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
+        hint = ((RETRY_AFTER_METADATA, str(error.retry_after_ms)),)
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error), hint)
     if isinstance(error, Unavailable | ClientStalled) and not isinstance(error, PayloadUnavailable):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")

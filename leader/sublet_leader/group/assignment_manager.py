@@ -37,6 +37,8 @@ from sublet_storage.groups.model.records import (
 )
 
 _NEVER = float("inf")
+_RESERVED = "reserved for its session"
+"""The reason of a grant to the session that the stream was reserved for."""
 
 
 class AssignmentManager:
@@ -269,7 +271,7 @@ class AssignmentManager:
         if assignment is None or assignment.borrower_id != change.borrower_id:
             # Otherwise a successor has reclaimed it meanwhile.
             if applied and assignment is None and entry.pending_release is None:
-                self._streams.enqueue(give_back(entry, change, self._actions.compute_reserved_s(entry)))
+                self._streams.enqueue(give_back(entry, change, self._compute_reserved_s(entry, change)))
             return
         if not applied:
             self.apply_event(
@@ -281,6 +283,13 @@ class AssignmentManager:
         assignment.grant_id = entry.lending.grant_id
         self._actions.waiting.add(assignment.stream_id)
         self.apply_event(assignment, GrantTransitionEvent.GRANT_WRITTEN, now)
+
+    def _compute_reserved_s(self, entry: StreamEntry, change: GrantStream | ReclaimStream) -> float:
+        """Return how long the stream of a borrower that was lost while this was written is reserved for its session, in
+        seconds: 0 if it was not the session's before, or that may not come back."""
+        is_new = isinstance(change, GrantStream) and change.reason != _RESERVED
+        is_over = is_new or entry.denied_session == entry.lending.session
+        return 0.0 if is_over else self._actions.compute_reserved_s(entry)
 
     def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
         """Handle written progress: it is durable, has finished the stream, or came under a grant that is over."""
@@ -334,7 +343,7 @@ class AssignmentManager:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
         balanced = self._rebalancer.plan(now)
         for stream_id, borrower_id in balanced.reclaimed:
-            self._grant(stream_id, borrower_id, "reserved for its session", now)
+            self._grant(stream_id, borrower_id, _RESERVED, now)
         for stream_id in balanced.expired_reservations:
             self._unreserve(stream_id)
         for stream_id, borrower_id in balanced.plan.grants:

@@ -187,7 +187,7 @@ class GrantActionHandlers:
         one."""
         member = self._members.get(self.next_holders.get(assignment.stream_id, ""))
         is_suspect = self._get_entry(assignment).lending.is_suspect
-        if member is None or member.borrower_id == assignment.borrower_id or is_suspect:
+        if member is None or not member.is_eligible or member.borrower_id == assignment.borrower_id or is_suspect:
             return None
         return make_grant(assignment.stream_id, member, "allocated")
 

@@ -1,8 +1,9 @@
 """Rebalances a group: returns reserved streams to their sessions, and calls the strategy for all others.
 
 A stream that is reserved for a session goes to that session alone, if it is connected, and else waits until the
-reservation ends. A strategy that breaks the rules of its interface is replaced by `even` for the rest of this leader's
-term. Of the streams whose next messages may have ended their holders a borrower has one at a time.
+reservation ends; where something is in doubt until another member is there, too. A strategy that breaks the rules of
+its interface is replaced by `even` for the rest of this leader's term. Of the streams whose next messages may have
+ended their holders a borrower has one at a time.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class _GroupView(Struct):
 
 class RebalanceResult(Struct, frozen=True):
     """The plan of one rebalance. `reclaimed`: (stream, borrower) of streams that go back to the session they were
-    reserved for. `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: when to
-    rebalance again."""
+    reserved for. `expired_reservations`: reserved streams whose session has not come back in time, and that others are
+    there for. `retry_at`: when to rebalance again."""
 
     plan: AllocationPlan
     reclaimed: tuple[tuple[int, str], ...]
@@ -126,7 +127,7 @@ class Rebalancer:
     def _build_view(self, now: float) -> _GroupView:
         view = _GroupView()
         ripe = now - self._settings.min_grant_duration_s
-        by_agent = {(m.agent, m.session): m for m in self._members}
+        eligible = {(m.agent, m.session): m for m in self._members if m.is_eligible}
         for entry in self._streams:
             stream_id, assignment = entry.lending.stream_id, entry.assignment
             load = entry.meter.load()
@@ -145,31 +146,30 @@ class Rebalancer:
                 else:
                     view.has_immovable_streams = True
             elif self._streams.is_grantable(entry, now):
-                self._offer(entry, now, view, by_agent)
+                self._offer(entry, now, view, eligible)
             elif assignment is not None or entry.in_flight is not None:
                 view.moving_streams.append(stream_id)
         return view
 
     def _offer(
-        self, entry: StreamEntry, now: float, view: _GroupView, by_agent: dict[tuple[str, str | None], Member]
+        self, entry: StreamEntry, now: float, view: _GroupView, eligible: dict[tuple[str, str | None], Member]
     ) -> None:
-        stream_id, is_reserved = entry.lending.stream_id, entry.lending.status is LendingStatus.RESERVED
-        if entry.reserved_until > now and entry.lending.session is not None:
-            owner = self._members.find_by_session(entry.lending.session)
+        row, stream_id = entry.lending, entry.lending.stream_id
+        is_waited_for = entry.reserved_until > now and row.session is not None
+        if is_waited_for or row.status is LendingStatus.RESERVED:
+            owner = self._members.find_by_session(row.session or "")
             if owner is not None and owner.is_eligible:
                 view.holders[stream_id] = owner.borrower_id
                 view.reclaimed.append((stream_id, owner.borrower_id))
                 view.has_immovable_streams = True
-            else:
+            elif is_waited_for:
                 view.retry_at = min(view.retry_at, entry.reserved_until)
-            return
-        if is_reserved:
-            view.expired_reservations.append(stream_id)
+            elif eligible:  # else nobody would get it, and what its session has in doubt would be forgotten for nothing
+                view.expired_reservations.append(stream_id)
             return
         view.free_streams.append(stream_id)
         if entry.last_holder is not None:
-            member = self._members.get(entry.last_holder.borrower_id) or by_agent.get(
-                (entry.last_holder.agent, entry.last_holder.session)
-            )
+            holder = entry.last_holder
+            member = self._members.get(holder.borrower_id) or eligible.get((holder.agent, holder.session))
             if member is not None and member.is_eligible:
                 view.last_holders[stream_id] = member.borrower_id

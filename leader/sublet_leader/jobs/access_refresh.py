@@ -1,6 +1,6 @@
 """Keeps a node's copy of rules and tokens up to date.
 
-It reads them every two seconds, and at once after a change. Every change, however it was made, goes to the audit log.
+It looks for changes every two seconds, and at once after one. Every change, however it was made, goes to the audit log.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
 log = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 2.0
+REREAD_INTERVAL_S = 60.0
+"""Maximum age of the copy: what is loaded with triggers disabled is in no history."""
 MAX_AUDITED = 1_000
 """Maximum number of changes per read written to the audit log, the newest; all of them are in the table."""
 MIN_READ_INTERVAL_S = 0.2
@@ -56,7 +58,7 @@ class AccessRefreshThread(StoppableThread):
         """Return the present rules and tokens. Raise the error that prevents it, `Conflict` if there are too many."""
         with self._reconnecting as connection:
             self._cache = AccessCache(read_access(connection), self._clock)
-            self._read_over = connection
+            self._note_read(connection)
         return self._cache
 
     def read_anew(self) -> Future[bool] | None:
@@ -114,17 +116,21 @@ class AccessRefreshThread(StoppableThread):
 
     def _read(self, connection: BoundedConnection) -> None:
         # Over another connection the database may be on another timeline, whose transactions are others.
-        if connection is self._read_over and not has_changed(connection, self._cache.version):
+        is_same = connection is self._read_over and time.monotonic() < self._reread_at
+        if is_same and not has_changed(connection, self._cache.version):
             self._cache.confirm()
         else:
             previous_version = self._cache.version
             self._cache.replace(read_access(connection))
-            self._read_over = connection
+            self._note_read(connection)
             self._on_change()
             for change in read_changes(connection, previous_version, self._cache.version, MAX_AUDITED):
                 audit.record(change.by, "", change.event, change.object, "done")
         if used := self._cache.take_used():
             record_use(connection, used)
+
+    def _note_read(self, connection: BoundedConnection) -> None:
+        self._read_over, self._reread_at = connection, time.monotonic() + REREAD_INTERVAL_S
 
     def _open_connection(self) -> BoundedConnection:
         connection = connect(

@@ -61,7 +61,8 @@ class NodeRegistration(StoppableThread):
         self._reconnecting = ReconnectingConnection(self._open_connection)
 
     def register(self, announce: Callable[[str], None]) -> None:
-        """Register the name, waiting once for the lease of a former incarnation to run out; then renew it.
+        """Register the name, waiting once for the lease of a former incarnation to run out; then renew it. Do nothing
+        if requested to end meanwhile.
 
         Raise `NodeNameTaken` if the other has renewed meanwhile: it is alive.
         """
@@ -70,14 +71,17 @@ class NodeRegistration(StoppableThread):
                 self._register(connection)
             except NodeNameTaken as error:
                 announce(f"{error} Waiting for its lease to end.")
-                time.sleep(error.remaining_s + 0.1)
+                if self.sleep(error.remaining_s + 0.1):
+                    return
                 self._register(connection)
             shared_publisher(self._url).publish(catch_up_reads.read_nodes(connection))
         self.start()
 
     def deregister(self) -> None:
-        """Remove this node's registration."""
+        """Remove this node's registration, if it has any."""
         self.stop(self._lease_s)
+        if self.ident is None:
+            return
         try:
             with self._open_connection() as connection:
                 own_changes = [
@@ -96,6 +100,7 @@ class NodeRegistration(StoppableThread):
             PROTOCOL_VERSION,
             http_address=self._http_address,
             notify_endpoint=self._notify_endpoint,
+            is_draining=self._health_signals.is_draining,
         )
 
     def run(self) -> None:
@@ -116,8 +121,9 @@ class NodeRegistration(StoppableThread):
                         renew_at = time.monotonic() + self._lease_s / 3
                         self._renew(connection)
                     desired_state = node_desired_state.read_desired_state(connection, self._ref)
-                health_signals.is_draining = desired_state.is_draining
-                self._on_desired_state(desired_state)
+                if desired_state is not None:  # else the last one holds, until it is registered again
+                    health_signals.is_draining = desired_state.is_draining
+                    self._on_desired_state(desired_state)
             except (SubletError, psycopg.Error) as error:
                 problem = error
                 log.warning("node registration not renewed, retrying: %s", error)

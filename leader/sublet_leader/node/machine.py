@@ -112,7 +112,8 @@ class Node:
         self._out = NodeOutcomeBuilder()
         match event:
             case NodeStarted():
-                self._elect(el.StartCampaign(MAINTENANCE), now)
+                if self._stop_by is None:
+                    self._elect(el.StartCampaign(MAINTENANCE), now)
             case AgentMessageReceived() | AgentLongPollChanged() | AgentsExpired():
                 self._on_agent_event(event, now)
             case WatcherLeaderQueryReceived():
@@ -124,7 +125,7 @@ class Node:
             case NodeDesiredStateRead():
                 self._apply_desired_state(event, now)
             case ShutdownRequested():
-                self._stop_by = event.deadline
+                self._stop_by = event.deadline if self._stop_by is None else self._stop_by
             case Tick():
                 self._pass_time(now)
             case _:

@@ -149,8 +149,9 @@ class NotificationHub:
         if stream_id not in self._subscribed_streams:
             return 1
         head, closed = divmod(version, 2)
-        body = StreamHead(stream_id, head, bool(closed))
-        return max(self._publisher.publish(Channel.STREAM, str(stream_id), body, min(version, MAX_INT64)), 1)
+        body, key = StreamHead(stream_id, head, bool(closed)), str(stream_id)
+        self._publisher.clear_state(Channel.STREAM, key)  # a catch-up may refute a head, and its own is lower then
+        return max(self._publisher.publish(Channel.STREAM, key, body, min(version, MAX_INT64)), 1)
 
 
 class ChangedGroups(Struct, frozen=True):

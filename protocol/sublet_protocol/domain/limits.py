@@ -94,7 +94,8 @@ MAX_PUBLIC_REQUEST_BYTES = 1_024
 PUBLIC_REQUEST_TIMEOUT_S = 5.0
 """How long in seconds the request of such a call may take to come."""
 MAX_CALLS_OF_PRINCIPAL = 2_000
-"""Most calls of `Session/Commands` under way for one principal at an authenticating node, and of `Session/Poll`."""
+"""Most calls of `Session/Commands` under way for one principal at an authenticating node, of `Session/Poll`, and of
+`Feed/Publish`."""
 MAX_BATCHES_OF_PRINCIPAL = 32
 """Most batches of commands of one principal that such a node reads and executes at a time; its others wait unread."""
 REQUEST_TIMEOUT_S = 10.0

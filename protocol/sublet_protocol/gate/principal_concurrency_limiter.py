@@ -12,10 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import grpc
-
 from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, REQUEST_TIMEOUT_S
-from sublet_protocol.gate.bounded_request_parser import read_request
+from sublet_protocol.gate.bounded_request_parser import abort_busy, read_request
 
 
 def call_when_over(callback: Callable[[], object]) -> None:
@@ -40,7 +38,7 @@ class PrincipalCallLimiter:
         """Return the request, once it is its turn; abort the call where there are too many."""
         if self._calls[principal] >= self._max_calls:
             text = f"{self._max_calls} such calls of {principal} are under way, which is the limit. Try again."
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+            await abort_busy(context, text)
         self._calls[principal] += 1
         call_when_over(lambda: self._end(principal))
         if self._max_at_a_time is not None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import grpc
 
 from sublet_protocol.domain.limits import MAX_PUBLIC_CALLS_OF_ADDRESS, PUBLIC_REQUEST_TIMEOUT_S
-from sublet_protocol.gate.bounded_request_parser import parse_request, read_request
+from sublet_protocol.gate.bounded_request_parser import abort_busy, parse_request, read_request
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
 
@@ -37,7 +37,7 @@ class PublicCallLimiter:
             host = parse_host(context.peer())
             if self._counts.count_from(host) >= MAX_PUBLIC_CALLS_OF_ADDRESS:
                 text = f"{MAX_PUBLIC_CALLS_OF_ADDRESS} such calls from this address are under way, which is the limit"
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+                await abort_busy(context, text)
             self._counts.add(host)
             try:
                 raw = await read_request(requests, self._request_s, context)

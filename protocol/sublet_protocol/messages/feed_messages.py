@@ -43,9 +43,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 HEARTBEAT_INTERVAL_S = 2.0
 """Maximum time between two pages of a node in a `History` or a `Follow`."""
 
-RETRY_AFTER_METADATA = "sublet-retry-after-ms"
-"""Header with RESOURCE_EXHAUSTED: when to retry at a node that is overloaded. Without it, a retry is useless."""
-
 ERROR_METADATA = "sublet-error"
 """Header of a rejection: the name of the error in `sublet_protocol.domain.errors`. A retry is useless, also at another
 node, except for `PayloadUnavailable`."""

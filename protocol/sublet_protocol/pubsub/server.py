@@ -29,11 +29,11 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIBERS_OF_CONNECTION,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
 )
+from sublet_protocol.gate.bounded_request_parser import abort_busy
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
 from sublet_protocol.gate.principal_concurrency_limiter import call_when_over
 from sublet_protocol.messages.agent_secret import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed_messages import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
@@ -76,9 +76,6 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_on_rst_stream_percent", 100),
 )
 """The options of a `grpc.aio.server` that serves sessions."""
-
-RETRY_AFTER_MS = 1_000
-"""The time after which a subscriber for which there is no room may retry."""
 
 MISSING_S = 0.25
 """An agent whose poll was answered polls again sooner."""
@@ -214,7 +211,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
         if (refused := self.machine.admit_batch(subscriber_id, request.number, self._principal())) is not None:
-            await _refuse(context, refused)
+            await abort_busy(context, refused.reason)
         await self._admit(subscriber_id, context)
         turn = self._begin_in_turn(subscriber_id, request)
         try:
@@ -223,7 +220,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await asyncio.wait([turn])  # so long it counts as its caller's
             raise
         if isinstance(reply, SubscriberRefused):
-            await _refuse(context, reply)
+            await abort_busy(context, reply.reason)
         return reply
 
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -233,7 +230,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         await self._admit(subscriber_id, context)
         if self._polls[subscriber_id] >= MAX_POLLS_OF_SUBSCRIBER:
             rule = f"{MAX_POLLS_OF_SUBSCRIBER} polls of {subscriber_id} are under way, which is the limit"
-            await _refuse(context, SubscriberRefused(f"{rule}. Take their answers."))
+            await abort_busy(context, f"{rule}. Take their answers.")
         self._polls[subscriber_id] += 1
         call_when_over(lambda: self._end_poll(subscriber_id))
         with self._presence.polling(parse_agent_id(subscriber_id)):
@@ -260,7 +257,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 log.info("unknown subscriber: subscriber_id=%s: %s", subscriber_id, reason)
                 return wire.encode_poll_reply(self.machine.incarnation, unknown=True)
             case SubscriberRefused():
-                return await _refuse(context, answer)
+                return await abort_busy(context, answer.reason)
 
     def _end_poll(self, subscriber_id: str) -> None:
         self._polls[subscriber_id] -= 1
@@ -280,12 +277,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         connection_ids = self._of_connection.setdefault(context.peer(), set())
         if self._has_reached(connection_ids, MAX_SUBSCRIBERS_OF_CONNECTION):
             rule = f"{len(connection_ids)} subscriber ids are on this connection, which is the limit"
-            await _refuse(context, SubscriberRefused(f"{rule}. Take another one."))
+            await abort_busy(context, f"{rule}. Take another one.")
         if (principal := self._principal()) is not None:
             principal_ids = self._of_principal.setdefault(principal, set())
             if self._has_reached(principal_ids, MAX_SUBSCRIBERS_OF_PRINCIPAL):
                 rule = f"{principal} has {len(principal_ids)} subscriber ids at this node, which is the limit"
-                await _refuse(context, SubscriberRefused(f"{rule}. Close some, or take another node."))
+                await abort_busy(context, f"{rule}. Close some, or take another node.")
             principal_ids.add(subscriber_id)
         connection_ids.add(subscriber_id)
 
@@ -488,11 +485,6 @@ async def _check_request(request: Any, context: Any) -> str:
     if not wire.take_agent_key(request):
         await _abort(context, grpc.StatusCode.UNAUTHENTICATED, wire.NOT_THE_AGENT)
     return subscriber_id
-
-
-async def _refuse(context: Any, refused: SubscriberRefused) -> NoReturn:
-    context.set_trailing_metadata(((RETRY_AFTER_METADATA, str(RETRY_AFTER_MS)),))
-    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refused.reason)
 
 
 async def _abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:

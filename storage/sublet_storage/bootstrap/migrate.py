@@ -58,7 +58,8 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     Return that version; of a schema that is newer than this program and works with it, which stays as it is, its own.
     Callers at the same time wait for each other. Raise `SchemaMismatch` where it is newer and does not work with this
     program or was never released, where `to` is older than it, where something else has the name of a table of ours,
-    and where nodes are at work that do not work with that version;
+    and where nodes are at work that do not work with that version; `Conflict` where this user may not create the
+    tables, and where PUBLIC may create in the schema;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
     schema, target = resolve_schema_name(schema), _check_version(to or latest_version())
@@ -68,6 +69,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     ):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
+        _refuse_public(conn, schema)
         version, compatible_from = read_schema_version(conn)
         if version is not None and to is None and version > target and is_compatible(version, compatible_from):
             return version
@@ -117,13 +119,14 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
 def make_roles(url: str, schema: str | None = None) -> list[DatabaseRole]:
     """Create the roles of database users that are missing, and give all of them their rights; return the new ones.
 
-    Raise `Conflict` where this user may not create roles.
+    Raise `Conflict` where this user may not create roles, and where PUBLIC may create in the schema.
     """
     schema = resolve_schema_name(schema)
     with (
         connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
+        _refuse_public(conn, schema)
         missing = [role for role in DatabaseRole if role not in read_existing_roles(conn)]
         try:
             with conn.transaction():
@@ -294,6 +297,17 @@ def _refuse_user(conn: psycopg.Connection[Any], schema: str) -> NoReturn:
         f"schema {schema!r}: user {conn.info.user!r} may not create anything in it, nothing was changed. Run `sublet "
         f"migrate` as its owner, or as the owner of database {conn.info.dbname!r} if there is none yet."
     )
+
+
+def _refuse_public(conn: psycopg.Connection[Any], schema: str) -> None:
+    """Raise where PUBLIC may create in the schema: it is the search path of functions with the owner's rights."""
+    ((may_create,),) = conn.execute("select has_schema_privilege('public', %s, 'create')", (schema,)).fetchall()
+    if may_create:
+        raise Conflict(
+            f"schema {schema!r}: PUBLIC, that is every user, may create in it, nothing was changed. What is made there "
+            "could run with the rights of the tables' owner. Have the schema's owner run `revoke create on schema "
+            f'"{schema}" from public`, or name another schema in SUBLET_SCHEMA.'
+        )
 
 
 def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:

@@ -138,7 +138,7 @@ end_leaderships()         -       -      -       x       x
 timeline_now()            -       -      -       x       x
 timeline_number()         -       -      x       x       x
 current_timeline()        -       -      -       -       x
-timeline_ahead()          -       -      -       x       x
+timeline_ahead()          -       -      -       -       x
 create_partition()        -       -      -       x       x
 refuse_isolation()        -       -      -       -       -
 note_access()             -       -      -       -       -

@@ -12,6 +12,8 @@ import psycopg
 from sublet_protocol.domain.errors import UsageError
 
 _STRICT = ("repeatable read", "serializable")
+_CLIENT_SETTINGS = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
+"""Attributes of a connection that a block may set."""
 _LEVEL = (
     "transactions on this connection are at isolation level {level}, and whether the messages are still this "
     "consumer's is judged at read committed. Take back what sets another level, and lock the rows that the block "
@@ -25,7 +27,8 @@ _ENDED = (
 
 @contextmanager
 def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
-    """Run the block, and then `settle`, in one transaction.
+    """Run the block, and then `settle`, in one transaction. What the block sets on the connection itself, such as its
+    row factory, holds until its end.
 
     Raise `UsageError` if the block has ended the transaction, was left by `psycopg.Rollback`, which raises nothing, or
     has set a stricter isolation level than read committed for later ones; and before the block if there is one already.
@@ -40,7 +43,8 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
             is_begun = True
             try:
                 _set_up(connection, mark)
-                yield
+                with _unchanged_settings(connection):
+                    yield
                 _check_same(connection, mark)
                 settle()
                 settled = True
@@ -54,6 +58,17 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
         raise
     if not settled:
         raise UsageError(_ENDED.format(by="psycopg.Rollback"))
+
+
+@contextmanager
+def _unchanged_settings(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Run the block, and set the connection's client settings to what they were before: our statements rely on them."""
+    settings = {name: getattr(connection, name) for name in _CLIENT_SETTINGS}
+    try:
+        yield
+    finally:
+        for name, value in settings.items():
+            setattr(connection, name, value)
 
 
 def _set_up(connection: psycopg.Connection[Any], mark: str) -> None:

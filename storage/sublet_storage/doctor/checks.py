@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from sublet_protocol.domain.address import is_loopback_host, is_tls, split_node_address
 from sublet_protocol.domain.errors import format_error
-from sublet_storage.db.connect import ISOLATION
+from sublet_storage.db.connect import ISOLATION, resolve_schema_name
 from sublet_storage.db.roles import DatabaseRole
-from sublet_storage.doctor.privileges import compare_rights
+from sublet_storage.doctor.privileges import compare_rights, list_creators
 from sublet_storage.groups.admin.access_rules import read_rules
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.groups.status.diagnosis import parse_lower_head
+from sublet_storage.groups.status.diagnosis import suggest_reset
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.node_directory import list_nodes
@@ -138,7 +138,13 @@ def _check_server(connection: Connection) -> DoctorCheckResult:
 
 
 def _check_rights(connection: Connection) -> DoctorCheckResult:
-    """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
+    """Compare the user's privileges with those of its roles; the owner of the tables may do all, and nobody else may
+    create in their schema."""
+    if creators := ", ".join(list_creators(connection)):
+        schema = resolve_schema_name()
+        detail = f"{creators} may create in schema {schema}: what is made there can have its owner's rights"
+        hint = f'The owner of the schema says: revoke create on schema "{schema}" from {creators}'
+        return DoctorCheckResult("rights", Severity.ERROR, detail, hint)
     privileges = compare_rights(connection)
     if privileges.is_owner:
         return DoctorCheckResult(
@@ -331,17 +337,17 @@ def _check_leaderless_groups(connection: Connection) -> DoctorCheckResult:
 
 def _check_blocked_streams(connection: Connection) -> DoctorCheckResult:
     rows = connection.execute(
-        f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
-        " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
+        f"select {_SUBSCRIPTION}, l.stream_id, coalesce((g.options ->> 'atomic')::boolean, false),"
+        " (select h.reason from lending_history h where h.group_id = l.group_id and h.stream_id = l.stream_id"
+        "   and h.event = 'block' order by h.history_id desc limit 1)"
         " from lending l join consumer_group g using (group_id)"
         " where l.status = 'blocked' and g.deleted_at is null order by 1, 2"
     ).fetchall()
     if rows:
-        name, stream_id, reason = rows[0]
-        detail = f"{len(rows)} are blocked: {format_names([f'{stream} of {group}' for group, stream, _ in rows])}"
+        name, stream_id, is_atomic, reason = rows[0]
+        detail = f"{len(rows)} are blocked: {format_names([f'{stream} of {group}' for group, stream, *_ in rows])}"
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
-        target = "--to-current" if (head := parse_lower_head(reason)) is None else f"--to-offset {head}"
-        reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
+        reset = suggest_reset(name, stream_id, reason, is_atomic=is_atomic)
         hint = f"sublet groups why {quote(name)} says why, {reset} lets it go on."
         return DoctorCheckResult("streams", Severity.ERROR, detail, hint)
     return DoctorCheckResult("streams", Severity.OK, "none is blocked")

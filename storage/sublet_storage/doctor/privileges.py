@@ -26,6 +26,15 @@ select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_
   from pg_roles u, pg_class c join pg_roles o on o.oid = c.relowner
  where u.rolname = current_user and c.oid = to_regclass(quote_ident(%s) || '.block')"""
 
+# A member of the owner's role needs no function for the owner's rights.
+_CREATORS = """
+select case when a.grantee = 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
+  from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ cross join aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+ where c.oid = to_regclass(quote_ident(%s) || '.block') and a.privilege_type = 'CREATE' and a.grantee <> n.nspowner
+   and (a.grantee = 0 or not pg_has_role(a.grantee, c.relowner, 'member'))
+ order by 1"""
+
 _PARTITION = re.compile(r"block_[0-9]+")
 
 
@@ -72,6 +81,12 @@ def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
             )
     missing, excess = describe(find_missing_rights(expected, actual)), describe(actual - expected)
     return UserPrivileges(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
+
+
+def list_creators(conn: psycopg.Connection[Any]) -> list[str]:
+    """Return the quoted roles beside the owners, `public` among them, that may create in the schema: functions with
+    the owner's rights find there what they call."""
+    return [name for (name,) in conn.execute(_CREATORS, (resolve_schema_name(),)).fetchall()]
 
 
 def describe(rights: Iterable[DatabasePrivilege]) -> tuple[str, ...]:

@@ -30,18 +30,21 @@ class EpochStartingPosition(StrEnum):
 
 
 class ExcludedEpochs(Struct, frozen=True):
-    """The epochs of which nothing is delivered: those at or before one of `covered`, and those not at or after `least`
-    (None: of these there are none)."""
+    """The epochs of which nothing is delivered: those at or before one of `covered`, those not at or after `least`
+    (None: of these there are none), and of those at or before one of `begun` the ones that `lower` admits."""
 
     covered: UpperFrontier
     least: LowerFrontier | None
+    begun: UpperFrontier = UpperFrontier()
+    lower: LowerFrontier | None = None
 
     def contains(self, epoch: Epoch) -> bool:
         """Return whether the epoch is excluded."""
-        return self.covered.covers(epoch) or (self.least is not None and not self.least.admits(epoch))
+        is_unfinished = self.lower is not None and self.begun.covers(epoch) and self.lower.admits(epoch)
+        return is_unfinished or self.covered.covers(epoch) or (self.least is not None and not self.least.admits(epoch))
 
     def to_json(self) -> dict[str, str | None]:
-        """Return both as the database's functions take them."""
+        """Return `covered` and `least` as the database's functions take them: by these it leaves out most blocks."""
         least = None if self.least is None else json.dumps(self.least.least)
         return {"covered": json.dumps(self.covered.greatest), "least": least}
 
@@ -54,7 +57,7 @@ class CompleteEpochFilter(Struct, frozen=True):
     that lay before that; from others there may be messages of epochs that were announced as completed, and these come
     too late. `excluded_by_space`: what is excluded from the history of spaces that get no more messages, whose epochs
     are not compared. `covered_elsewhere`: the same as `covered`, of each space that had no open stream for the reader
-    when it began and may have one again.
+    when it began and may have one again: of its epochs that had begun by then part may come later.
     """
 
     announced: LowerFrontier | None
@@ -108,7 +111,7 @@ class CompleteEpochFilter(Struct, frozen=True):
         if announced is None or self.announced is None:
             announced = announced or self.announced
         elif announced != self.announced:
-            announced = announced.intersect(self.announced)
+            announced = self.announced.intersect(announced)
         elsewhere = {
             space_id: left
             for space_id, covered in self.covered_elsewhere.items()

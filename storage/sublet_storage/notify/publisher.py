@@ -258,10 +258,12 @@ class NotificationPublisher:
     # --- endpoints --------------------------------------------------------------------------------------------------
 
     def _refresh_if_due(self, now: float) -> None:
-        if self._is_refreshing or now < self._refresh_at:
+        if now < self._refresh_at:
+            return
+        self._refresh_at = now + self._settings.endpoint_refresh_interval_s
+        if self._is_refreshing:
             return
         self._is_refreshing = True
-        self._refresh_at = now + self._settings.endpoint_refresh_interval_s
         try:
             threading.Thread(target=self._read_directory, name="sublet directory", daemon=True).start()
         except RuntimeError:
@@ -275,7 +277,7 @@ class NotificationPublisher:
                 self._url, application_name="sublet directory", receive_timeout_s=READ_TIMEOUT_S
             ) as connection:
                 endpoints = node_directory.list_notify_endpoints(connection)
-        except (psycopg.Error, SubletError) as error:
+        except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
             if self._log_throttle.acquire("directory") is not None:
                 log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:

@@ -43,6 +43,7 @@ class AsyncPublisher:
 
     async def open(self) -> AsyncPublisher:
         """Connect, as `async with` does. Raise what `Publisher` raises, and `PublisherClosed` after `close`."""
+        self._check_open()
         await self._get_publisher()
         return self
 

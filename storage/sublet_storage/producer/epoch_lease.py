@@ -25,12 +25,15 @@ from sublet_storage.log import epoch_leases
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import LOCK_TIMEOUT_S, Retryable
+from sublet_storage.util.log_throttle import LogThrottle
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
 RECEIVE_TIMEOUT_S = 10.0
 """After how long a silent database is tried again, over another connection."""
+RETRY_PAUSE_S = 1.0
+"""How long after a renewal that failed the next is tried: the lease goes on running out."""
 
 _T = TypeVar("_T")
 
@@ -39,8 +42,8 @@ class EpochCapability:
     """The capability of a publisher, which holds nothing until the first `advance`. Thread-safe; a thread of its own
     renews the lease while it is held.
 
-    `timeline`: the database's, on which `space_id` is the space's. `check_timeline` is called on another, and raises
-    `ProducerFenced` if the id may be another space's there.
+    `timeline`: the database's, on which `space_id` is the space's. `follow_timeline` is called on another: it registers
+    the producer there, and raises `ProducerFenced` if the id may be another space's.
     """
 
     def __init__(
@@ -51,10 +54,10 @@ class EpochCapability:
         delivery_timeout_s: float,
         lease_s: float,
         timeline: str | None,
-        check_timeline: Callable[[psycopg.Connection[Any]], None],
+        follow_timeline: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
         self._url, self._space_id, self._producer = url, space_id, producer
-        self._timeline, self._check_timeline = timeline, check_timeline
+        self._timeline, self._follow_timeline = timeline, follow_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
         self._frontier: LowerFrontier | None = None
@@ -110,10 +113,9 @@ class EpochCapability:
         if the database is away."""
         self._over.set()
         with self._lock:
-            if self._frontier is not None and self._error is None:
-                if not abandon:
-                    self._release()
-                self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
+            if self._frontier is not None and self._error is None and not abandon:
+                self._release()
+            self._error = self._error or epoch_leases.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
     def _release(self) -> None:
@@ -142,7 +144,10 @@ class EpochCapability:
         shared_publisher(self._url).publish([epoch_leases.frontier_change(conn, self._space_id)])
 
     def _renew_until_over(self) -> None:
-        while not self._over.wait(self._lease_s / 3):
+        throttle, interval_s = LogThrottle(), self._lease_s / 3
+        pause_s = interval_s
+        while not self._over.wait(pause_s):
+            pause_s = interval_s
             try:
                 with self._connect() as conn:
                     space_ids = epoch_leases.renew(conn, self._producer, self._lease_s)
@@ -150,7 +155,9 @@ class EpochCapability:
                 self._error = error
                 return
             except (*Retryable, SubletError) as error:
-                log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
+                pause_s = min(RETRY_PAUSE_S, interval_s)
+                if throttle.acquire(type(error).__name__) is not None:
+                    log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
                 continue
             if self._space_id not in space_ids and not self._over.is_set():
                 self._error = epoch_leases.capability_expired_error(self._producer.producer_id)
@@ -183,7 +190,7 @@ class EpochCapability:
         )
         if has_gone_over(conn, self._timeline):
             try:
-                self._check_timeline(conn)
+                self._follow_timeline(conn)
             except BaseException:
                 conn.close()
                 raise

@@ -43,7 +43,7 @@ from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.epoch_lease import EpochCapability
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
-from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
+from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender, follow_timeline
 from sublet_storage.spaces.space_queries import find_space
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.timeouts import check_timeout
@@ -119,7 +119,7 @@ class Publisher:
                     delivery_timeout_s,
                     lease_s,
                     timeline,
-                    lambda conn: self._buffer.routes.check_timeline(conn, writer.producer_id),
+                    lambda conn: follow_timeline(conn, self._buffer.routes, writer),
                 )
             advance = None if self._capability is None else self._capability.advance
             self._sender = Sender(database.url, self._buffer, writer, space, delivery_timeout_s, advance, timeline)
@@ -241,6 +241,7 @@ class Publisher:
             raise error
 
     def __enter__(self) -> Publisher:
+        self._buffer.check_open()
         return self
 
     def __exit__(

@@ -134,7 +134,7 @@ class SendBuffer:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._error is not None:
                 raise self._take_error()
             ticket = self._unsettled.add_advance(epochs)
@@ -169,6 +169,11 @@ class SendBuffer:
         """Return the first failure since the last call."""
         with self._lock:
             return None if self._error is None else self._take_error()
+
+    def check_open(self) -> None:
+        """Raise `PublisherClosed` where nothing more is taken."""
+        if self._closed is not None:
+            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
@@ -207,11 +212,11 @@ class SendBuffer:
             self._taken_count = sum(load.count for load in loads)
             return loads
 
-    def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
+    def due_advance(self, loads: Sequence[PendingBlock]) -> Sequence[Epoch] | None:
         """Return where to advance to once these loads, which were taken, are stored: of several that are due, the last.
-        None also where it can wait, as more is sent at once."""
+        None also where it can wait, as more is sent at once; an advance that was taken alone does not wait."""
         with self._lock:
-            is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
+            is_early = bool(loads) and time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
             if is_early and self.queued_count and self._pause() <= 0 and not self._unsettled.is_flushing:
                 return None
             return self._unsettled.find_due_advance(loads)
@@ -404,7 +409,7 @@ class SendBuffer:
 
     def _has_room(self) -> bool:
         """Return whether there is room. Raise if the publisher is closed."""
-        self._check_open()
+        self.check_open()
         return self._bytes < self._limits.buffered_bytes
 
     def _make_room_lock(self) -> threading.Lock:
@@ -419,10 +424,6 @@ class SendBuffer:
         error, self._error = self._error, None
         assert error is not None
         return error
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
     def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
@@ -459,24 +460,19 @@ class SendBuffer:
             piece = queue.popleft().seal()
             share = max(count_packable(piece, count_fitting(piece, count, size), room), 0 if pieces else 1)
             if share < piece.count:
-                piece = self._divide(queue, piece, share)
-                count = size = 0
-            if piece.count:
-                pieces.append(piece)
+                if share:
+                    first, remaining = piece.split(share)
+                    self._bytes += first.size + remaining.size - piece.size
+                    pieces.append(first)
+                    piece = remaining
+                queue.appendleft(piece)
+                break
+            pieces.append(piece)
             count, size, room = count - piece.count, size - piece.size, room - piece.nbytes
         if queue:
             self._queues[stream_id] = queue
         self.queued_count -= sum(piece.count for piece in pieces)
         return pieces
-
-    def _divide(
-        self, queue: deque[PendingArrowBatch | PendingMessageBatch], piece: PendingArrowBatch, count: int
-    ) -> PendingArrowBatch:
-        """Return the first messages of a piece; the rest goes back to the head of the queue."""
-        first, remaining = piece.split(count)
-        self._bytes += first.size + remaining.size - piece.size
-        queue.appendleft(remaining)
-        return first
 
     def _drain_callbacks(self) -> list[Callable[[], None]]:
         callbacks, self._waiting_for_room = self._waiting_for_room, []

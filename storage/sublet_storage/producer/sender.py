@@ -299,12 +299,17 @@ class Sender(threading.Thread):
         )
 
     def _follow_timeline(self, conn: BoundedConnection) -> None:
-        """Check the routes and register the producer again if the database is on another timeline."""
         if has_gone_over(conn, self._timeline):
-            self._buffer.routes.check_timeline(conn, self._producer.producer_id)
-            if self._producer.incarnation > UNNAMED:
-                register_again(conn, self._producer)
+            follow_timeline(conn, self._buffer.routes, self._producer)
         self._timeline = conn.timeline or self._timeline
+
+
+def follow_timeline(conn: psycopg.Connection[Any], routes: PublisherRoutingTable, producer: ProducerIdentity) -> None:
+    """Check the routes on another timeline of the database, and register the producer again if it is named. Raise
+    `ProducerFenced`."""
+    routes.check_timeline(conn, producer.producer_id)
+    if producer.incarnation > UNNAMED:
+        register_again(conn, producer)
 
 
 def _find_heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:

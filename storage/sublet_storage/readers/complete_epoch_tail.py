@@ -78,9 +78,11 @@ class EpochTailReader:
     thread-safe.
 
     `starting_position`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed,
-    from history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always returned:
-    from the snapshot on, or from history. `entire=False`: all messages, epochs in part too. `on_data_loss` is called
-    with messages that retention has taken; where entire epochs were among them `read_available` raises `PositionGone`.
+    from history; `earliest`, all of which retention has taken nothing. Of a space whose topics another has meanwhile
+    there is no epoch that has begun and is not completed: part of it may come when it gets them back. Messages without
+    an epoch are always returned: from the snapshot on, or from history. `entire=False`: all messages, epochs in part
+    too. `on_data_loss` is called with messages that retention has taken; where entire epochs were among them
+    `read_available` raises `PositionGone`.
 
     Raises `InvalidEpoch` where the spaces' epochs cannot be compared.
     """
@@ -198,15 +200,20 @@ def _make_selection(
             gone_frontiers[cursor.space_id] = gone_frontiers[cursor.space_id].join(
                 upper_frontier_from_json(cursor.greatest)
             )
+    begun_elsewhere = {space_id: UpperFrontier() for space_id in lowers.keys() - open}
+    for space_id, upper in [*begun_in_streams, *((cursor.space_id, cursor.greatest) for cursor in cursors)]:
+        if space_id in begun_elsewhere:
+            begun_elsewhere[space_id] = begun_elsewhere[space_id].join(upper_frontier_from_json(upper))
     excluded_by_space = {
-        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
-        for space_id, lower in lowers.items()
-        if space_id not in open
+        space_id: ExcludedEpochs(
+            gone_frontiers[space_id],
+            lowers[space_id] if begin is EpochStartingPosition.ACTIVE else None,
+            upper,
+            lowers[space_id],
+        )
+        for space_id, upper in begun_elsewhere.items()
     }
-    elsewhere = {space_id: gone for space_id, gone in gone_frontiers.items() if space_id not in open}
-    for space_id, upper in begun_in_streams:
-        if space_id in elsewhere:
-            elsewhere[space_id] = elsewhere[space_id].join(upper_frontier_from_json(upper))
+    elsewhere = {space_id: gone_frontiers[space_id].join(upper) for space_id, upper in begun_elsewhere.items()}
     compared = {space_id: lowers[space_id] for space_id in open}
     selection = CompleteEpochFilter.starting_at(
         begin, compared, begun, [gone_frontiers[space_id] for space_id in open], excluded_by_space, elsewhere

@@ -120,13 +120,23 @@ def _poll_batches(
         cli.wait_for_reader_to_leave()
         has_joined = has_joined or batch is not None or bool(session.assignment())
         if not has_joined and not has_reported and time.monotonic() - began > LEADER_TIMEOUT_S:
-            has_reported = True
-            lacking = transport.lacking()
-            cli.print_info(f"{_WAITING}{transport.besides}" if lacking is None else f"Waiting. {lacking}")
+            has_reported = _print_hint(cli, transport)
         if idle_timeout is not None and time.monotonic() - received >= idle_timeout:
             if not has_joined and (lacking := transport.lacking()) is not None:
                 raise Unavailable(f"{session.subscription}: nothing was granted for {idle_timeout:g} s. {lacking}")
             return
+
+
+def _print_hint(cli: CliCommandContext, transport: _Transport) -> bool:
+    """Print why nothing is granted; return False if the database, which may restart, does not answer now."""
+    from psycopg import OperationalError
+
+    try:
+        lacking = transport.lacking()
+    except (Unavailable, OperationalError):
+        return False
+    cli.print_info(f"{_WAITING}{transport.besides}" if lacking is None else f"Waiting. {lacking}")
+    return True
 
 
 _WAITING = "Waiting for streams: a leader is being chosen, or others hold them all."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 import time
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec import Struct, field
@@ -92,7 +94,8 @@ def publish(
         if file is None and sys.stdin.isatty():
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
-        columns = read_columns(interruption.wrap_read(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
+        read = interruption.wrap_read(source, "stdin" if file is None else str(file))
+        columns = read_columns(read, layout, topic, held_key, MAX_MESSAGE_BYTES)
         publisher = make()
         tally = PublishProgress()
         problem = _pump(cli, columns, publisher, tally, interruption, _read_size(file))
@@ -159,16 +162,24 @@ class InputSignalHandler:
         if self._waiting:
             raise InputInterrupted
 
-    def wrap_read(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """Return `read`, raising `InputInterrupted` once a signal has come: half a line is no message, and no end of
-        input."""
+    def wrap_read(self, source: FileIO, name: str) -> Callable[[int], bytes]:
+        """Return `source.read`, which waits where nothing is there yet, also of a non-blocking descriptor, and raises
+        `InputInterrupted` once a signal has come: half a line is no message, and no end of input. What cannot be read
+        is a `SubletError` with this name of the input."""
 
         def read_guarded(size: int) -> bytes:
             try:
                 self._waiting = True
                 if self.number is not None:
                     raise InputInterrupted
-                return read(size)
+                while (data := source.read(size)) is None:
+                    select.select([source], [], [])
+                return data
+            except OSError as error:
+                raise SubletError(
+                    f"{name} cannot be read any further: {error.strerror}. The complete lines before that are "
+                    "published; publish the rest once it can be read."
+                ) from error
             finally:
                 self._waiting = False
 
@@ -194,7 +205,7 @@ def _open_publisher(cli: CliCommandContext, nodes: list[str] | None) -> Iterator
 
 
 @contextmanager
-def _open_input(file: Path | None) -> Iterator[BinaryIO]:
+def _open_input(file: Path | None) -> Iterator[FileIO]:
     """Provide the input, unbuffered: a read returns what there is, so that a slow pipe's messages are published as they
     come."""
     if file is not None:

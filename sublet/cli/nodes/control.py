@@ -148,10 +148,11 @@ def _format_moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) ->
         return "It led no groups."
     moved_count = sum(name is not None for name in new_leaders.values())
     if len(led) == 1:
-        return f"The group it led is led by another {'already' if moved_count else 'as soon as a consumer asks'}."
-    return (
-        f"Of the {len(led)} groups it led, {moved_count} are led by others already; the rest are when a consumer asks."
-    )
+        return f"The group it led is led by another {'already' if moved_count else _AS_SOON_AS}."
+    return f"Of the {len(led)} groups it led, {moved_count} are led by others already, the rest {_AS_SOON_AS}."
+
+
+_AS_SOON_AS = "as soon as a consumer requests one"
 
 
 def _print_result(

@@ -262,7 +262,11 @@ def plan_reset(
         is_later = generation.generation_id > after_generation
         has_messages = generation.filter in wanted and (stream.closed or wanted[generation.filter])
         is_there = not generation.deleted and (not generation.gone or is_later)
-        is_shadowed = row is not None and row.status is LendingStatus.FINISHED and not stream.closed
+        is_shadowed = (
+            row is not None
+            and row.status is LendingStatus.FINISHED
+            and (not stream.closed or row.position < stream.head)
+        )
         if (row is None and not (is_there and has_messages)) or is_shadowed:
             continue
         known.add(stream.stream_id)

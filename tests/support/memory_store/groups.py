@@ -529,6 +529,10 @@ class MemoryGroupStore:
         held_back: bool = False,
     ) -> LendingTransitionResult:
         how: dict[str, Any] = {"held_back": held_back, "term": term, "now_us": now, "on_data_loss": on_data_loss}
+        how["has_unread_unset"] = row.consumed is not None and any(
+            each.end > max(row.position, row.consumed.upto) and (each.epochs is None or each.epochs.has_unset)
+            for each in self.streams.streams[row.stream_id].block_summaries
+        )
         transitions = apply_change(change, row, self._facts(row.stream_id), draw_key=GrantSecret.draw, **how)
         for transition in transitions:
             self._keep(transition, term, now)

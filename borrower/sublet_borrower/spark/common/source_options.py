@@ -65,8 +65,8 @@ class StreamingQueryOptions:
     one batch. That is so in each group that is atomic; of any other the query is refused."""
     in_doubt_timeout: float = 120.0
     """For how long messages that were in a micro-batch when this query was lost are reserved for its return: seconds,
-    or with a unit as in `90 s`, `5 minutes`, and a day at most. After that another member of the group gets them, and
-    if this query had written them to its sink they are there twice."""
+    or with a unit as in `90 s`, `5 minutes`, and a day at most. After that another member of the group gets them, as
+    soon as one is there, and if this query had written them to its sink they are there twice."""
     on_range_lost: str = "drop"
     """What happens to a micro-batch that was started, when this query comes back later than that: `drop` does it again
     without the messages that others have got by now, `fail` fails the query."""

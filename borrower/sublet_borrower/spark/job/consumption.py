@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +32,7 @@ from sublet_borrower.spark.job.task import TaskAttempt, TaskSpec, TaskSummary, d
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
+from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.util.timeouts import check_timeout
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def consume(
             whole_epochs=whole_epochs,
             policy=retry_policy or RetryPolicy(),
             settings=(settings or BorrowerSettings.from_env()).check(),
-            schema=os.environ.get("SUBLET_SCHEMA"),
+            schema=resolve_schema_name(),
             on_attempt=on_attempt,
         )
         consumption._start(work, opened.pop_all())

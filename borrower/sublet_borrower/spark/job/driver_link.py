@@ -1,7 +1,7 @@
 """A task's side of the link to its driver: sends reports, receives the drain request.
 
-When the driver has been silent for `DRIVER_LOST_S`, nothing is left that could drain this task or use its result: it
-drains itself.
+When the driver has been silent for `DRIVER_LOST_S`, perhaps nothing is left that could drain this task or use its
+result: it drains itself, and fails, so that a driver that is there all the same does not take that for its end.
 
 Spark kills the other attempts at a task when one has ended, also in the middle of a call. So one waits for `may_end`.
 """
@@ -36,7 +36,7 @@ LAST_REPORT_TIMEOUT_S = 2.0
 
 class SparkDriverLink:
     """The link to the driver, a context manager. `report()` and `drain(reason)` are called on the network thread and
-    must not block.
+    must not block. `silence`: why the task drains itself; None where it does not, or the driver asks for it.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class SparkDriverLink:
         self._report, self._drain, self._lost_after_s = report, drain, lost_after_s
         self._loop = network_loop()
         self._wake = asyncio.Event()
-        self._over = False
+        self._over = self._is_drain_requested = False
+        self.silence: str | None = None
         self.may_end = threading.Event()
         self.may_end.set()
 
@@ -90,7 +91,9 @@ class SparkDriverLink:
             elif time.monotonic() - received_at > self._lost_after_s and not has_drained:
                 has_drained = True
                 self.may_end.set()
-                self._drain(f"the driver at {self._address} was silent for {self._lost_after_s:g} s")
+                reason = f"the driver at {self._address} was silent for {self._lost_after_s:g} s"
+                self.silence = None if self._is_drain_requested else reason
+                self._drain(reason)
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_REPORT_TIMEOUT_S)
 
@@ -100,6 +103,7 @@ class SparkDriverLink:
         content = json.loads(delivery.body.payload)
         command = content.get("command")
         if command == "drain":
+            self._is_drain_requested, self.silence = True, None
             if content["is_alone"]:
                 self.may_end.set()
             else:

@@ -74,21 +74,21 @@ class TaskSpec:
     whole_epochs: bool
     policy: RetryPolicy
     settings: BorrowerSettings
-    schema: str | None
+    schema: str
     on_attempt: Callable[[TaskAttempt], Any] | None
     credentials: str = FROM_ENVIRONMENT
 
 
 def run(work: TaskSpec) -> TaskSummary:
     """Run one attempt; Spark calls this in the task's process."""
-    if work.schema is not None:
-        os.environ["SUBLET_SCHEMA"] = work.schema
+    os.environ["SUBLET_SCHEMA"] = work.schema  # also the default: the worker may have had a job with another
     return run_attempt(work, _get_attempt(work))
 
 
 def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
     """Run one attempt, from its first report to its last. A failure that must not be retried is returned, not raised.
 
+    Raise `Unavailable` where the driver was silent for too long: if it is there all the same, Spark tries it again.
     Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
@@ -133,6 +133,8 @@ class _Task:
                 link.report_now()
             while ending.received_signal is None and not link.may_end.wait(REPORT_INTERVAL_S):
                 pass  # Spark would kill the other attempt at this task, which is still at work
+        if link.silence is not None and self._failure is None:
+            raise Unavailable(f"{link.silence}, and the task has handed over its streams. Spark tries it again.")
         return TaskSummary(self._attempt, self._summary, self._failure)
 
     def leave(self) -> None:

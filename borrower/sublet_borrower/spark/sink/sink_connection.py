@@ -30,7 +30,7 @@ class SinkDatabaseAddress:
 
     address: str | None
     data_dir: Path | None
-    schema_name: str | None
+    schema_name: str
     driver_host: str
     credentials: str = FROM_ENVIRONMENT
 
@@ -40,6 +40,7 @@ class SinkDatabaseAddress:
         database yet.
         """
         from sublet_storage.bootstrap.embedded import find_usable_data_dir
+        from sublet_storage.db.connect import resolve_schema_name
 
         url = driver_url(options.url, options.data_dir, options.credentials)
         check_database_exists(url, options.data_dir)
@@ -47,7 +48,7 @@ class SinkDatabaseAddress:
         if url is None:
             data_dir = Path(options.data_dir).resolve() if options.data_dir else find_usable_data_dir()
         address = None if url is None else task_address(url)
-        return cls(address, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname(), options.credentials)
+        return cls(address, data_dir, resolve_schema_name(), socket.gethostname(), options.credentials)
 
     @contextmanager
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
@@ -57,8 +58,7 @@ class SinkDatabaseAddress:
         """
         from sublet_storage.db.connect import check_schema, connect
 
-        if self.schema_name is not None:
-            os.environ["SUBLET_SCHEMA"] = self.schema_name
+        os.environ["SUBLET_SCHEMA"] = self.schema_name  # also the default: the worker may have had a job with another
         with ExitStack() as stack:
             url = self._open_url(stack)
             conn = connect(

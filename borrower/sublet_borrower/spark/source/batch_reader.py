@@ -8,7 +8,6 @@ reads them anew. With filters pushed it mistakes the ranges of one plan for thos
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, read_task
 from sublet_protocol.domain import topics
 from sublet_protocol.domain.errors import InvalidEpoch, UnknownSpace
-from sublet_storage.db.connect import connect
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.log.message_predicate import MessagePredicate
 from sublet_storage.readers.offset_ranges import OffsetRange, list_offset_ranges
 from sublet_storage.spaces.space_queries import list_spaces
@@ -76,7 +75,7 @@ class SubletBatchReader(DataSourceReader):
             space=offset_range.space,
             address=task_address(database.url),
             credentials=self._options.credentials,
-            schema_name=os.environ.get("SUBLET_SCHEMA"),
+            schema_name=resolve_schema_name(),
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
             predicate=self._make_predicate(),

@@ -59,7 +59,7 @@ class RangePartition(InputPartition):
     filter: str
     space: str
     address: str
-    schema_name: str | None
+    schema_name: str
     driver_host: str
     fail_on_data_loss: bool
     timeline_number: int
@@ -109,10 +109,10 @@ def plan_tasks(
 
 def _divide(ranges: Sequence[RangePartition], min_partitions: int) -> list[RangePartition]:
     ranges = [each for each in ranges if each.max_messages]
-    total = sum(each.end - each.start for each in ranges)
+    total = sum(each.max_messages for each in ranges)
     if len(ranges) >= min_partitions:
         return ranges
-    return [piece for each in ranges for piece in each.split(-(-min_partitions * (each.end - each.start) // total))]
+    return [piece for each in ranges for piece in each.split(-(-min_partitions * each.max_messages // total))]
 
 
 def _put_together(ranges: Sequence[RangePartition], max_partitions: int) -> list[list[RangePartition]]:
@@ -156,10 +156,9 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
     """Read the range page by page."""
     from sublet_borrower.spark.common.source_columns import to_output_batches
 
+    os.environ["SUBLET_SCHEMA"] = partition.schema_name  # also the default: the worker may have had a job with another
     keep_server_running(partition.data_dir, partition.driver_host)
     check_socket_reachable(partition.address, partition.driver_host)
-    if partition.schema_name is not None:
-        os.environ["SUBLET_SCHEMA"] = partition.schema_name
     keep_freed_memory()
     if partition.step is None:
         for batches in _fetch_pages(partition, partition.start, partition.end):
@@ -247,11 +246,11 @@ def _fetch_page(partition: RangePartition, filter: TopicFilter, offset: int, end
 
 
 def _get_connection(partition: RangePartition) -> ReconnectingConnection:
-    return _make_connection(os.getpid(), partition.address, partition.credentials, os.environ.get("SUBLET_SCHEMA"))
+    return _make_connection(os.getpid(), partition.address, partition.credentials, partition.schema_name)
 
 
 @cache
-def _make_connection(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
+def _make_connection(pid: int, address: str, credentials: str, schema: str) -> ReconnectingConnection:
     """Return the connection of this process, database and schema, which is closed when the process ends."""
     from sublet_storage.db.connect import connect
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection

@@ -12,7 +12,6 @@ Spark calls from one thread of a process of its own. What it calls when, measure
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import threading
@@ -45,6 +44,7 @@ from sublet_borrower.spark.source.offsets import (
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
 from sublet_protocol.domain.errors import InDoubtRangeReassigned, InvalidSetting
 from sublet_protocol.domain.grant_keys import timeline_number
+from sublet_storage.db.connect import resolve_schema_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +68,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: MicroBatchPlanner | None = None
         self._started: dict[PlannedRange, RunnablePlannedRange] = {}
         self._is_restored = False
+        self._unchecked: Sequence[PlannedRange] = ()
         self._resumed: Offset | None = None
         self._finite = False
 
@@ -94,7 +95,9 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._is_restored:
             self._restore(done=[*decode_done_ranges(start), *previous_ranges])
             planner.await_join(granted=not self._finite)
-            self._check_is_newest(previous_ranges)
+            self._unchecked = previous_ranges
+        if not self._check_is_newest():
+            return start
         planner.acknowledge(previous_ranges)
         max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
@@ -178,18 +181,29 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         runnable, lost = self._open_planner().resolve_started(started)
         self._started = {each.planned: each for each in runnable}
         self._put_off(runnable)
-        self._check_is_newest(started)
+        self._unchecked = started
+        self._check_is_newest()
         if lost:
             problem = InDoubtRangeReassigned(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
 
-    def _check_is_newest(self, ranges: Sequence[PlannedRange]) -> None:
+    def _check_is_newest(self) -> bool:
         """Warn of a checkpoint that is an old copy, or raise `InvalidSetting` as `onRangeLost` says: its next batches
-        have numbers that a sink may have stored already, and would pass over."""
-        if not (superseded := self._open_planner().find_superseded(ranges)):
-            return
+        have numbers that a sink may have stored already, and would pass over. Return False where that is not known yet.
+        """
+        if not self._unchecked:
+            return True
+        superseded = self._open_planner().find_superseded(self._unchecked, IDLE_S, finite=self._finite)
+        if superseded is None:
+            return False
+        if superseded:
+            self._refuse_or_warn(superseded)
+        self._unchecked = ()
+        return True
+
+    def _refuse_or_warn(self, superseded: Sequence[PlannedRange]) -> None:
         which = ", ".join(f"stream {each.stream_id}: {each.end}" for each in superseded[:5])
         text = (
             f"the checkpoint is older than what session {self._options.session_name!r} has done since: it ends at "
@@ -229,7 +243,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 space=spaces.get(each.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
-                schema_name=os.environ.get("SUBLET_SCHEMA"),
+                schema_name=resolve_schema_name(),
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
                 step=each.step,

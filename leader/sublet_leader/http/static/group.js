@@ -57,7 +57,9 @@ export class GroupPage {
   }
 
   // Newest first; what is new is said aloud, in few words.
-  take(lines, first) {
+  take(page, first) {
+    // After a failover all come once more.
+    const lines = page.filter((line) => !this.lines.some((had) => had.number === line.number && had.at === line.at));
     if (!lines.length) return;
     this.lines = [...lines, ...this.lines].sort((one, other) => other.number - one.number).slice(0, LINES);
     const aloud = [...lines].reverse().filter((line) => ALOUD.has(line.event));

@@ -65,14 +65,10 @@ class LedGroupRef(Struct, frozen=True):
     subscription: str
 
 
-def read_desired_state(conn: psycopg.Connection[Any], node: NodeIncarnation) -> NodeDesiredState:
-    """Return the desired state of this node; the default, where it is not registered."""
+def read_desired_state(conn: psycopg.Connection[Any], node: NodeIncarnation) -> NodeDesiredState | None:
+    """Return the desired state of this node; None, where it is not registered."""
     row = conn.execute(_READ, (node.name, node.incarnation)).fetchone()
-    return (
-        NodeDesiredState(False, {})
-        if row is None
-        else NodeDesiredState(row[0], {int(i): term for i, term in row[1].items()})
-    )
+    return None if row is None else NodeDesiredState(row[0], {int(i): term for i, term in row[1].items()})
 
 
 def set_draining(conn: psycopg.Connection[Any], node: NodeIncarnation, draining: bool) -> bool:

@@ -36,13 +36,15 @@ select g.after_generation,
        (select coalesce(jsonb_agg(jsonb_build_object('stream_id', l.stream_id, 'position', l.position,
                  'status', case when l.status = 'free' and s.state = 'closed' and l.position = s.head then 'finished'
                    else l.status end, 'consumed', l.consumed) order by l.stream_id), '[]')
-          from lending l join stream s using (stream_id) where l.group_id = g.group_id),
+          from lending l join stream s using (stream_id)
+         where l.group_id = g.group_id
+           and not (l.status = 'finished' and (s.state = 'open' or l.position < s.head))),
        (select coalesce(jsonb_agg(jsonb_build_object('space_id', f.space_id, 'least', f.least)
                  order by f.space_id), '[]')
           from consumed_frontier f where f.group_id = g.group_id)
   from consumer_group g where g.group_id = %(group)s and g.deleted_at is null"""
 """In one statement, and so of one instant. What is read to its end is finished, whether or not a leader has seen that:
-its rows may be deleted."""
+its rows may be deleted. Streams in a shadow, which alone are finished before their ends, are left out: none is read."""
 
 _KNOWN = """
 select s.stream_id, s.head, n.filter from stream s join generation n using (generation_id)

@@ -56,10 +56,9 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
   cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
- where (l.stream_id is not null or ((n.state <> 'gone' or is_later) and {MAY_MATCH}))
-   and not (l.status is not distinct from 'finished' and s.state = 'open')
+ where l.stream_id is not null or ((n.state <> 'gone' or is_later) and {MAY_MATCH})
  order by s.stream_id"""
-"""Of the streams that the group may have; an open one that is finished lies in the shadow of another space.
+"""Of the streams that the group may have, and of those of its rows that lie in a shadow.
 
 Where the group is in a stream that it has no row of: at 0, if the stream came since; one that ended before the group
 began is none of its own, and what goes from where the group is (current, shift) does not concern it. What retention has
@@ -116,6 +115,12 @@ class _StreamPlan(Struct, frozen=True):
     after: int | None
 
     @property
+    def is_shadowed(self) -> bool:
+        """Return whether it lies, or lay while it was open, in the shadow of another space, and has nothing for the
+        group: no other is finished before its end."""
+        return self.status == LendingStatus.FINISHED and (not self.is_closed or (self.before or 0) < self.head)
+
+    @property
     def is_passed(self) -> bool:
         """Return whether it ended before the group began, or is empty, and is to stay where it is. One that came later
         and has ended since is not: it would be read from its beginning once the group has a leader."""
@@ -146,8 +151,9 @@ def count_held(connection: Connection, group: Group) -> int:
 def plan_reset(
     connection: Connection, group: Group, target: ResetTarget, streams: Collection[int] = ()
 ) -> tuple[PositionChange, ...]:
-    """Return what a reset would do now, of all streams or of these. Raise `NotFound` for one that it does not have,
-    and `PositionBeyondHead` for offsets of another timeline of the database."""
+    """Return what a reset would do now, of all streams or of these. Offsets of streams in a shadow are passed by, as
+    files have them. Raise `NotFound` for a stream that it does not have, and `PositionBeyondHead` for offsets of
+    another timeline of the database."""
     check_timeline(connection, target.timeline, "the file")
     _check_wholeness(group, target, streams)
     parameters = {
@@ -157,9 +163,11 @@ def plan_reset(
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
     with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
-        rows = cursor.execute(_PLAN, parameters).fetchall()
-    named_streams = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
-    if unknown := named_streams - {row.stream_id for row in rows}:
+        all_rows = cursor.execute(_PLAN, parameters).fetchall()
+    rows = [row for row in all_rows if not row.is_shadowed]
+    unknown = set(streams) - {row.stream_id for row in rows}
+    unknown |= {stream_id for stream_id, _ in target.offsets_by_stream} - {row.stream_id for row in all_rows}
+    if unknown:
         raise stream_not_found_error(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)

@@ -76,7 +76,8 @@ insert into session_epoch as e (subscription, session, last) select '', '', max(
 # What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
 # this snapshot does not have was one of another server, whose dump this is: there before any read.
 _NEW_RECORDS = f"""
-select pg_current_snapshot()::text, recent.* from (values (true)) as always left join (
+with present as materialized (select timeline_number() || '/' || pg_current_snapshot() as next)
+select present.next, recent.* from present left join (
   select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
    order by history_id desc limit %(limit)s) as recent on true
  order by history_id"""
@@ -138,11 +139,14 @@ def read_history(
 
 def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryPage:
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
-    once, also one that was being written meanwhile. Raise `UsageError` for a `behind` that was never returned as
-    `next`."""
-    parameters = {"group": group_id, "behind": behind, "limit": limit}
+    once, also one that was being written meanwhile; a `behind` of another timeline of the database, whose transactions
+    had other numbers, is as none. Raise `UsageError` for a `behind` that was never returned as `next`."""
+    timeline, _, snapshot = (behind or "").partition("/")
+    parameters = {"group": group_id, "behind": snapshot, "limit": limit}
     try:
         rows = conn.execute(_FIRST if behind is None else _BEHIND, parameters).fetchall()
+        if behind is not None and rows[0][0].partition("/")[0] != timeline:
+            rows = conn.execute(_FIRST, parameters).fetchall()
     except psycopg.DataError:
         raise UsageError(f"{behind!r:.60} is no position in a history: give what an answer had as `next`.") from None
     records = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)

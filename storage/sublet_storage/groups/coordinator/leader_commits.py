@@ -27,7 +27,7 @@ from sublet_storage.groups.model.lending_row import (
     make_failover_event,
     to_lending,
 )
-from sublet_storage.groups.model.lending_rules import apply_change
+from sublet_storage.groups.model.lending_rules import apply_change, has_consumed_completed
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
@@ -51,11 +51,13 @@ MAX_ID = 2**63 - 1
 
 class _Findings(Struct, frozen=True):
     """The facts by which the changes are judged: all rows as they were before the batch. `ancestors`: the unfinished
-    ones."""
+    ones. `unread_unset`: the rows behind which messages without an epoch lie, of those to be released by force whose
+    completed epochs are consumed."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
     ancestors: Mapping[Key, tuple[int, ...]]
+    unread_unset: frozenset[Key]
     busy: frozenset[Key]
     on_data_loss: Mapping[int, OnDataLoss]
 
@@ -130,7 +132,7 @@ def _find(
     """Lock the rows of these changes and read what they are judged by."""
     keys = [(group_id, change.stream_id) for group_id, change in changes if 0 < change.stream_id <= MAX_ID]
     if not keys:
-        return _Findings({}, {}, {}, frozenset(), on_data_loss)
+        return _Findings({}, {}, {}, frozenset(), frozenset(), on_data_loss)
     at_rest = {
         (group_id, change.stream_id) for group_id, change in changes if not isinstance(change, HOLDING)
     }.intersection(keys)
@@ -142,9 +144,16 @@ def _find(
         lending_statements.read_facts(streams),
         lending_statements.read_ancestors(ancestor_query) if ancestor_query else {},
     )
+    forced = {(group_id, change.stream_id) for group_id, change in changes if isinstance(change, ForceRelease)}
+    waiting = [
+        (row, stream)
+        for key, row in rows.items()
+        if key in forced and has_consumed_completed(row, stream := facts[row.stream_id]) and row.position < stream.head
+    ]
+    unread_unset = lending_statements.find_unread_unset(connection, waiting) if waiting else frozenset[Key]()
     unlocked = set(keys) - rows.keys()
     busy = frozenset(lending_statements.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
-    return _Findings(rows, facts, ancestors, busy, on_data_loss)
+    return _Findings(rows, facts, ancestors, unread_unset, busy, on_data_loss)
 
 
 def elect(
@@ -240,6 +249,7 @@ def _apply_change(
         row,
         facts,
         held_back=bool(parents),
+        has_unread_unset=key in findings.unread_unset,
         term=writes.term,
         now_us=buffer.now_us,
         draw_key=GrantSecret.draw,

@@ -73,6 +73,18 @@ select {FACTS}
   from unnest(%(streams)b::bigint[]) as u (stream_id) cross join lateral {newest_stream("u.stream_id")} s
   join generation n using (generation_id)"""
 
+# Of the table of blocks only the partitions of these generations are planned for and locked, if it is planned anew.
+_UNREAD_UNSET = """
+select u.group_id, u.stream_id
+  from unnest(%(groups)s::bigint[], %(streams)s::bigint[], %(generations)s::bigint[], %(upto)s::bigint[])
+       as u (group_id, stream_id, generation_id, upto)
+ where exists (
+         select from block b
+          where b.generation_id = any(%(generations)s::bigint[]) and b.generation_id = u.generation_id
+            and b.stream_id = u.stream_id and b.end_offset > u.upto
+            and (b.epoch_bounds is null or (b.epoch_bounds ->> 'has_unset')::boolean))
+    or not check_partition(u.generation_id, u.stream_id)"""
+
 # Upwards from each stream, through those that the group has finished or never had. Ids grow from parent to child, so
 # that there is nothing to be found below the oldest stream that it has not finished.
 _ANCESTORS = """
@@ -205,6 +217,17 @@ def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cu
 def query_ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Return the nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
     return connection.execute(_ANCESTORS, _encode_keys(keys))
+
+
+def find_unread_unset(connection: Connection, waiting: Sequence[tuple[LendingRow, StreamFacts]]) -> frozenset[Key]:
+    """Return the keys of these rows, of atomic groups, behind which messages without an epoch lie."""
+    parameters = {
+        "groups": [row.group_id for row, _ in waiting],
+        "streams": [row.stream_id for row, _ in waiting],
+        "generations": [stream.generation_id for _, stream in waiting],
+        "upto": [max(row.position, row.consumed.upto if row.consumed else 0) for row, _ in waiting],
+    }
+    return frozenset(connection.execute(_UNREAD_UNSET, parameters, prepare=False).fetchall())
 
 
 def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:

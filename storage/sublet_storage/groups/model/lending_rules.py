@@ -25,6 +25,7 @@ from typing import assert_never
 
 from msgspec import structs
 
+from sublet_protocol.domain.epoch_frontiers import have_same_dimensions
 from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
@@ -65,19 +66,23 @@ def apply_change(
     stream: StreamFacts,
     *,
     held_back: bool,
+    has_unread_unset: bool,
     term: int,
     now_us: int,
     draw_key: Callable[[], GrantSecret],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
 ) -> tuple[LendingTransitionResult, ...]:
     """Return what one change does, of the leader at that term, and then the grant to a release's successor, where there
-    is one that can be. `held_back`: an ancestor of the stream has a row in this group that is not finished. `draw_key`
-    returns the key of a new grant."""
+    is one that can be. `held_back`: an ancestor of the stream has a row in this group that is not finished.
+    `has_unread_unset`: messages without an epoch lie behind what the row has consumed, asked only
+    of a `ForceRelease` where `has_consumed_completed` is true. `draw_key` returns the key of a new grant."""
 
     def grant(granting: GrantStream, current: LendingRow) -> LendingTransitionResult:
         return _grant(granting, current, stream, held_back, max(term, now_us), on_data_loss, draw_key)
 
-    transition = grant(change, row) if isinstance(change, GrantStream) else _apply(change, row, stream, now_us)
+    transition = (
+        grant(change, row) if isinstance(change, GrantStream) else _apply(change, row, stream, now_us, has_unread_unset)
+    )
     successor = change.successor if isinstance(change, ReleaseStream) else None
     is_reserved = transition.row.session is not None
     if successor is None or transition.outcome is not LendingOutcome.APPLIED or is_reserved:
@@ -91,6 +96,7 @@ def _apply(
     row: LendingRow,
     stream: StreamFacts,
     now_us: int,
+    has_unread_unset: bool,
 ) -> LendingTransitionResult:
     """Return what a change does that grants nothing."""
     if isinstance(change, FreeReservedStream):
@@ -105,13 +111,22 @@ def _apply(
         case ReleaseStream():
             return _release(change, row, stream, now_us)
         case ForceRelease():
-            return _force_release(change, row, stream, now_us)
+            return _force_release(change, row, stream, now_us, has_unread_unset)
         case RecordHistory():
             return LendingTransitionResult(
                 LendingOutcome.APPLIED, row, make_history_event(change.event, row, change.reason)
             )
         case _:
             assert_never(change)
+
+
+def has_consumed_completed(row: LendingRow, stream: StreamFacts) -> bool:
+    """Return whether all completed epochs of the stream are consumed, or none of the group's is completed: no message
+    of an epoch may be delivered yet."""
+    least = None if row.consumed is None else row.consumed.lower
+    if least is None or stream.lower is None or not have_same_dimensions(least, stream.lower):
+        return False
+    return stream.lower.is_at_or_before(least)
 
 
 def close_out(
@@ -212,14 +227,17 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     return _make_end_transition("release", row, released_row, change.reason, redelivery_end)
 
 
-def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransitionResult:
+def _force_release(
+    change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int, has_unread_unset: bool
+) -> LendingTransitionResult:
     """Free or block the row. Losses count only if there was a message that may have caused them: not in an idle stream,
-    nor in one that waits for epochs to be completed. A row that is reserved for its session is never blocked, as it is
-    granted to no other session, which has to process the same range again."""
+    nor in one where all that is left waits for epochs to be completed. A row that is reserved for its session is never
+    blocked, as it is granted to no other session, which has to process the same range again."""
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
     former_losses = row.losses if row.lost_position == row.position else 0
-    losses = former_losses + 1 if row.position < stream.head and not _is_waiting_for_epochs(row, stream) else 0
+    is_waiting = has_consumed_completed(row, stream) and not has_unread_unset
+    losses = former_losses + 1 if row.position < stream.head and not is_waiting else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
     released_row = _free(counted, row.position, now_us, change.reserve_s, ends_doubt=change.ends_doubt)
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
@@ -243,11 +261,6 @@ def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, 
     else:
         released_row = _free(counted, change.poison, now_us, change.reserve_s)
     return LendingTransitionResult(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
-
-
-def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
-    """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
-    return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
 def _make_end_transition(

@@ -248,8 +248,8 @@ class ForceRelease(Struct, frozen=True):
 
 
 class FreeReservedStream(Struct, frozen=True):
-    """Frees a reserved stream whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
-    twice."""
+    """Frees a reserved stream for others, whose session has not come back in time, or by `is_forced`: what is in doubt
+    may be seen twice."""
 
     stream_id: int
     grant_id: int

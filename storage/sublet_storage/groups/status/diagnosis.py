@@ -54,10 +54,13 @@ def _quote(group: GroupDiagnosisFacts) -> str:
     return shlex.quote(group.subscription)
 
 
-def parse_lower_head(blocked_reason: str | None) -> str | None:
-    """Return where the stream ended that is blocked since the group was further; None where that is not why."""
-    match = _LOWER_HEAD.search(blocked_reason or "")
-    return None if match is None else match[1]
+def suggest_reset(subscription: str, stream_id: int, blocked_reason: str | None, *, is_atomic: bool) -> str:
+    """Return the command that lets a blocked stream go on; an atomic group is reset as a whole."""
+    command = f"sublet groups reset {shlex.quote(subscription)}"
+    if is_atomic:
+        return f"{command} --to-earliest"
+    head = _LOWER_HEAD.search(blocked_reason or "")
+    return f"{command} --stream {stream_id} {'--to-current' if head is None else f'--to-offset {head[1]}'}"
 
 
 def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, option: str) -> str:
@@ -96,19 +99,20 @@ def _suggest_skip_of_space(group: GroupDiagnosisFacts) -> str:
 def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if _is_of_dropped_space(stream):
         return _suggest_skip_of_space(group)
+    reset_command = suggest_reset(
+        group.subscription, stream.stream_id, stream.blocked_reason, is_atomic=group.is_atomic
+    )
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
-        reset_command = (
-            f"{_reset_group(group)} --to-earliest" if group.is_atomic else _reset(group, stream, "--to-current")
-        )
         return f"Put it right, and try once more: {reset_command}. {_suggest_skip(group, stream, end[1])}"
     if group.is_atomic:
-        return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
-    if head := parse_lower_head(stream.blocked_reason):
-        there = _reset(group, stream, f"--to-offset {head}")
-        return f"From offset {head} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
+        return f"Remove the cause. Then reset the group as a whole: {reset_command}"
+    if head := _LOWER_HEAD.search(stream.blocked_reason or ""):
+        return (
+            f"From offset {head[1]} on may be other messages now. Go on there: {reset_command}, or behind all, "
+            "--to-latest."
+        )
     if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
-    reset_command = _reset(group, stream, "--to-current")
     return f"Remove the cause. Then try once more: {reset_command}, or leave the message there out, with --shift-by 1."
 
 
@@ -191,7 +195,8 @@ def _describe_reservation(group: GroupDiagnosisFacts, stream: StreamDiagnosisFac
     if stream.reserved_s is not None and stream.reserved_s > 0:
         return f"something in it is in doubt: it waits for session {stream.owner}, {stream.reserved_s:.0f} s more"
     return (
-        f"something in it is in doubt; session {stream.owner} has not come back in time, and the leader frees it next"
+        f"something in it is in doubt; session {stream.owner} has not come back in time, and the next other member "
+        "gets it"
     )
 
 

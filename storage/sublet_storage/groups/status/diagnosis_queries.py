@@ -37,7 +37,9 @@ select s.stream_id, s.space_id, r.reason as revoke_reason,
        case when l.status = 'reserved' then extract(epoch from l.held_until - clock_timestamp())::float8
             end as reserved_s,
        case when l.session is null then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
-       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as is_waiting,
+       coalesce(jsonb_typeof(l.consumed -> 'least') = 'array' and not exists (
+         select from jsonb_array_elements(l.consumed -> 'least') as first(epoch)
+          where not frontier_admits(p.lower_frontier, first.epoch)), false) as is_waiting,
        case when p.dropped_at is not null then p.name end as dropped
   from stream s join space p using (space_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id

@@ -57,7 +57,8 @@ _POOLED = (
     "the server itself, or --notify poll"
 )
 
-_CONNECTION_ERRORS = (SubletError, psycopg.Error)
+_CONNECTION_ERRORS = (SubletError, psycopg.Error, OSError)
+"""The last where there are no more files."""
 
 NOTIFY_HEAD: Final = f"""
 select set_config('synchronous_commit', 'off', true),
