@@ -18,6 +18,14 @@ def test_a_group_that_comes_later_has_no_earlier_lag() -> None:
     assert history.read((1, 2, 3)) == ([1.0, 2.0], {1: [5, None], 2: [None, 7], 3: [None, None]}), "two have lags"
 
 
+def test_a_group_that_is_gone_leaves_its_place() -> None:
+    history = LagHistory(NO_POOL, minutes=1, max_groups=2)
+    history.add_sample(1.0, {1: 5, 2: 6})
+    history.add_sample(2.0, {2: 7, 3: 8})
+    history.add_sample(3.0, {3: 9})
+    assert history.read((1, 2, 3)) == ([1.0, 2.0, 3.0], {1: [None] * 3, 2: [None] * 3, 3: [None, 8, 9]})
+
+
 @pytest.mark.parametrize(("minutes", "max_groups"), [(0, 5), (5, 0)])
 def test_without_room_no_sample_is_taken(minutes: int, max_groups: int) -> None:
     LagHistory(NO_POOL, minutes, max_groups).run()

@@ -33,7 +33,7 @@ class LagHistory(StoppableThread):
         super().__init__("sublet-lag-history")
         self._pool, self._max_groups = pool, max_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_INTERVAL_S), 1))
-        self._columns: dict[int, int] = {}
+        self._columns: dict[int, tuple[int, float]] = {}
         self._is_enabled = minutes > 0 and max_groups > 0
 
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
@@ -42,24 +42,23 @@ class LagHistory(StoppableThread):
         return [round(at, 1) for at, _ in samples], {each: self._compute_series(each, samples) for each in group_ids}
 
     def _compute_series(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
-        column = self._columns.get(group_id)
-        if column is None:
-            return [None] * len(samples)
-        series = [lags[column] if column < len(lags) else _UNKNOWN for _, lags in samples]
+        column, since = self._columns.get(group_id, (0, float("inf")))
+        series = [lags[column] if at >= since else _UNKNOWN for at, lags in samples]
         return [None if lag == _UNKNOWN else lag for lag in series]
 
     def add_sample(self, at: float, lags: dict[int, int | None]) -> None:
-        """Add one sample. Groups that are gone free their columns."""
-        if len(self._columns) > len(lags) + 1000:
-            self._samples.clear()
-            self._columns.clear()
+        """Add one sample. Groups that are gone free their columns, which are others' from this sample on."""
+        for group_id in self._columns.keys() - lags.keys():
+            del self._columns[group_id]
+        taken = {column for column, _ in self._columns.values()}
+        free = (column for column in range(self._max_groups) if column not in taken)
         for group_id in lags:
             if group_id not in self._columns and len(self._columns) < self._max_groups:
-                self._columns[group_id] = len(self._columns)
-        row = array("q", [_UNKNOWN]) * len(self._columns)
+                self._columns[group_id] = next(free), at
+        row = array("q", [_UNKNOWN]) * (1 + max((column for column, _ in self._columns.values()), default=-1))
         for group_id, lag in lags.items():
             if lag is not None and group_id in self._columns:
-                row[self._columns[group_id]] = lag
+                row[self._columns[group_id][0]] = lag
         self._samples.append((at, row))
 
     def run(self) -> None:
