@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
@@ -66,18 +67,18 @@ SENDER_STOP_TIMEOUT_S = 0.5
 class Publisher:
     """Publishes messages durably, from any thread; a context manager that delivers all before it ends.
 
-    `url`: the database; without one SUBLET_DATABASE_URL, else the embedded server. `space`: refuse topics outside of
-    that space. `producer`: a name that outlives the process; a new publisher of the same name fences the older one.
-    `linger_ms`: how long a message waits for others; 0 sends at once, and load alone makes the blocks large.
-    `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
-    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks. A lost database, or one that
-    does not answer, is retried until `delivery_timeout_s` (math.inf: for ever) after a message was published, then its
-    delivery fails, with all that is sent together with it. What has been sent by then is given 5 s at least to be
-    answered; what waited behind others that failed is not sent any more. `epoch_lease_s`: for so long after its process
-    has died, the epochs that it had not finished stay open. It belongs to the process that made it: in a fork of that,
-    every use but `close` raises `UsageError`. One that is dropped without `close` ends by itself, with a
-    `ResourceWarning`: what is queued is delivered, and its unfinished epochs stay open for their lease. Raises
-    `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
+    `url`: the database; without one the embedded server of `data_dir`, else SUBLET_DATABASE_URL, else the default
+    embedded server. `space`: refuse topics outside of that space. `producer`: a name that outlives the process; a new
+    publisher of the same name fences the older one. `linger_ms`: how long a message waits for others; 0 sends at once,
+    and load alone makes the blocks large. `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the
+    blocks of a stream that are committed together when many wait, `max_buffered_bytes` what waits: beyond it `publish`
+    blocks. A lost database, or one that does not answer, is retried until `delivery_timeout_s` (math.inf: for ever)
+    after a message was published, then its delivery fails, with all that is sent together with it. What has been sent
+    by then is given 5 s at least to be answered; what waited behind others that failed is not sent any more.
+    `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open. It belongs
+    to the process that made it: in a fork of that, every use but `close` raises `UsageError`. One that is dropped
+    without `close` ends by itself, with a `ResourceWarning`: what is queued is delivered, and its unfinished epochs
+    stay open for their lease. Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Publisher:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         producer: str | None = None,
         epoch_lease_s: float = LEASE_S,
+        data_dir: Path | str | None = None,
     ) -> None:
         self._owner = OwnerProcess()
         self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
@@ -108,7 +110,7 @@ class Publisher:
         lease_s = check_duration("epoch_lease_s", epoch_lease_s, MAX_LEASE_S, minimum=MIN_LEASE_S)
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
-            database = stack.enter_context(open_database(url))
+            database = stack.enter_context(open_database(url, data_dir))
             routes, writer, space_id, timeline = _open_log(database.url, space, producer)
             self._capability = None
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
