@@ -25,38 +25,41 @@ if TYPE_CHECKING:
 class Database:
     """A handle bound to one database; `connect` makes it. Thread-safe.
 
-    It holds no connection: publishers and sessions have their own, and outlive the handle where the database is not an
-    embedded one. An embedded server runs at least until the handle is closed.
+    It holds no connection: publishers and sessions have their own, and outlive the handle. An embedded server runs
+    until the handle is closed or dropped, and all that was made with it is closed.
     """
 
     def __init__(self, url: str | None = None, data_dir: Path | str | None = None) -> None:
         with ExitStack() as opened:
-            self.url = opened.enter_context(open_database(url, data_dir)).url
+            database = opened.enter_context(open_database(url, data_dir))
+            self.url = database.url
+            # Clients use an embedded server by themselves: it runs as long as they do, also without the handle.
+            self._location = {"data_dir": database.data_dir} if database.data_dir else {"url": database.url}
             self._resources = opened.pop_all()
 
     def publisher(self, space: str | None = None, **settings: Any) -> Publisher:
         """Return a `Publisher` for this database; `settings` are its keyword arguments."""
         from sublet_storage.producer import Publisher
 
-        return Publisher(self.url, space, **settings)
+        return Publisher(space=space, **self._location, **settings)
 
     def async_publisher(self, space: str | None = None, **settings: Any) -> AsyncPublisher:
         """Return an `AsyncPublisher` for this database; `settings` are `Publisher`'s keyword arguments."""
         from sublet_storage.producer import AsyncPublisher
 
-        return AsyncPublisher(self.url, space, **settings)
+        return AsyncPublisher(space=space, **self._location, **settings)
 
     def session(self, subscription: str, **settings: Any) -> Session:
         """Return a `Session` that consumes from this database; `settings` are its keyword arguments."""
         from sublet_borrower.consumer.session import Session
 
-        return Session(subscription, self.url, **settings)
+        return Session(subscription, **self._location, **settings)
 
     def async_session(self, subscription: str, **settings: Any) -> AsyncSession:
         """Return an `AsyncSession` that consumes from this database; `settings` are `Session`'s keyword arguments."""
         from sublet_borrower.consumer.async_session import AsyncSession
 
-        return AsyncSession(subscription, self.url, **settings)
+        return AsyncSession(subscription, **self._location, **settings)
 
     def spaces(self) -> list[Space]:
         """Return the spaces by name: filter, number of streams, and retention of each."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import threading
+import warnings
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -279,3 +281,19 @@ async def test_closing_waits_no_longer_for_an_opening(database: str, slow: Slow)
     with pytest.raises(PublisherClosed):
         await waiting
     assert len(slow.made) == 1
+
+
+def test_a_dropped_publisher_ends(database: str) -> None:
+    """With all that is queued stored, and the line that made it in the warning."""
+
+    async def drop() -> Delivery:
+        publisher = AsyncPublisher(database, linger_ms=60_000)
+        return await publisher.publish("t", b"queued")
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        delivery = asyncio.run(drop())
+        gc.collect()
+    line = drop.__code__.co_firstlineno + 1
+    assert any(f"an AsyncPublisher, made at {__file__}:{line}, was dropped" in str(each.message) for each in caught)
+    delivery.result(WAIT_S)

@@ -5,7 +5,9 @@ If it dies while it is used it comes back by itself, and whoever uses it gets ov
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import gc
 import os
 import pwd
 import shutil
@@ -15,15 +17,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+import sublet
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 from sublet_storage.bootstrap.embedded.watchdog import is_zombie
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
-from tests.kit import eventually, for_root, waiting_for
+from tests.kit import WAIT_S, eventually, for_root, waiting_for
 from tools.source_path import source_path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -129,6 +133,39 @@ def test_the_last_of_three_processes_stops_it(home: Path, user: Callable[[], Use
     assert answers(url)
     users[-1].leave()
     assert not answers(url)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda handle: handle.publisher(),
+        lambda handle: handle.session("$share/g/#"),
+        lambda handle: asyncio.run(handle.async_publisher().open()),
+        lambda handle: asyncio.run(handle.async_session("$share/g/#").open()),
+    ],
+    ids=["publisher", "session", "async publisher", "async session"],
+)
+def test_a_client_keeps_its_server(home: Path, make: Callable[[sublet.Database], Any]) -> None:
+    """Also where the handle that made it is dropped."""
+    client = make(sublet.connect(data_dir=home / "data"))
+    gc.collect()
+    url = EmbeddedPostgres(home / "data").url
+    assert answers(url)
+    if asyncio.iscoroutine(closing := client.close()):
+        asyncio.run(closing)
+    assert not answers(url)
+
+
+def test_a_dropped_publisher_keeps_its_server(home: Path) -> None:
+    """Until all that is queued is stored, however long that takes."""
+    publisher, url = sublet.connect(data_dir=home / "data").publisher(), EmbeddedPostgres(home / "data").url
+    with psycopg.connect(url) as conn:
+        conn.execute("lock table sublet.stream in exclusive mode")
+        delivery = publisher.publish("t", b"1")
+        del publisher
+        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchone() is not None, WAIT_S)
+    assert delivery.result(WAIT_S).offset == 0
+    eventually(lambda: not answers(url), WAIT_S)
 
 
 def test_a_killed_user_leaves_others_their_server(home: Path, user: Callable[[], User]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +14,7 @@ import pytest
 
 from sublet_storage.db.connect import connect
 from sublet_storage.log.epoch_leases import read_lower_frontier
+from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_queries import find_space
 from tests.kit import WAIT_S, eventually
 from tests.kit_nodes import ROOT
@@ -82,3 +85,20 @@ def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
         eventually(lambda: frontier(database) == ((4,),), WAIT_S)
         process.send_signal(signal.SIGCONT)
         assert goes_on(process) == "EpochCapabilityExpired\n"
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_dropped_publisher_holds_nothing(database: str) -> None:
+    """What it had queued is stored, and its space goes on when its lease is over."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        publisher = Publisher(database, space="default", epoch_lease_s=2, linger_ms=60_000)
+        delivery = publisher.in_epoch(3).publish("t", b"queued")
+        del publisher
+        gc.collect()
+    assert any(f"a Publisher, made at {__file__}:" in str(each.message) for each in caught)
+    delivery.result(WAIT_S)
+    with connect(database) as conn:
+        connections = "select from pg_stat_activity where datname = current_database() and application_name like %s"
+        eventually(lambda: conn.execute(connections, ("sublet publisher%",)).fetchone() is None, WAIT_S)
+    eventually(lambda: frontier(database) == ((4,),), WAIT_S)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -232,6 +234,25 @@ def test_a_fork_does_not_close_its_parents_feed(nodes: Nodes, monkeypatch: pytes
     assert feed.publish("t", "a").result(WAIT_S).stream == 1
     feed.close()
     assert nodes.closed.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_dropped_feed_ends(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_forked: bool) -> None:
+    """With all that is queued stored; not in a forked child, whose parent goes on."""
+    nodes.opened.set()
+    feed = Feed("n:1", linger_ms=60_000)
+    delivery = feed.publish("t", "queued")
+    with warnings.catch_warnings(record=True) as caught, monkeypatch.context() as fork:
+        warnings.simplefilter("always")
+        if is_forked:
+            fork.setattr(os, "getpid", lambda: -1)
+        del feed
+        gc.collect()
+    texts = [str(each.message) for each in caught if "a Feed, made at" in str(each.message)]
+    assert [f"made at {__file__}:" in text for text in texts] == [True] * (not is_forked)
+    if not is_forked:
+        assert nodes.closed.wait(WAIT_S)
+    assert delivery.is_done is not is_forked
 
 
 def test_a_feed_that_read_nothing_has_no_bookmark(nodes: Nodes) -> None:

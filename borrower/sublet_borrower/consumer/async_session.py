@@ -24,7 +24,6 @@ from typing import Any, NoReturn, Self, TypeVar
 import psycopg
 
 from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionIterations
-from sublet_borrower.consumer.max_poll_interval import describe_origin
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
@@ -32,6 +31,7 @@ from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wa
 from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.util.fork_guard import describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
-        self._origin = describe_origin("an AsyncSession", self.subscription)
+        self._origin = describe_origin(f"an AsyncSession of {self.subscription}")
         self._fork_guard = SessionForkGuard()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
@@ -303,7 +303,7 @@ class AsyncSession:
     def _begin(self) -> Session:
         session = self._session = self._make()
         session.loops = self._loops
-        session._poll_monitor.origin = self._origin  # its own is a line of this thread
+        session._drop_monitor.origin = self._origin  # its own is a line of this thread
         if self._draining:
             session.drain()
         return session

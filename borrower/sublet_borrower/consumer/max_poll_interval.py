@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -28,9 +25,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
-
 
 class PollMonitor:
     """Monitor of one session's user, from `start` to `stop`, that makes its member leave when the user does not
@@ -39,8 +33,6 @@ class PollMonitor:
 
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
-        self.origin = describe_origin("a Session", member.subscription)
-        """What the user has made, and where, for messages."""
         self._watched_handle = 0
         self._last_call_at = time.monotonic()
         self._calling_thread: threading.Thread | None = None
@@ -111,19 +103,8 @@ class PollMonitor:
             f". It will be delivered again: {outstanding}" if outstanding else "",
         )
 
-    def on_session_dropped(self) -> None:
-        """Leave for a session that was dropped without being closed. From any thread, at any point of its execution."""
-        if self._member.owner.is_forked or not self._watched_handle:
-            return
-        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
-        warnings.warn(  # raises where warnings are errors
-            f"{self.origin}, was dropped without being closed: what it had is given to others. Close it, or use it in "
-            "a with block.",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-    def _leave_group(self) -> None:
+    def end_dropped(self) -> None:
+        """Leave for a session that was dropped without being closed, and close all it had."""
         if not self._member.is_given_up:
             settings = self._member.settings
             network_loop().call_soon_threadsafe(self._give_up, "its session was dropped without being closed")
@@ -139,11 +120,3 @@ class PollMonitor:
         self._member.assignment.abandon_outstanding()
         self._member.give_up(reason)
         return self._member.assignment.abandon()
-
-
-def describe_origin(kind: str, subscription: str) -> str:
-    """Return what is made now, and FILE:LINE of the caller outside of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) in _HERE:
-        frame = frame.f_back
-    return f"{kind} of {subscription}, made at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -27,7 +27,6 @@ import logging
 import math
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -51,6 +50,7 @@ from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
 from sublet_protocol.pubsub.counters import AgentSideCounters
+from sublet_storage.util.fork_guard import DropMonitor, describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 log = logging.getLogger(__name__)
@@ -155,9 +155,9 @@ class Session:
         self._poll_monitor = PollMonitor(self._member)
         self._member.join()
         self._poll_monitor.start()
-        self._dropped = weakref.finalize(self, self._poll_monitor.on_session_dropped)
-        self._dropped.atexit = False
-        self._member.resources.callback(self._dropped.detach)
+        origin, consequence = describe_origin(f"a Session of {self.subscription}"), "what it had is given to others"
+        self._drop_monitor = DropMonitor(self, self._member.owner, origin, consequence, self._poll_monitor.end_dropped)
+        self._member.resources.callback(self._drop_monitor.stop)
         self._member.resources.callback(self._poll_monitor.stop)
 
     # --- for the user -----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 
 from sublet_borrower.node_client.feed_reader import FeedReader, FeedStart
@@ -29,7 +30,7 @@ from sublet_storage.producer.batches.input_conversion import (
 )
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
-from sublet_storage.util.fork_guard import OwnerProcess
+from sublet_storage.util.fork_guard import DropMonitor, OwnerProcess, describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 BATCH_MESSAGES = 4000
@@ -49,7 +50,9 @@ class Feed:
     No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
     order per key, stored once despite retries, `max_buffered_bytes` of back-pressure. It is tried until
     `delivery_timeout_s` (math.inf: for ever) after it was published. Readers go on at the next node by themselves;
-    `node_timeout_s` is how long no node may answer. It belongs to the process that made it. Raises `InvalidSetting`.
+    `node_timeout_s` is how long no node may answer. It belongs to the process that made it. One that is
+    dropped without `close` ends by itself, with a `ResourceWarning`: what is queued is delivered. Raises
+    `InvalidSetting`.
     """
 
     def __init__(
@@ -71,6 +74,13 @@ class Feed:
             self._nodes, self._buffer, check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
         )
         self._sender.start()
+        self._drop_monitor = DropMonitor(
+            self,
+            self._owner,
+            describe_origin("a Feed"),
+            "what is queued is still delivered",
+            partial(self._buffer.close, PublisherClosed("this feed was dropped.")),
+        )
         self._reader: FeedReader | None = None
 
     # --- publishing -------------------------------------------------------------------------------------------------
@@ -169,6 +179,7 @@ class Feed:
             self._sender.join(SENDER_STOP_TIMEOUT_S)
         if self._sender.is_alive():
             self._buffer.abandon(Unavailable(f"not stored within the {timeout_s} s of close(), and given up."))
+        self._drop_monitor.stop()
         if (error := self._buffer.pop_error()) is not None:
             raise error
 

@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, wake_loop
 from sublet_storage.producer.publisher import Publisher, SingleEpochPublisher
-from sublet_storage.util.fork_guard import OwnerProcess
+from sublet_storage.util.fork_guard import OwnerProcess, describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 _T = TypeVar("_T")
@@ -35,6 +35,7 @@ class AsyncPublisher:
 
     def __init__(self, url: str | None = None, space: str | None = None, **settings: Any) -> None:
         self._make: Callable[[], Publisher] = partial(Publisher, url, space, **settings)
+        self._origin = describe_origin("an AsyncPublisher")
         self._opening: _Opening | None = None
         self._lock = threading.Lock()  # callers may be on several loops
         self._batch_threads = ThreadPoolExecutor(thread_name_prefix="sublet batches")
@@ -129,7 +130,7 @@ class AsyncPublisher:
                 if opening is None or not opening.has_succeeded:
                     self._check_open()
                 if opening is None or opening.has_failed:
-                    opening = self._opening = _Opening(self._make)
+                    opening = self._opening = _Opening(self._make, self._origin)
             with contextlib.suppress(_OpeningCancelled):
                 return await opening.wait()
 
@@ -188,8 +189,8 @@ class _OpeningCancelled(Exception):
 class _Opening:
     """An attempt to connect, in a thread of its own, for all waiters; without a waiter left it is undone."""
 
-    def __init__(self, make: Callable[[], Publisher]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Publisher], origin: str) -> None:
+        self._make, self._origin = make, origin
         self._lock = threading.Lock()
         self._publisher: Future[Publisher] = Future()
         self._waiting = 0
@@ -256,6 +257,7 @@ class _Opening:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             self._publisher.set_exception(error)
             return
+        publisher._drop_monitor.origin = self._origin  # its own is a line of this thread
         with self._lock:
             if not self._is_abandoned:
                 self._publisher.set_result(publisher)

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
@@ -45,7 +47,7 @@ from sublet_storage.producer.epoch_lease import EpochCapability
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender, follow_timeline
 from sublet_storage.spaces.space_queries import find_space
-from sublet_storage.util.fork_guard import OwnerProcess
+from sublet_storage.util.fork_guard import DropMonitor, OwnerProcess, describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -65,17 +67,18 @@ SENDER_STOP_TIMEOUT_S = 0.5
 class Publisher:
     """Publishes messages durably, from any thread; a context manager that delivers all before it ends.
 
-    `url`: the database; without one SUBLET_DATABASE_URL, else the embedded server. `space`: refuse topics outside of
-    that space. `producer`: a name that outlives the process; a new publisher of the same name fences the older one.
-    `linger_ms`: how long a message waits for others; 0 sends at once, and load alone makes the blocks large.
-    `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
-    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks. A lost database, or one that
-    does not answer, is retried until `delivery_timeout_s` (math.inf: for ever) after a message was published, then its
-    delivery fails, with all that is sent together with it. What has been sent by then is given 5 s at least to be
-    answered; what waited behind others that failed is not sent any more. `epoch_lease_s`: for so long after its process
-    has died, the epochs that it had not finished stay open. It belongs to the process that made it: in a fork of that,
-    every use but `close` raises `UsageError`. Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`,
-    `InvalidSetting`.
+    `url`: the database; without one the embedded server of `data_dir`, else SUBLET_DATABASE_URL, else the default
+    embedded server. `space`: refuse topics outside of that space. `producer`: a name that outlives the process; a new
+    publisher of the same name fences the older one. `linger_ms`: how long a message waits for others; 0 sends at once,
+    and load alone makes the blocks large. `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the
+    blocks of a stream that are committed together when many wait, `max_buffered_bytes` what waits: beyond it `publish`
+    blocks. A lost database, or one that does not answer, is retried until `delivery_timeout_s` (math.inf: for ever)
+    after a message was published, then its delivery fails, with all that is sent together with it. What has been sent
+    by then is given 5 s at least to be answered; what waited behind others that failed is not sent any more.
+    `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open. It belongs
+    to the process that made it: in a fork of that, every use but `close` raises `UsageError`. One that is dropped
+    without `close` ends by itself, with a `ResourceWarning`: what is queued is delivered, and its unfinished epochs
+    stay open for their lease. Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Publisher:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         producer: str | None = None,
         epoch_lease_s: float = LEASE_S,
+        data_dir: Path | str | None = None,
     ) -> None:
         self._owner = OwnerProcess()
         self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
@@ -106,11 +110,11 @@ class Publisher:
         lease_s = check_duration("epoch_lease_s", epoch_lease_s, MAX_LEASE_S, minimum=MIN_LEASE_S)
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
-            database = stack.enter_context(open_database(url))
+            database = stack.enter_context(open_database(url, data_dir))
             routes, writer, space_id, timeline = _open_log(database.url, space, producer)
             self._capability = None
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
-            self._buffer = SendBuffer(routes, limits)
+            buffer = self._buffer = SendBuffer(routes, limits)
             if space_id is not None:
                 self._capability = EpochCapability(
                     database.url,
@@ -119,12 +123,19 @@ class Publisher:
                     delivery_timeout_s,
                     lease_s,
                     timeline,
-                    lambda conn: follow_timeline(conn, self._buffer.routes, writer),
+                    lambda conn: follow_timeline(conn, buffer.routes, writer),
                 )
             advance = None if self._capability is None else self._capability.advance
             self._sender = Sender(database.url, self._buffer, writer, space, delivery_timeout_s, advance, timeline)
             self._database = stack.pop_all()
         self._sender.start()
+        self._drop_monitor = DropMonitor(
+            self,
+            self._owner,
+            describe_origin("a Publisher"),
+            "what is queued is still delivered",
+            partial(_end_dropped, buffer, self._sender, self._capability, self._database),
+        )
 
     def publish(
         self,
@@ -237,6 +248,7 @@ class Publisher:
             self._buffer.abandon(UnknownOutcome(f"no word within the {timeout_s} s of close() that it is stored."))
         error = self._buffer.pop_error()
         self._close_connections(deadline, abandon=abandon or error is not None)
+        self._drop_monitor.stop()
         if error is not None:
             raise error
 
@@ -284,18 +296,12 @@ class Publisher:
         """Release the capability, and the database. That takes long where it does not answer, and where the last user
         of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
-            self._close_now(abandon)
+            _release(self._capability, self._database, abandon=abandon)
             return
-        leaving = threading.Thread(
-            target=self._close_now, args=(abandon,), name="sublet publisher leaving", daemon=True
-        )
+        release = partial(_release, self._capability, self._database, abandon=abandon)
+        leaving = threading.Thread(target=release, name="sublet publisher leaving", daemon=True)
         leaving.start()
         leaving.join(max(SENDER_STOP_TIMEOUT_S, deadline - time.monotonic()))
-
-    def _close_now(self, abandon: bool) -> None:
-        if self._capability is not None:
-            self._capability.close(abandon=abandon)
-        self._database.close()
 
 
 class SingleEpochPublisher:
@@ -327,6 +333,19 @@ class SingleEpochPublisher:
         """Publish as `Publisher.publish_batch` does; all messages are in this epoch."""
         self.check()
         return self._publisher._publish_batch(data, self.epoch)
+
+
+def _release(capability: EpochCapability | None, database: ExitStack, *, abandon: bool) -> None:
+    if capability is not None:
+        capability.close(abandon=abandon)
+    database.close()
+
+
+def _end_dropped(buffer: SendBuffer, sender: Sender, capability: EpochCapability | None, database: ExitStack) -> None:
+    """Deliver what is queued of a publisher that was dropped, then end it; its epochs stay open for a lease."""
+    buffer.close(PublisherClosed("this publisher was dropped."))
+    sender.join()
+    _release(capability, database, abandon=True)
 
 
 def _open_log(
