@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import tracemalloc
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,12 @@ from sublet_storage.log.block_encoder import pack
 from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces import small_block_compaction
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams, list_newly_fragmented
+from sublet_storage.spaces.small_block_compaction import (
+    CompactionProgress,
+    compact_stream,
+    list_fragmented_streams,
+    list_newly_fragmented,
+)
 from sublet_storage.spaces.space_changes import alter_space, rollover
 from tests.integration.log_kit import Connection, block, in_epochs, put, read, stamped
 from tests.support.streams import open_streams
@@ -138,15 +144,16 @@ def test_other_streams_keep_their_blocks(conn: Connection) -> None:
     trickle(conn, second, 15)
     read_before = [read(conn, each) for each in (first, second)]
     assert list_fragmented_streams(conn, at_least=15, older_than_s=0) == [first, second]
-    assert list_newly_fragmented(conn, at_least=16, older_than_s=0) == [first]
+    newly = partial(list_newly_fragmented, conn, progress=CompactionProgress())
+    assert newly(at_least=16, older_than_s=0) == [first]
     assert compact_stream(conn, first, older_than_s=0) == 19
     counted = "select stream_id, count(*), max(end_offset) from block group by 1 order by 1"
     assert conn.execute(counted).fetchall() == [(first, 1, 20), (second, 15, 15)]
     assert [read(conn, each) for each in (first, second)] == read_before
-    assert list_newly_fragmented(conn, at_least=2, older_than_s=0) == [], "the second was looked at before"
+    assert newly(at_least=2, older_than_s=0) == [], "the second was looked at before"
     put(conn, second, b"one more")
-    assert list_newly_fragmented(conn, at_least=2, older_than_s=3600) == []
-    assert list_newly_fragmented(conn, at_least=2, older_than_s=0) == [second]
+    assert newly(at_least=2, older_than_s=3600) == []
+    assert newly(at_least=2, older_than_s=0) == [second]
 
 
 @pytest.mark.parametrize("is_far_apart", [False, True])
@@ -224,18 +231,110 @@ def test_a_pass_that_ends_early_is_gone_on_with(conn: Connection, stream: int) -
     """What cannot be decoded is tried once, and the stream not listed again for it."""
     append(conn, [BlockAppend(stream, replace(block(b"x"), codec=3))] * 10)
     trickle(conn, stream, 30)
-    before, unfinished = read(conn, stream, 10), dict[int, int]()
-    compact = partial(compact_stream, conn, stream, older_than_s=0, block_messages=10, unfinished=unfinished)
+    before, progress = read(conn, stream, 10), CompactionProgress()
+    compact = partial(compact_stream, conn, stream, older_than_s=0, block_messages=10, progress=progress)
     with pytest.raises(PoisonBlock):
         compact(most_s=0)
     assert list_newly_fragmented(conn, at_least=30, older_than_s=0) == [stream]
-    for upto in (20, 30, 40):
+    for upto, is_unfinished in ((20, True), (30, True), (40, False)):
         assert compact(most_s=0) == 9
-        assert unfinished == {stream: upto}
+        merged, single = range(20, upto + 1, 10), range(upto + 1, 41)
+        assert blocks(conn)[10:] == [*((end, 10) for end in merged), *((end, 1) for end in single)]
+        assert progress.unfinished == ({stream} if is_unfinished else set())
     assert compact() == 0
-    assert not unfinished
     assert read(conn, stream, 10) == before
     assert list_newly_fragmented(conn, at_least=1, older_than_s=0) == []
+
+
+def store(conn: Connection, stream: int, ends: Iterable[int], count: int) -> None:
+    """Store blocks of so many messages at once, which nobody decodes."""
+    given = list(ends)
+    conn.execute(
+        "insert into block"
+        " (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, codec, payload)"
+        " select generation_id, stream_id, unnest(%s::bigint[]), %s, now(), now(), 0, 'x' from stream"
+        " where stream_id = %s",
+        (given, count, stream),
+    )
+    conn.execute("update stream set head = %s where stream_id = %s", (given[-1], stream))
+    conn.execute("analyze block")
+
+
+def count_rows_read(conn: Connection, work: Callable[[], object]) -> int:
+    """Return how many rows of blocks the work reads."""
+    counts = []
+    for act in (lambda: None, work):
+        act()
+        conn.execute("select pg_stat_force_next_flush()")
+        counts += conn.execute(
+            "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) from pg_stat_user_tables where relname ~ '^block_'"
+        ).fetchall()
+    return int(counts[1][0] - counts[0][0])
+
+
+def test_what_was_seen_is_not_read_again(conn: Connection, stream: int) -> None:
+    """A space without a rollover has all blocks that ever were in one generation."""
+    costs, progress, head = list[int](), CompactionProgress(), 0
+    newly = partial(list_newly_fragmented, conn, older_than_s=0, progress=progress)
+    compact = partial(compact_stream, conn, stream, older_than_s=0, progress=progress)
+    for count in (10, 2000):
+        store(conn, stream, range(head + 600, head + 600 * count + 1, 600), 600)
+        compact()
+        trickle(conn, stream, 99)
+        costs.append(count_rows_read(conn, newly))
+        put(conn, stream, b"x")
+        assert newly() == [stream]
+        costs.append(count_rows_read(conn, compact))
+        head = blocks(conn)[-1][0]
+        assert blocks(conn)[-1] == (head, 100)
+    assert costs[2] <= costs[0] + 20, costs
+    assert costs[3] <= costs[1] + 20, costs
+
+
+def test_what_has_nothing_to_merge_is_looked_at_once(conn: Connection, stream: int) -> None:
+    newly = partial(list_newly_fragmented, conn, older_than_s=0, progress=CompactionProgress())
+    store(conn, stream, range(600, 600 * 1000 + 1, 600), 600)
+    assert newly() == []
+    put(conn, stream, b"x")
+    assert count_rows_read(conn, newly) < 10
+
+
+def test_a_few_are_merged_among_many(conn: Connection, stream: int) -> None:
+    """Which are not looked at again."""
+    newly = partial(list_newly_fragmented, conn, older_than_s=0, progress=CompactionProgress())
+    trickle(conn, stream, 2)
+    store(conn, stream, range(602, 600 * 997 + 3, 600), 600)
+    assert newly() == []
+    put(conn, stream, b"x")
+    assert newly() == [stream]
+    compact_stream(conn, stream, older_than_s=0)
+    assert blocks(conn)[:2] == [(2, 2), (602, 600)]
+
+
+def test_what_comes_is_merged_with_what_was_seen(conn: Connection, stream: int) -> None:
+    """At each border between two looks."""
+    newly = partial(list_newly_fragmented, conn, older_than_s=0, progress=CompactionProgress())
+    for _ in range(10):
+        trickle(conn, stream, 99)
+        assert newly() == []
+        put(conn, stream, b"x")
+        assert newly() == [stream]
+        compact_stream(conn, stream, older_than_s=0, progress=CompactionProgress())
+    assert blocks(conn) == [(600, 600), (1000, 400)]
+    store(conn, stream, range(1600, 1000 + 600 * 999 + 1, 600), 600)
+    put(conn, stream, b"first")
+    assert newly() == []
+    trickle(conn, stream, 99)
+    assert newly() == [stream], "the first is one of them"
+
+
+def test_a_pass_ends_in_time_without_anything_to_merge(conn: Connection, stream: int) -> None:
+    progress = CompactionProgress()
+    compact = partial(compact_stream, conn, stream, older_than_s=0, most_s=0, progress=progress)
+    store(conn, stream, range(600, 600 * 12_000 + 1, 600), 600)
+    for is_unfinished in (True, True, False):
+        assert count_rows_read(conn, compact) <= small_block_compaction.SCANNED
+        assert progress.unfinished == ({stream} if is_unfinished else set())
 
 
 def test_what_changed_meanwhile_is_not_merged(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -801,6 +801,30 @@ def test_a_shutdown_waits_for_no_database() -> None:
     assert play.last.is_stopped
 
 
+class CountingAgent(str):
+    """An agent that counts its lookups, as part of a key or alone."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        self.lookups += 1
+        return super().__hash__()
+
+
+def test_a_stopping_node_looks_up_each_borrower_once() -> None:
+    """10,000 groups with 100,000 borrowers stood still for longer than a stopping node has."""
+    play, agent, group_count = Play(), CountingAgent("a"), 50
+    for number in range(group_count):
+        play.receive(LeaderWanted(f"a/{number}", f"$share/g{number}/#", starting_position="earliest"), agent)
+        play.settle()
+    assert len(play.machine.leaders) == group_count
+    agent.lookups = 0
+    play.shut_down()
+    assert not play.machine.leaders
+    assert len(play.received(Invalidate)) == group_count
+    assert agent.lookups <= 4 * group_count
+
+
 @pytest.mark.conforms("E15")
 def test_a_shutdown_waits_for_a_former_leaders_commit() -> None:
     play, commit = writing()

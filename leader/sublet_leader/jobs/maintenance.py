@@ -33,6 +33,7 @@ from sublet_storage.spaces import (
     tiering,
 )
 from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.small_block_compaction import CompactionProgress
 from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class MaintenanceThreads:
             notify=shared_publisher(url).publish,
             collapse=empty_generation_cleanup.EmptyGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
-            unfinished={},
+            compaction=CompactionProgress(),
         )
         list_payload_steps = partial(_list_payload_steps, grace_s=grace_s)
         self._threads = [
@@ -164,9 +165,9 @@ def _list_steps(
     notify: Publish,
     collapse: empty_generation_cleanup.EmptyGenerationCleaner,
     producers: retention.IdleProducerCleaner,
-    unfinished: dict[int, int],
+    compaction: CompactionProgress,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the steps in Postgres. `unfinished`: the streams whose compaction goes on, after that of others."""
+    """Yield the steps in Postgres. Streams whose compaction is unfinished are compacted after others."""
     due: list[str] = []
     yield "search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
     for name in due:
@@ -180,12 +181,12 @@ def _list_steps(
     fragmented: list[int] = []
     yield (
         "search for fragmented streams",
-        lambda: fragmented.extend(small_block_compaction.list_newly_fragmented(connection, guard)),
+        lambda: fragmented.extend(small_block_compaction.list_newly_fragmented(connection, guard, compaction)),
     )
     deadline = time.monotonic() + COMPACTION_S
-    for stream_id in sorted(fragmented, key=unfinished.__contains__):
+    for stream_id in sorted(fragmented, key=compaction.unfinished.__contains__):
         if time.monotonic() < deadline:
-            yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id, unfinished)
+            yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id, compaction)
 
 
 def _list_payload_steps(
@@ -220,9 +221,9 @@ def _collapse(
         log.info("rows of past generations deleted: generation_ids=%s", deleted)
 
 
-def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int, unfinished: dict[int, int]) -> None:
+def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int, progress: CompactionProgress) -> None:
     saved = small_block_compaction.compact_stream(
-        connection, stream_id, guard=guard, most_s=small_block_compaction.MAX_S, unfinished=unfinished
+        connection, stream_id, guard=guard, most_s=small_block_compaction.MAX_S, progress=progress
     )
     log.info("stream compacted: stream_id=%d saved_block_count=%d", stream_id, saved)
 

@@ -155,13 +155,9 @@ class GroupRegistry:
         """Return the id of the borrower's group; None if there is none."""
         return self._group_by_borrower.get((agent, borrower_id))
 
-    def unbind_group(self, group_id: int) -> None:
-        """Remove the borrowers of the group, whose leader is over."""
-        self._group_by_borrower = {b: g for b, g in self._group_by_borrower.items() if g != group_id}
-
     def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
-        """Remove and return groups that are not led here and were not requested for `idle_s`; also drops borrowers that
-        their leaders have dropped. Checked once a second."""
+        """Remove and return groups that are not led here and were not requested for `idle_s`; also drops borrowers
+        whose leaders are over or have dropped them, at once: many groups may end together. Checked once a second."""
         if now < self._check_at:
             return ()
         self._group_by_borrower = {

@@ -403,7 +403,6 @@ class Node:
             self._out.sends.extend(leader.invalidations(reason))
             self._wake.pop(group_id, None)
             self._pending_writes.pop(group_id, None)
-            self.registry.unbind_group(group_id)
 
     # --- running leaders ----------------------------------------------------------------------------------------------
 

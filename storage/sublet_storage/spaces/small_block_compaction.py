@@ -5,6 +5,9 @@ never change once written, so a run of neighbours can be replaced by their conca
 sees the old or the new rows, and slices a block that begins before its position. Blocks that differ in their epochs and
 frontiers are not merged: a replay must see frontiers where they mattered. The time at which each of them was appended
 is stored, so that a window by time has the same messages as before.
+
+Maintenance looks only behind a stream's `seen_offset`. That advances when what lies before it is merged, or had nothing
+to merge in so many blocks that they are not to be read again; the last block stays behind it, for those that come.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any, TypeVar
 
 import psycopg
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, field
 from psycopg import sql
 
 from sublet_protocol.domain.errors import PoisonBlock
@@ -34,70 +37,73 @@ _Time = TypeVar("_Time", datetime, int)
 BLOCK_MESSAGES = 1000
 BLOCK_BYTES = 256 * 1024
 SCANNED = 5000
+"""Maximum number of blocks of a stream that are read at a time."""
+MAX_UNSETTLED = 1000
+"""Of so many blocks even a few are merged, as they are not looked at again."""
 MAX_S = 2.0
 """A pass over a stream ends soon after this time, and the next goes on: what few bytes stand for may take long."""
 
 # Each statement is about one generation, and names its partition. For the table itself the server would look up all
 # partitions that there are, for each new connection and each rollover.
 
-# Of the streams with enough blocks that are small, in messages and in bytes, those with enough that have a neighbour to
-# be merged with: what cannot be merged must not be looked at in each pass.
-_FRAGMENTED = """
-with tiny as (
-  select b.stream_id from {block} b
-   where b.stream_id = any(%(streams)s::bigint[]) and {small} group by b.stream_id having count(*) >= %(least)s)
-select t.stream_id, stream.found from tiny t
-  cross join lateral (
-    select count(*) filter (where merges) as found from (
-      select kin = lag(kin) over neighbours or kin = lead(kin) over neighbours as merges from (
-        select end_offset, case when {small} then {frontiers} end as kin from {block} b
-         where b.stream_id = t.stream_id) blocks
-      window neighbours as (order by end_offset)) judged) stream
- where stream.found >= %(least)s"""
+# By the entire key: without it the server sorts all blocks of a stream, and before 18 reads the partition's index.
+_STORED = "b.generation_id = {generation} and b.stream_id = "
+_OLD = "b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)"
+# Of each stream the last of the next blocks, their number, and, if enough of them are small, in messages and in bytes,
+# how many of these have a neighbour to be merged with.
+_LOOK = f"""
+with behind as materialized (
+  select s.stream_id, s.seen_offset, b.*
+    from unnest(%(streams)s::bigint[]) as u (stream_id) join stream s using (stream_id) cross join lateral (
+      select coalesce(max(end_offset), s.seen_offset) as upto, count(*) as blocks,
+             count(*) filter (where is_tiny) as tiny
+        from (select b.end_offset, {{small}} as is_tiny from {{block}} b
+               where {_STORED} u.stream_id and b.end_offset > s.seen_offset and {_OLD}
+               order by b.end_offset limit {SCANNED}) b) b)
+select stream_id, upto, blocks, case when tiny >= %(least)s or tiny > 1 and blocks >= {MAX_UNSETTLED} then (
+         select count(*) filter (where merges) from (
+           select kin = lag(kin) over neighbours or kin = lead(kin) over neighbours as merges from (
+             select b.end_offset, case when {{small}} then {{frontiers}} end as kin from {{block}} b
+              where {_STORED} behind.stream_id and b.end_offset > behind.seen_offset and b.end_offset <= behind.upto
+             ) blocks
+           window neighbours as (order by end_offset)) judged)
+         else 0 end
+  from behind"""
 _PRESENT = """
 select generation_id, stream_id from stream join generation g using (generation_id) where g.state <> 'gone'"""
 _UNSEEN = """
-select s.generation_id, s.stream_id, s.head, g.state = 'gone'
-  from (select stream_id, generation_id, head from stream where state = 'open' and head > seen_offset
+select s.generation_id, s.stream_id, s.head, s.is_open, g.state = 'gone'
+  from (select stream_id, generation_id, head, true as is_open from stream where state = 'open' and head > seen_offset
         union all
-        (select stream_id, generation_id, head from stream where state = 'closed' and not is_compact
+        (select stream_id, generation_id, head, false from stream where state = 'closed' and not is_compact
           order by stream_id limit 1000)) s
   join generation g using (generation_id)"""
-# A stream's last block that is old enough; one that has grown since it was looked at may have none.
-_LAST = """
-select u.stream_id, coalesce((
-         select b.end_offset from {block} b
-          where b.stream_id = u.stream_id and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s)
-          order by b.end_offset desc limit 1), 0)
-  from unnest(%(streams)s::bigint[]) as u (stream_id)"""
 # Locked in the order of their ids, as appends do.
 _SEEN = """
 with examined as materialized (
   select s.stream_id, u.upto
     from unnest(%(streams)s::bigint[], %(upto)s::bigint[]) as u (stream_id, upto) join stream s using (stream_id)
-   where (s.seen_offset, s.is_compact) <> (u.upto, s.state = 'closed' and s.head = u.upto)
+   where u.upto > s.seen_offset or s.state = 'closed' and s.head = u.upto and not s.is_compact
    order by s.stream_id for no key update of s)
-update stream s set seen_offset = e.upto, is_compact = s.state = 'closed' and s.head = e.upto
+update stream s set seen_offset = greatest(s.seen_offset, e.upto),
+                    is_compact = s.is_compact or s.state = 'closed' and s.head = e.upto
   from examined e where s.stream_id = e.stream_id"""
-_SMALL = """
-  (b.count < %(messages)s and octet_length(b.payload) < %(bytes)s
-   and b.appended_at < clock_timestamp() - make_interval(secs => %(age)s))"""
+_SMALL = f"(b.count < %(messages)s and octet_length(b.payload) < %(bytes)s and {_OLD})"
 # A hash, as each may take 340 kB. Whoever appends chooses them: two that are not equal must not have the same one.
 _FRONTIERS = "sha256(convert_to(coalesce(lower_frontier::text, '') || '|' || coalesce(epoch_bounds::text, ''), 'UTF8'))"
 
 _RUNS = f"""
-select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}}
- where stream_id = %s and end_offset > %s and uri is null
-   and appended_at < clock_timestamp() - make_interval(secs => %s)
- order by end_offset limit %s"""
-_READ = """
+select end_offset, count, octet_length(payload), {_FRONTIERS} from {{block}} b
+ where {_STORED} %(stream)s and end_offset > %(offset)s and uri is null and {_OLD}
+ order by end_offset limit {SCANNED}"""
+_READ = f"""
 select end_offset, count, codec, payload, appended_at, case when end_offset = %(first)s then lower_frontier::text end,
        case when end_offset = %(first)s then epoch_bounds::text end, piece_starts, piece_times, xmin::text
-  from {block}
- where stream_id = %(stream)s and end_offset = any(%(ends)s) and uri is null order by end_offset"""
-_LOCKED = """
-select xmin::text from {block} where stream_id = %s and end_offset = any(%s) order by end_offset for update"""
-_REPLACED = "delete from {block} where stream_id = %s and end_offset = any(%s)"
+  from {{block}} b
+ where {_STORED} %(stream)s and end_offset = any(%(ends)s) and uri is null order by end_offset"""
+_LOCKED = f"""
+select xmin::text from {{block}} b where {_STORED} %s and end_offset = any(%s) order by end_offset for update"""
+_REPLACED = f"delete from {{block}} b where {_STORED} %s and end_offset = any(%s)"
 _MERGED = """
 insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
                      lower_frontier, epoch_bounds, codec, payload, piece_starts, piece_times)
@@ -121,6 +127,24 @@ class _RunUndecodable(Exception):
         super().__init__(f"{len(indexes)} blocks of a run cannot be decoded")
 
 
+class CompactionProgress(Struct):
+    """What maintenance remembers of open streams from pass to pass. `unfinished`: those whose last pass ended early.
+    `looked_at`, {stream: offset}: where too few blocks to merge them yet were found, and up to which offset."""
+
+    unfinished: set[int] = field(default_factory=set)
+    looked_at: dict[int, int] = field(default_factory=dict)
+
+
+class _Look(Struct, frozen=True):
+    """The blocks of a stream behind its `seen_offset`, up to that of the last. `mergeable`: how many small ones have a
+    neighbour to be merged with, 0 if there are few."""
+
+    stream_id: int
+    upto: int
+    blocks: int
+    mergeable: int
+
+
 class BlockToMerge(Struct, frozen=True):
     """A block to be merged. `frontiers`: a hash of its epochs and frontiers."""
 
@@ -139,82 +163,120 @@ def compact_stream(
     block_bytes: int = BLOCK_BYTES,
     guard: Guard | None = None,
     most_s: float = math.inf,
-    unfinished: dict[int, int] | None = None,
+    progress: CompactionProgress | None = None,
 ) -> int:
     """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; return the number of
     blocks saved.
 
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged, and the stream is not
-    listed again before it has more. After `most_s` the pass ends, and `unfinished`, {stream: offset}, has where the
-    next one begins.
+    listed again before it has more. After `most_s` the pass ends. With `progress` it begins behind what earlier passes
+    have seen, and else at the stream's first block.
     """
     row = conn.execute(
-        "select s.generation_id, p.compression from stream s join space p using (space_id)"
+        "select s.generation_id, p.compression, s.seen_offset from stream s join space p using (space_id)"
         " join generation g using (generation_id) where s.stream_id = %s and g.state <> 'gone'",
         (stream_id,),
     ).fetchone()
     if row is None:
         return 0
-    generation_id, compression = row
-    deadline, unfinished = time.monotonic() + most_s, {} if unfinished is None else unfinished
-    saved, poison, begin = 0, None, unfinished.pop(stream_id, -1)
-    last_offset = begin
+    generation_id, compression, seen_offset = row
+    deadline, begin = time.monotonic() + most_s, -1 if progress is None else seen_offset
+    saved, poison, has_changed, is_complete, done = 0, None, False, False, begin
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
-        while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
+        while not is_complete:
+            rows = _scan(conn, generation_id, stream_id, done, older_than_s)
+            is_complete = len(rows) < SCANNED
             for run in find_runs(rows, block_messages, block_bytes):
-                merged, problem = _merge_decodable(run, merge)
-                saved, poison = saved + merged, poison or problem
-                if time.monotonic() >= deadline:
-                    unfinished[stream_id] = run[-1].end_offset
+                merged, problem, is_changed = _merge_decodable(run, merge)
+                saved, poison, has_changed = saved + merged, poison or problem, has_changed or is_changed
+                if time.monotonic() >= deadline and run[-1] is not rows[-1]:
+                    done, is_complete = run[-1].end_offset, False
                     break
-            last_offset = rows[-1].end_offset
-            if stream_id in unfinished:
+            else:
+                done = rows[-1].end_offset - 1 if rows else done  # the last may be merged with what comes
+            if time.monotonic() >= deadline:
                 break
-    if stream_id not in unfinished and (poison is not None or begin >= 0):
-        _set_seen(conn, guard, [(stream_id, last_offset)])
+    if progress is not None:
+        (progress.unfinished.discard if is_complete else progress.unfinished.add)(stream_id)
+    if done > begin and not has_changed:
+        _set_seen(conn, guard, [(stream_id, done)])
     if poison is not None:
         raise poison
     return saved
 
 
 def list_fragmented_streams(
+    conn: psycopg.Connection[Any], at_least: int = 100, older_than_s: float = 60.0
+) -> list[int]:
+    """Return the streams, not gone, that have at least `at_least` blocks to merge of less than a tenth of the target
+    behind those that were seen, or a few among so many that they are not looked at again; the most fragmented first."""
+    return _select_fragmented(_look(conn, conn.execute(_PRESENT), at_least, older_than_s), at_least)
+
+
+def list_newly_fragmented(
     conn: psycopg.Connection[Any],
+    guard: Guard | None = None,
+    progress: CompactionProgress | None = None,
     at_least: int = 100,
     older_than_s: float = 60.0,
-    among: Sequence[tuple[int, int]] | None = None,
 ) -> list[int]:
-    """Return the streams, not gone, with at least `at_least` blocks to merge of less than a tenth of the target; the
-    most fragmented first. `among`: of these (generation, stream) only."""
+    """Return the fragmented ones of the streams with new blocks; the others are not examined again before they have
+    more, as `progress` has it."""
+    looked_at = {} if progress is None else progress.looked_at
+    unseen = conn.execute(_UNSEEN).fetchall()
+    for stream_id in looked_at.keys() - {stream_id for _, stream_id, *_ in unseen}:
+        del looked_at[stream_id]
+    examined = [(stream_id, head) for _, stream_id, head, _, is_gone in unseen if is_gone]
+    among = [
+        (generation_id, stream_id)
+        for generation_id, stream_id, head, is_open, is_gone in unseen
+        if not is_gone and not (is_open and looked_at.get(stream_id) == head)
+    ]
+    ends = {(stream_id, head) for _, stream_id, head, is_open, _ in unseen if not is_open}
+    looks = _look(conn, among, at_least, older_than_s)
+    fragmented = _select_fragmented(looks, at_least)
+    for look in looks:
+        if look.stream_id in fragmented:
+            continue
+        looked_at[look.stream_id] = look.upto
+        if (look.stream_id, look.upto) in ends:
+            examined.append((look.stream_id, look.upto))
+        elif look.blocks >= MAX_UNSETTLED:
+            examined.append((look.stream_id, look.upto - 1))  # the last may be merged with what comes
+    if examined:
+        _set_seen(conn, guard, examined)
+    return fragmented
+
+
+def _look(
+    conn: psycopg.Connection[Any], streams: Iterable[tuple[int, int]], at_least: int, older_than_s: float
+) -> list[_Look]:
     parameters = {
         "messages": BLOCK_MESSAGES // 10,
         "bytes": BLOCK_BYTES // 10,
         "age": older_than_s,
         "least": at_least,
     }
-    counts: list[tuple[int, int]] = []
-    for generation_id, streams in _group_by_generation(conn.execute(_PRESENT) if among is None else among).items():
-        counts += _query_partition(conn, _FRAGMENTED, generation_id, {**parameters, "streams": streams})
-    return [stream_id for stream_id, _ in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
+    streams_by_generation: dict[int, list[int]] = {}
+    for generation_id, stream_id in streams:
+        streams_by_generation.setdefault(generation_id, []).append(stream_id)
+    looks: list[_Look] = []
+    for generation_id, stream_ids in streams_by_generation.items():
+        with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+            rows = conn.execute(_format_statement(_LOOK, generation_id), {**parameters, "streams": stream_ids})
+            looks += [_Look(*row) for row in rows]
+    return looks
 
 
-def list_newly_fragmented(
-    conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
-) -> list[int]:
-    """Return the fragmented ones of the streams with new blocks; the others are not examined again before they have
-    more."""
-    unseen = conn.execute(_UNSEEN).fetchall()
-    examined = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
-    among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
-    last_offsets: list[tuple[int, int]] = []
-    for generation_id, streams in _group_by_generation(among).items():
-        last_offsets += _query_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
-    fragmented = list_fragmented_streams(conn, at_least, older_than_s, among) if among else []
-    examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
-    if examined:
-        _set_seen(conn, guard, examined)
-    return fragmented
+def _select_fragmented(looks: Iterable[_Look], at_least: int) -> list[int]:
+    found = [
+        (-look.mergeable, look.stream_id)
+        for look in looks
+        if look.mergeable >= at_least or (look.mergeable and look.blocks >= MAX_UNSETTLED)
+    ]
+    return [stream_id for _, stream_id in sorted(found)]
 
 
 def _set_seen(conn: psycopg.Connection[Any], guard: Guard | None, examined: Sequence[tuple[int, int]]) -> None:
@@ -225,32 +287,20 @@ def _set_seen(conn: psycopg.Connection[Any], guard: Guard | None, examined: Sequ
         conn.execute(_SEEN, {"streams": [entry[0] for entry in examined], "upto": [entry[1] for entry in examined]})
 
 
-def _group_by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    streams_by_generation: dict[int, list[int]] = {}
-    for generation_id, stream_id in streams:
-        streams_by_generation.setdefault(generation_id, []).append(stream_id)
-    return streams_by_generation
-
-
-def _query_partition(
-    conn: psycopg.Connection[Any], statement: str, generation_id: int, parameters: dict[str, Any]
-) -> list[tuple[int, int]]:
-    """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
-    with contextlib.suppress(psycopg.errors.UndefinedTable):
-        return conn.execute(_format_statement(statement, generation_id), parameters).fetchall()
-    return []
-
-
 def _format_statement(statement: str, generation_id: int) -> sql.Composed:
-    parts = {"block": partition_table(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
-    return sql.SQL(statement).format(**parts)
+    return sql.SQL(statement).format(
+        block=partition_table(generation_id),
+        generation=sql.Literal(generation_id),
+        small=sql.SQL(_SMALL),
+        frontiers=sql.SQL(_FRONTIERS),
+    )
 
 
 def _scan(
-    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, last_offset: int, older_than_s: float
+    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int, older_than_s: float
 ) -> list[BlockToMerge]:
-    rows = conn.execute(_format_statement(_RUNS, generation_id), (stream_id, last_offset, older_than_s, SCANNED))
-    return [BlockToMerge(*row) for row in rows]
+    parameters = {"stream": stream_id, "offset": offset, "age": older_than_s}
+    return [BlockToMerge(*row) for row in conn.execute(_format_statement(_RUNS, generation_id), parameters)]
 
 
 def find_runs(rows: Iterable[BlockToMerge], block_messages: int, block_bytes: int) -> Iterator[list[BlockToMerge]]:
@@ -279,23 +329,24 @@ def _is_mergeable(run: list[BlockToMerge], row: BlockToMerge, block_messages: in
 
 def _merge_decodable(
     run: list[BlockToMerge], merge: Callable[[list[BlockToMerge]], int]
-) -> tuple[int, PoisonBlock | None]:
+) -> tuple[int, PoisonBlock | None, bool]:
     """Merge the run, or what lies between its blocks that cannot be decoded, or in parts where it would be too large.
-    Return the number of blocks saved, and the error of such a block."""
-    merged, problem, parts = 0, None, [run]
+    Return the number of blocks saved, the error of such a block, and whether any has changed meanwhile."""
+    saved, problem, has_changed, parts = 0, None, False, [run]
     while parts:
         part = parts.pop()
         if len(part) < 2:
             continue
         try:
-            merged += merge(part)
+            merged = merge(part)
+            saved, has_changed = saved + merged, has_changed or not merged
         except _RunUndecodable as undecodable:
             problem = problem or undecodable.first
             borders = [-1, *undecodable.indexes, len(part)]
             parts += [part[begin + 1 : end] for begin, end in pairwise(borders)]
         except _RunTooLarge as large:
             parts += part[large.index :], part[: large.index]
-    return merged, problem
+    return saved, problem, has_changed
 
 
 def _merge(
