@@ -59,8 +59,15 @@ def held_and_closed(world: PostgresWorld) -> Led:
     return held.led
 
 
-def imported(world: PostgresWorld, options: GroupOptions, progress: progress_transfer.ExportedProgress) -> Group:
-    world.store.delete_group(SHARE)
+def imported(
+    world: PostgresWorld,
+    options: GroupOptions,
+    progress: progress_transfer.ExportedProgress,
+    *,
+    is_deleted_now: bool = False,
+) -> Group:
+    """Delete the group, by the test's clock or (`is_deleted_now`) the database's, and make it anew."""
+    (world.another_store() if is_deleted_now else world.store).delete_group(SHARE)
     with world.connection.transaction():
         return progress_transfer.create_from_progress(world.connection, SHARE, options, progress, "imported")
 
@@ -77,14 +84,15 @@ def test_what_a_forced_reset_took_stays_taken(postgres: PostgresWorld) -> None:
     ((status, taken_at),) = reset(ResetTarget.latest())
     assert (status, taken_at is None) == ("finished", False)
     assert reset(ResetTarget.earliest()) == reset(ResetTarget.current()) == [("free", taken_at)]
-    imported(postgres, led.group.options, progress_transfer.read_progress(postgres.connection, led.group))
+    progress = progress_transfer.read_progress(postgres.connection, led.group)
+    imported(postgres, led.group.options, progress, is_deleted_now=True)
     assert row_of(postgres, led.stream) == [("free", taken_at)]
 
 
 @pytest.mark.conforms("E34")
 def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) -> None:
     led = held_and_closed(postgres)
-    postgres.store.delete_group(SHARE)
+    postgres.another_store().delete_group(SHARE)
     postgres.connection.execute("update lending_history set at = clock_timestamp()")
     group = postgres.declare(starting_position=StartingPosition.LATEST)
     assert row_of(postgres, led.stream) == [], "it has ended"
