@@ -3,11 +3,16 @@ What both group stores promise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.records import Group, GroupOptions
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
@@ -99,6 +104,28 @@ def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) ->
     postgres.reset(group, ResetTarget.earliest())
     ((_, taken_at),) = row_of(postgres, led.stream)
     assert taken_at is not None
+
+
+def test_a_deletion_reads_the_rows_that_are_held(postgres: PostgresWorld) -> None:
+    """A group may have hundreds of thousands of others."""
+    led = postgres.led(50)
+    led.grant()
+    read_rows: list[Any] = []
+
+    def record_rows(cursor: psycopg.Cursor[Any]) -> psycopg.rows.RowMaker[Any]:
+        make_row = psycopg.rows.tuple_row(cursor)
+
+        def record(values: Sequence[Any]) -> Any:
+            read_rows.append(make_row(values))
+            return read_rows[-1]
+
+        return record
+
+    postgres.connection.row_factory = record_rows
+    with postgres.connection.transaction():
+        assert group_lifecycle.delete(postgres.connection, led.group_id, postgres.clock())
+    assert [event for event, *_ in led.events()] == ["grant", "delete"]
+    assert len(read_rows) < 10
 
 
 @pytest.mark.conforms("A4")

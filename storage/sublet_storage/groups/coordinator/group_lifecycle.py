@@ -76,9 +76,10 @@ update consumer_group set desired_state = %(desired_state)s::jsonb, desired_stat
 
 _DROP = f"""
 with locked as materialized (
-  select group_id, stream_id from lending where group_id = %(group)s order by stream_id for update)
-delete from lending l using locked where l.group_id = locked.group_id and l.stream_id = locked.stream_id
-returning {lending_statements.KEYLESS_ROW}"""
+  select {lending_statements.KEYLESS_ROW} from lending l where l.group_id = %(group)s order by l.stream_id for update
+), dropped as (
+  delete from lending l using locked where l.group_id = locked.group_id and l.stream_id = locked.stream_id)
+select * from locked where status = 'held'"""
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -163,8 +164,8 @@ def insert(
 def delete(connection: Connection, group_id: int, now_us: int | None, user: str = "") -> bool:
     """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
-    The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
-    grants.
+    The history records the end of each grant, from the row as it was dropped; no others are read. A group that
+    never had a leader has no grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
