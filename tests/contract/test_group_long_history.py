@@ -59,7 +59,7 @@ def test_a_new_life_reads_little_of_a_long_one(postgres: PostgresWorld, event: s
 
 
 @pytest.mark.parametrize("event", ["grant", "revoke"])
-def test_why_a_stream_stands_still_is_found_in_a_long_history(postgres: PostgresWorld, event: str) -> None:
+def test_a_view_reads_little_of_a_long_history(postgres: PostgresWorld, event: str) -> None:
     led = postgres.led(3)
     _, bad, revoked = led.streams
     postgres.append(bad)
