@@ -119,9 +119,9 @@ create index lending_history_group on lending_history (group_id, history_id);
 create index lending_history_forced on lending_history (group_id, history_id) where forced;
 create index lending_history_at on lending_history (at);
 create index lending_history_behind on lending_history (group_id, xact);
--- Finds the streams that their holders cannot read.
-create index lending_history_reading on lending_history (group_id, stream_id, history_id)
- where event in ('unreadable', 'readable');
+-- Events that are looked up among all others of a group.
+create index lending_history_event on lending_history (event, group_id, stream_id, history_id)
+ where event in ('unreadable', 'readable', 'block', 'revoke', 'delete', 'reset');
 
 -- Operators reset and delete groups without a leader, and may write no other row of a leadership.
 

@@ -3,11 +3,16 @@ What both group stores promise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.records import Group, GroupOptions
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
@@ -59,8 +64,15 @@ def held_and_closed(world: PostgresWorld) -> Led:
     return held.led
 
 
-def imported(world: PostgresWorld, options: GroupOptions, progress: progress_transfer.ExportedProgress) -> Group:
-    world.store.delete_group(SHARE)
+def imported(
+    world: PostgresWorld,
+    options: GroupOptions,
+    progress: progress_transfer.ExportedProgress,
+    *,
+    is_deleted_now: bool = False,
+) -> Group:
+    """Delete the group, by the test's clock or (`is_deleted_now`) the database's, and make it anew."""
+    (world.another_store() if is_deleted_now else world.store).delete_group(SHARE)
     with world.connection.transaction():
         return progress_transfer.create_from_progress(world.connection, SHARE, options, progress, "imported")
 
@@ -77,20 +89,43 @@ def test_what_a_forced_reset_took_stays_taken(postgres: PostgresWorld) -> None:
     ((status, taken_at),) = reset(ResetTarget.latest())
     assert (status, taken_at is None) == ("finished", False)
     assert reset(ResetTarget.earliest()) == reset(ResetTarget.current()) == [("free", taken_at)]
-    imported(postgres, led.group.options, progress_transfer.read_progress(postgres.connection, led.group))
+    progress = progress_transfer.read_progress(postgres.connection, led.group)
+    imported(postgres, led.group.options, progress, is_deleted_now=True)
     assert row_of(postgres, led.stream) == [("free", taken_at)]
 
 
 @pytest.mark.conforms("E34")
 def test_what_a_reset_gives_a_new_life_was_taken_too(postgres: PostgresWorld) -> None:
     led = held_and_closed(postgres)
-    postgres.store.delete_group(SHARE)
+    postgres.another_store().delete_group(SHARE)
     postgres.connection.execute("update lending_history set at = clock_timestamp()")
     group = postgres.declare(starting_position=StartingPosition.LATEST)
     assert row_of(postgres, led.stream) == [], "it has ended"
     postgres.reset(group, ResetTarget.earliest())
     ((_, taken_at),) = row_of(postgres, led.stream)
     assert taken_at is not None
+
+
+def test_a_deletion_reads_the_rows_that_are_held(postgres: PostgresWorld) -> None:
+    """A group may have hundreds of thousands of others."""
+    led = postgres.led(50)
+    led.grant()
+    read_rows: list[Any] = []
+
+    def record_rows(cursor: psycopg.Cursor[Any]) -> psycopg.rows.RowMaker[Any]:
+        make_row = psycopg.rows.tuple_row(cursor)
+
+        def record(values: Sequence[Any]) -> Any:
+            read_rows.append(make_row(values))
+            return read_rows[-1]
+
+        return record
+
+    postgres.connection.row_factory = record_rows
+    with postgres.connection.transaction():
+        assert group_lifecycle.delete(postgres.connection, led.group_id, postgres.clock())
+    assert [event for event, *_ in led.events()] == ["grant", "delete"]
+    assert len(read_rows) < 10
 
 
 @pytest.mark.conforms("A4")

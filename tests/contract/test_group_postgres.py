@@ -71,6 +71,18 @@ def test_a_creation_out_of_time_names_the_command(postgres: PostgresWorld) -> No
         store.open_group(Subscription.parse("$share/slow/#"), StartingPosition("earliest"))
 
 
+def test_a_deletion_out_of_time_names_the_command(postgres: PostgresWorld) -> None:
+    postgres.group()
+    store = postgres.another_store(lock_timeout_s=30, statement_timeout_s=0.2)
+    named = r"`sublet groups delete '\$share/billing/orders/#'`"
+    with (
+        blocking(postgres, "lock table lending in access exclusive mode"),
+        pytest.raises(TransactionRolledBack, match=named),
+    ):
+        store.delete_group(SHARE)
+    assert postgres.store.find_live_group(SHARE) is not None
+
+
 def test_no_failover_leaves_a_locked_grant(postgres: PostgresWorld) -> None:
     """It is of the timeline before, and ends when it can be written."""
     held = postgres.granted(5)

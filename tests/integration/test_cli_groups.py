@@ -116,6 +116,19 @@ def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
     assert (answered.code, "is deleted" in answered.err) == (0, True)
 
 
+@pytest.mark.conforms("E23")
+def test_deleting_a_group_may_take_a_minute(shell: Shell, conn: Connection) -> None:
+    """For its rows, however many they are."""
+    done(shell.run("groups", "create", GROUP, "--json"))
+    conn.execute(
+        "create function check_timeout() returns trigger language plpgsql as $$ begin"
+        " if current_setting('statement_timeout')::interval < interval '1 minute' then"
+        " raise 'out of time' using errcode = 'query_canceled'; end if; return null; end $$;"
+        " create trigger check_timeout before delete on lending execute function check_timeout()"
+    )
+    assert done(shell.run("groups", "delete", GROUP, "--yes", "--json"))["deleted"]
+
+
 # --- what is shown of sessions and of what happened -----------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from sublet_protocol.domain.epoch_frontiers import format_frontier, lower_fronti
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 
-CREATE_TIMEOUT_S = 60.0
+ROWS_TIMEOUT_S = 60.0
 """For the rows of a group, one for each stream of its filter, which may be very many."""
 
 
@@ -97,7 +97,7 @@ def create(
     )
     load_strategy(strategy)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, is_new = create_group(database.url, parsed_subscription, options, statement_timeout_s=CREATE_TIMEOUT_S)
+        group, is_new = create_group(database.url, parsed_subscription, options, statement_timeout_s=ROWS_TIMEOUT_S)
         epochs = describe_group(connection, parsed_subscription).epochs if atomic else ()
     if cli.json:
         summary = {"subscription": str(parsed_subscription), "group_id": group.group_id, "created": is_new}
@@ -130,19 +130,20 @@ def delete(
       sublet groups delete '$share/billing/orders/#' --yes
     """
     from sublet_storage.db.connect import connect
-    from sublet_storage.groups.admin import admin
+    from sublet_storage.groups.admin.admin import delete_group
     from sublet_storage.groups.status.overview import describe_group
 
     resolved_subscription = resolve_subscription(cli, subscription)
-    with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        overview = describe_group(connection, resolved_subscription)
-        stream_count = sum(len(member.streams) for member in overview.members)
+    with cli.open_database() as database:
         if not yes:
+            with connect(database.url, application_name="sublet cli") as connection:
+                overview = describe_group(connection, resolved_subscription)
+            stream_count = sum(len(member.streams) for member in overview.members)
             cli.confirm(
                 f"Delete {resolved_subscription}, its progress, and the lending of {stream_count} streams?",
                 "Nothing was deleted.",
             )
-        deleted = admin.delete_group(database.url, resolved_subscription)
+        deleted = delete_group(database.url, resolved_subscription, statement_timeout_s=ROWS_TIMEOUT_S)
     if cli.json:
         cli.print_json({"subscription": str(resolved_subscription), "group_id": deleted, "deleted": True})
     else:

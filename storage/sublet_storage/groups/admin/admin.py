@@ -34,9 +34,10 @@ def create_group(
     return group, not existed
 
 
-def delete_group(url: str, subscription: Subscription) -> int:
-    """Delete a group with its progress; return its id. Raise `NotFound`."""
-    with _open_store(url) as store:
+def delete_group(url: str, subscription: Subscription, statement_timeout_s: float = STATEMENT_TIMEOUT_S) -> int:
+    """Delete a group with its progress; return its id. Raise `NotFound`. `statement_timeout_s`: its rows are deleted by
+    one statement, too."""
+    with _open_store(url, statement_timeout_s) as store:
         group_id = store.delete_group(subscription, store.user())
     if group_id is None:
         raise group_not_found_error(subscription)

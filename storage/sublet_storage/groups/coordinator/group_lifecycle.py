@@ -54,13 +54,14 @@ select %(group)s, stream_id, position, {NOW} from (
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
 
+# No line of a group is younger than its deletion: of one deleted earlier none is read.
 _FORMER = f"""
 update lending l set held_until = former.at
   from (select g.group_id, h.stream_id, max(h.at) as at
           from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
-            on h.group_id = f.group_id and h.at > {NOW} - interval '1 hour'
-         where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at is not null
-           and (h.event = 'delete' or (h.event = 'reset' and h.forced))
+            on h.group_id = f.group_id and h.event in ('delete', 'reset') and h.at > {NOW} - interval '1 hour'
+         where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at > {NOW} - interval '1 hour'
+           and (h.event = 'delete' or h.forced)
          group by g.group_id, h.stream_id) as former
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
@@ -75,9 +76,10 @@ update consumer_group set desired_state = %(desired_state)s::jsonb, desired_stat
 
 _DROP = f"""
 with locked as materialized (
-  select group_id, stream_id from lending where group_id = %(group)s order by stream_id for update)
-delete from lending l using locked where l.group_id = locked.group_id and l.stream_id = locked.stream_id
-returning {lending_statements.KEYLESS_ROW}"""
+  select {lending_statements.KEYLESS_ROW} from lending l where l.group_id = %(group)s order by l.stream_id for update
+), dropped as (
+  delete from lending l using locked where l.group_id = locked.group_id and l.stream_id = locked.stream_id)
+select * from locked where status = 'held'"""
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -162,8 +164,8 @@ def insert(
 def delete(connection: Connection, group_id: int, now_us: int | None, user: str = "") -> bool:
     """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
-    The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
-    grants.
+    The history records the end of each grant, from the row as it was dropped; no others are read. A group that
+    never had a leader has no grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})

@@ -136,6 +136,11 @@ class PostgresGroupStore:
                 lambda connection: group_lifecycle.delete(connection, group.group_id, now_us, user)
             )
         except TransactionRolledBack as error:
+            if isinstance(error.__cause__, psycopg.errors.QueryCanceled):
+                raise TransactionRolledBack(
+                    f"group {str(subscription)!r}: its rows, one for each stream of its filter, were not deleted in "
+                    f"the time of a statement: `sublet groups delete {quote(str(subscription))}` may take a minute."
+                ) from error
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
             locker = self._connection.read(

@@ -5,7 +5,7 @@ unknown (None), never 0, where the rows do not show it: a blocked stream, a posi
 retention has taken. A stream that was opened after the group and that no leader has noticed yet is unread from 0.
 
 A stream is unreadable if its holder has reported so under the grant that is in force. The holder's last report counts,
-under the leader that got it: the next leader gets it again. An index has these lines only, and they are few.
+under the leader that got it: the next leader gets it again. An index finds these lines, which are few.
 
 Members that hold nothing are in their leader's memory only, and so not here.
 """
