@@ -108,6 +108,8 @@ class Feed:
         batches = to_record_batches(data)
         for batch in batches:
             check_sizes(batch, MAX_MESSAGE_BYTES)
+            if batch["epoch"].null_count < batch.num_rows:
+                raise UsageError("messages with an epoch: only a Publisher, with access to the database, has epochs.")
             self._buffer.routes.check(batch)
         return self._buffer.add_batches(batches)
 

@@ -192,7 +192,7 @@ def _to_array(name: str, column: Any, count: int) -> Any:
         values = [as_headers(each) for each in values]
     if name == "timestamp":
         for each in values:
-            if type(each).__name__ == "datetime64" or (isinstance(each, datetime) and each.utcoffset() is None):
+            if type(each).__name__ in ("datetime64", "NaTType") or (isinstance(each, datetime) and each.utcoffset() is None):
                 raise UsageError(f"column timestamp: {_format_no_zone(each)}")
     try:
         array = pa.array(values, _TYPES[name])
@@ -214,8 +214,12 @@ def _to_column(table: pa.Table, field: pa.Field) -> Any:
         return pa.nulls(count, field.type)
     column = table.column(field.name)
     if field.name == "timestamp":
-        _check_zone(column.type)
+        _check_zone(column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
+    if field.name == "headers":
+        _check_header_type(column.type)
     try:
+        if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+            raise pa.ArrowInvalid("a list view")  # which Arrow casts by its offsets, without its sizes
         if column.type != field.type:
             column = column.cast(field.type, safe=not _is_finer(column.type))
         column.validate(full=True)
@@ -256,6 +260,14 @@ def _check_zone(kind: pa.DataType) -> None:
             f"column timestamp of type {kind}: it has no time zone. Say which it is in "
             "(pyarrow.compute.assume_timezone(column, 'UTC'), say), or give microseconds since 1970."
         )
+
+
+def _check_header_type(kind: pa.DataType) -> None:
+    """Raise `UsageError` for fields of a header that Arrow would leave out, or fill with nulls."""
+    fields = kind.value_type if hasattr(kind, "value_type") else kind
+    names = [each.name for each in fields] if pa.types.is_struct(fields) else ["key", "value"]
+    if sorted(names) != ["key", "value"]:
+        raise UsageError(f"column headers: a header has the fields {', '.join(names)}. Name them key and value.")
 
 
 def _check_header_names(column: pa.ChunkedArray) -> None:

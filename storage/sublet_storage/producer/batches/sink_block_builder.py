@@ -33,6 +33,8 @@ class SinkBlockBuilder:
     def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
         """Yield the blocks that are full with it. Raise what `PublisherRoutingTable.partition_rows` raises."""
         for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
+            if part.num_rows * 4 < batch.num_rows:  # a slice that waits would hold all of its batch
+                part = part.take(pa.array(range(part.num_rows)))
             piece = PendingArrowBatch(part, numbers, SharedPublishResult(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
             messages, size = self._counts.get(stream_id, (0, 0))
