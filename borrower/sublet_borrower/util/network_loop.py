@@ -34,8 +34,9 @@ def network_loop() -> asyncio.AbstractEventLoop:
         )
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="sublet-network", daemon=True).start()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="sublet-network", daemon=True).start()
+            _loop = loop  # not before it runs: there may be no thread for it
         return _loop
 
 
