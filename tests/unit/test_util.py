@@ -151,7 +151,7 @@ print("runs")
 
 
 def test_a_network_loop_without_a_thread_is_none() -> None:
-    """Where the system gives a process no thread, the next call makes the loop: sessions waited on one that never ran."""
+    """Where the system gives a process no thread: sessions waited on a loop that never ran."""
     done = subprocess.run(
         [sys.executable, "-c", LOOP_WITHOUT_THREAD], capture_output=True, text=True, timeout=90, check=False
     )
