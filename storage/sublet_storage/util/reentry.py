@@ -11,7 +11,7 @@ import threading
 from sublet_protocol.domain.errors import UsageError
 
 
-def check_reentry(lock: threading._RLock) -> None:
+def check_reentry(lock: threading.RLock) -> None:
     """Raise `UsageError` if this thread holds the lock."""
     if lock._is_owned():  # type: ignore[attr-defined]
         raise UsageError(
