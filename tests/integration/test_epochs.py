@@ -7,9 +7,11 @@ import contextlib
 import itertools
 import json
 import math
+import pkgutil
 import random
+import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import SimpleQueue
@@ -474,6 +476,39 @@ def test_threads_at_once_take_one_capability(world: World) -> None:
         asked = [pool.submit(lambda: publisher.in_epoch(7).publish("t", b"x").result(30)) for _ in range(8)]
         assert all(each.result(30) for each in asked)
         assert world.frontier() == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("point", "call"),
+    [
+        ("epoch_leases.hold", lambda publisher: publisher.close()),
+        ("epoch_leases.hold", lambda publisher: publisher.in_epoch(5)),
+        ("check_count", lambda publisher: publisher.advance(5)),
+    ],
+    ids=["close", "in_epoch", "advance"],
+)
+def test_a_handler_waits_for_no_call_in_epochs(
+    database: str, monkeypatch: pytest.MonkeyPatch, point: str, call: Callable[[Publisher], object]
+) -> None:
+    """In the middle of the one that it interrupts: that raises, and the publisher goes on."""
+    name = f"sublet_storage.producer.epoch_lease.{point}"
+    function = pkgutil.resolve_name(name)
+
+    def call_interrupted(*arguments: object) -> object:
+        signal.raise_signal(signal.SIGUSR1)
+        return function(*arguments)
+
+    with Publisher(database, space="default") as publisher:
+        handler = signal.signal(signal.SIGUSR1, lambda *_: call(publisher))
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(name, call_interrupted)
+                with pytest.raises(UsageError, match="Set a flag in the handler"):
+                    publisher.advance(4)
+        finally:
+            signal.signal(signal.SIGUSR1, handler)
+        publisher.advance(3)
+        publisher.in_epoch(3).publish("t", b"x").result(30)
 
 
 def test_epochs_are_a_spaces_own(database: str) -> None:

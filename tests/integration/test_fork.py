@@ -130,6 +130,10 @@ with sublet.Feed(NODE) as feed, feed.follow("#", "earliest") as reader:
             reader.read(1)
         except sublet.errors.UsageError as error:
             print(error, flush=True)
+        try:
+            sublet.Feed(NODE).publish("a", b"of the child").result(10)
+        except sublet.errors.UsageError as error:
+            print(error, flush=True)
         sys.exit(0)
     assert os.waitpid(child, 0)[1] == 0
     feed.publish("a", b"2").result(30)
@@ -137,8 +141,9 @@ with sublet.Feed(NODE) as feed, feed.follow("#", "earliest") as reader:
 """
 
 
-def test_a_forked_child_may_not_read_a_feed(database: str, node: str) -> None:
-    """And ends, though the block around its parent's reader closes the reader."""
+def test_a_forked_child_has_no_feed(database: str, node: str) -> None:
+    """Neither its parent's, nor one of its own: grpc would wait there for ever. And it ends, though the block around
+    its parent's reader closes the reader."""
     with Publisher(database) as publisher:
         publisher.publish("a", b"1")
     with subprocess.Popen(
@@ -154,7 +159,10 @@ def test_a_forked_child_may_not_read_a_feed(database: str, node: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
     assert program.returncode == 0
-    assert said.startswith("this reader was made in process ")
+    of_reader, of_feed = said.splitlines()
+    assert of_reader.startswith("this reader was made in process ")
+    assert of_feed.startswith("process ")
+    assert "was forked from one that has used a session or a feed" in of_feed
 
 
 PARTS = """

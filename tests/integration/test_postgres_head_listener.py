@@ -152,6 +152,14 @@ def test_schemas_share_the_places_to_listen(database: str, conn: Connection, mon
 
 
 @pytest.mark.usefixtures("listened")
+def test_a_late_change_of_the_schema_moves_no_listener(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect(database) as conn:
+        monkeypatch.setenv("SUBLET_SCHEMA", "other")
+        assert acquire_listener_slot(conn)
+        assert conn.execute("select pg_listening_channels()").fetchall() == [(channel_name("sublet"),)]
+
+
+@pytest.mark.usefixtures("listened")
 def test_a_process_that_is_configured_so_never_listens(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     ProducerFenced,
     PublisherClosed,
+    SchemaMismatch,
     SubletError,
     UnknownOutcome,
     UsageError,
@@ -355,6 +356,20 @@ def test_a_database_that_stays_away_fails_deliveries(database: str, conn: Connec
     publisher.publish("t", b"y").result(20)
     publisher.close()
     assert b"y" in values(conn)
+
+
+def test_a_late_change_of_schema_moves_no_publisher(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor where it connects later: it goes on in the schema that it was opened with, and others begin in theirs."""
+    with Publisher(database, space="default") as publisher:
+        monkeypatch.setenv("SUBLET_SCHEMA", "elsewhere")
+        publisher.publish("t", b"1").result(10)
+        conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name ~ '^sublet pub'")
+        publisher.in_epoch(1).publish("t", b"2").result(10)
+        with pytest.raises(SchemaMismatch, match="'elsewhere'"):
+            Publisher(database)
+    assert values(conn) == [b"1", b"2"]
 
 
 def test_a_newer_incarnation_fences_the_older(database: str, conn: Connection) -> None:

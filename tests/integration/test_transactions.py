@@ -19,6 +19,7 @@ from psycopg import transaction as psycopg_transaction
 
 from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.consumer.runner import RetryPolicy, run
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
@@ -159,6 +160,19 @@ def test_output_and_progress_are_committed_together(place: OutputStage) -> None:
             done += len(batch)
             assert place.progress() == done, "and all of it with it, without a word of the leader's"
     assert place.output() == expected(20)
+
+
+def test_a_late_change_of_the_schema_moves_no_session(place: OutputStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor its transactions and dead letters, over a connection that is made later."""
+    place.publish(1)
+    with place.session() as session:
+        monkeypatch.setenv("SUBLET_SCHEMA", "elsewhere")
+        batch = first(session)
+        with batch.transaction() as connection:
+            write(connection, batch)
+            publish_dead_letter(connection, place.topic, batch.table, batch.stream_id, "of no use")
+        assert place.state() == (expected(1), 1)
+        assert first(session).table["value"].to_pylist() == [b"0"], "the dead letter"
 
 
 def interrupt(*_: object) -> NoReturn:

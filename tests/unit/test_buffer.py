@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
+import signal
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.errors import SubletError, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import size_of, to_record_batches
@@ -279,6 +280,40 @@ def test_a_call_that_is_broken_off_is_done_or_not(
         if not broken:
             break
     assert place > 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda buffer: publish(buffer, b"of the handler"),
+        publish_all,
+        lambda buffer: buffer.advance([(1,)]),
+        flush,
+        lambda buffer: buffer.close(SubletError("closed")),
+    ],
+    ids=["publish", "publish_batch", "advance", "flush", "close"],
+)
+def test_a_handler_makes_no_call_in_the_middle_of_one(
+    monkeypatch: pytest.MonkeyPatch, call: Callable[[SendBuffer], object]
+) -> None:
+    """It would wait for ever for what it interrupts: that raises, and all goes on afterwards."""
+    buffer, find_stream = a_buffer(ROOMY), PublisherRoutingTable.find_stream
+
+    def find_stream_interrupted(routes: PublisherRoutingTable, topic: str, key: bytes | None) -> int:
+        if topic == "u":
+            signal.raise_signal(signal.SIGUSR1)
+        return find_stream(routes, topic, key)
+
+    monkeypatch.setattr(PublisherRoutingTable, "find_stream", find_stream_interrupted)
+    handler = signal.signal(signal.SIGUSR1, lambda *_: call(buffer))
+    try:
+        with pytest.raises(UsageError, match="Set a flag in the handler, or raise an exception there"):
+            publish(buffer, b"interrupted", "u")
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+    publish(buffer, b"after")
+    assert log_of(buffer) == {1: [b"after"]}
+    call(buffer)
 
 
 def test_room_is_reported_when_there_is_some() -> None:

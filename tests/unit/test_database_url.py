@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting
 from sublet_protocol.domain.secret import Secret, hide_secrets
 from sublet_storage.db.connect import FIRST_VERSION, SCHEMA_VERSION, connect, is_compatible, resolve_schema_name
-from sublet_storage.db.database_url import as_secret, format_url, parse_secret_parts, parse_url, resolve_database_url
+from sublet_storage.db.database_url import (
+    OpenedUrl,
+    as_secret,
+    format_url,
+    parse_secret_parts,
+    parse_url,
+    resolve_database_url,
+)
+from sublet_storage.notify.drivers.postgres import PostgresNotificationDriver, channel_name
 
 pytestmark = pytest.mark.conforms("X3")
 
@@ -155,6 +163,16 @@ def test_a_schema_name_in_need_of_quotes_is_refused(name: str, monkeypatch: pyte
     monkeypatch.setenv("SUBLET_SCHEMA", name)
     with pytest.raises(InvalidSetting, match="1 to 63"):
         connect("postgresql://localhost:1/db")
+
+
+def test_an_opened_database_keeps_its_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as a key, and for its channel of notifications, whatever SUBLET_SCHEMA is by then."""
+    url = as_secret("postgresql://ann:s3cret@host/db")
+    opened = OpenedUrl(url, "one")
+    monkeypatch.setenv("SUBLET_SCHEMA", "other")
+    assert [resolve_schema_name(opened=each) for each in (opened, as_secret(opened), url)] == ["one", "one", "other"]
+    assert len({opened, OpenedUrl(url, "one"), OpenedUrl(url, "two"), url}) == 3
+    assert PostgresNotificationDriver(opened).capabilities.notify_channel == channel_name("one")
 
 
 def test_a_newer_schema_says_what_it_works_with() -> None:

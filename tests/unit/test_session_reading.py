@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.consumer import database_or_node_access, group_membership, max_poll_interval
+from sublet_borrower.consumer import session as session_module
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.next_batch_reader import NextBatchReader
 from sublet_borrower.consumer.redelivery_queue import RedeliveryQueue
@@ -47,6 +49,7 @@ from sublet_protocol.domain.errors import (
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
+from tests.interrupted_calls import run_interrupted
 from tests.kit import GRANT_KEY, WAIT_S, eventually, in_loop
 from tests.unit import test_assignment, test_batch, test_complete_epoch_stream
 
@@ -225,6 +228,32 @@ def test_only_a_stable_name_has_an_epoch(
     monkeypatch.setattr(database_or_node_access, "consumer_progress", drawn)
     Session("$share/g/none/#", name=name, is_name_stable=is_stable).close()
     assert (agent.wanted["session"], agent.wanted["session_epoch"]) == (name, epoch)
+
+
+@pytest.mark.usefixtures("_alone", "timers")
+def test_a_session_broken_off_as_it_opens_is_closed(monkeypatch: pytest.MonkeyPatch, agent: Agent) -> None:
+    """Wherever an exception of a signal handler comes: nobody has the session, to close the agent that goes on."""
+    made: list[object] = []
+
+    def make_agent(*_: object) -> Agent:
+        made.append(agent)
+        return agent
+
+    monkeypatch.setattr(group_membership, "AgentLoop", make_agent)
+    where = Path(session_module.__file__), Path(max_poll_interval.__file__)
+    for place in itertools.count(1):
+        made.clear()
+        agent.is_closed = False
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            session, broken = run_interrupted(lambda: Session("$share/g/none/#"), place, *where)
+            gc.collect()
+        if session is not None:
+            session.close()
+            break
+        assert agent.is_closed == bool(made), broken
+        assert not [each for each in caught if "dropped" in str(each.message)], broken
+    assert place > 20
 
 
 def test_a_session_ends_with_its_own_subscription(session: Session, agent: Agent) -> None:

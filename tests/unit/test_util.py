@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import select
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -128,6 +130,32 @@ def test_a_forked_child_has_no_network_loop() -> None:
         finally:
             os._exit(0 if is_refused else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+LOOP_WITHOUT_THREAD = """
+import asyncio, threading
+from sublet_borrower.util.network_loop import network_loop
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+
+start, threading.Thread.start = threading.Thread.start, refuse
+try:
+    network_loop()
+except RuntimeError as error:
+    print(error)
+threading.Thread.start = start
+asyncio.run_coroutine_threadsafe(asyncio.sleep(0), network_loop()).result(30)
+print("runs")
+"""
+
+
+def test_a_network_loop_without_a_thread_is_none() -> None:
+    """Where the system gives a process no thread: sessions waited on a loop that never ran."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP_WITHOUT_THREAD], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (done.stdout, done.stderr) == ("can't start new thread\nruns\n", "")
 
 
 # ---  -----------------------------------------------------------------------------------------------------------------

@@ -87,22 +87,22 @@ class GroupMembership(Generic[A]):
                 feed = transport.subscribe_heads(self._on_heads, self._on_listening)
                 opened.callback(feed.stop)
                 self.events.listener = feed.listener
+            self.monitor = NewDataMonitor(
+                self.assignment,
+                partial(fetch_heads, self.reader, self.assignment),
+                self._subscribe_head,
+                self._unsubscribe_head,
+            )
+            self._subscribe = partial(
+                self.agent.subscribe,
+                self.subscription,
+                self.events,
+                weight=weight,
+                session=name,
+                start=starting_position,
+                session_epoch=self.session_epoch,
+            )
             self.resources = opened.pop_all()
-        self.monitor = NewDataMonitor(
-            self.assignment,
-            partial(fetch_heads, self.reader, self.assignment),
-            self._subscribe_head,
-            self._unsubscribe_head,
-        )
-        self._subscribe = partial(
-            self.agent.subscribe,
-            self.subscription,
-            self.events,
-            weight=weight,
-            session=name,
-            start=starting_position,
-            session_epoch=self.session_epoch,
-        )
 
     def join(self) -> None:
         """Join the group, or join it again after the member was given up."""

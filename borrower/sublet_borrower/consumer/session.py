@@ -143,22 +143,27 @@ class Session:
             starting_position=starting_position,
             fetch_heads=fetch_heads_and_frontiers,
         )
-        self.subscription, self._assignment = self._member.subscription, self._member.assignment
-        self._failed = RedeliveryQueue(self.subscription)
-        self._transactions = ProgressTransactions(
-            self._member.url, self._member.granting_group_id, settings.max_poll_interval_s
-        )
-        self._batch_reader = NextBatchReader(
-            self._member, self._transactions, self._failed, max_batch_bytes, whole_epochs=whole_epochs
-        )
-        self._member.resources.callback(self._transactions.close)
-        self._poll_monitor = PollMonitor(self._member)
-        self._member.join()
-        self._poll_monitor.start()
-        origin, consequence = describe_origin(f"a Session of {self.subscription}"), "what it had is given to others"
-        self._drop_monitor = DropMonitor(self, self._member.owner, origin, consequence, self._poll_monitor.end_dropped)
-        self._member.resources.callback(self._drop_monitor.stop)
-        self._member.resources.callback(self._poll_monitor.stop)
+        try:
+            self.subscription, self._assignment = self._member.subscription, self._member.assignment
+            self._failed = RedeliveryQueue(self.subscription)
+            self._transactions = ProgressTransactions(
+                self._member.url, self._member.granting_group_id, settings.max_poll_interval_s
+            )
+            self._batch_reader = NextBatchReader(
+                self._member, self._transactions, self._failed, max_batch_bytes, whole_epochs=whole_epochs
+            )
+            self._member.resources.callback(self._transactions.close)
+            self._poll_monitor = PollMonitor(self._member)
+            self._member.resources.callback(self._poll_monitor.stop)
+            self._member.join()
+            self._poll_monitor.start()
+            origin, consequence = describe_origin(f"a Session of {self.subscription}"), "what it had is given to others"
+            end_dropped = self._poll_monitor.end_dropped
+            self._drop_monitor = DropMonitor(self, self._member.owner, origin, consequence, end_dropped)
+            self._member.resources.callback(self._drop_monitor.stop)
+        except BaseException:  # nobody else could close what it has opened
+            self._member.close(0.0)
+            raise
 
     # --- for the user -----------------------------------------------------------------------------------------------
 

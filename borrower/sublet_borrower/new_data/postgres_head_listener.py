@@ -175,7 +175,7 @@ def subscribe_heads(url: str, on_heads: OnHeads, on_listening: OnListening) -> H
     """Call `on_heads` with new heads from now on, while the process listens. Raise `InvalidSetting`."""
     if direct_listener_slots() == 0:
         return HeadFeed(lambda: None)
-    database = url, resolve_schema_name()
+    database = url, resolve_schema_name(opened=url)
     with _lock:
         listener = _open.get(database)
         if listener is None or not listener.is_alive():

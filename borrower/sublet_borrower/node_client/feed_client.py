@@ -11,6 +11,7 @@ from types import TracebackType
 from sublet_borrower.node_client.feed_reader import FeedReader, FeedStart
 from sublet_borrower.node_client.node_calls import validate_nodes
 from sublet_borrower.node_client.node_publish_sender import NodePublishSender, SingleRouteTable
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
@@ -30,7 +31,7 @@ from sublet_storage.producer.batches.input_conversion import (
 )
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
-from sublet_storage.util.fork_guard import DropMonitor, OwnerProcess, describe_origin
+from sublet_storage.util.fork_guard import DropMonitor, describe_origin
 from sublet_storage.util.timeouts import check_timeout
 
 BATCH_MESSAGES = 4000
@@ -50,9 +51,9 @@ class Feed:
     No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
     order per key, stored once despite retries, `max_buffered_bytes` of back-pressure. It is tried until
     `delivery_timeout_s` (math.inf: for ever) after it was published. Readers go on at the next node by themselves;
-    `node_timeout_s` is how long no node may answer. It belongs to the process that made it. One that is
-    dropped without `close` ends by itself, with a `ResourceWarning`: what is queued is delivered. Raises
-    `InvalidSetting`.
+    `node_timeout_s` is how long no node may answer. It belongs to the process that made it, and a process that was
+    forked from one that has used a session or a feed can make none. One that is dropped without `close` ends by itself,
+    with a `ResourceWarning`: what is queued is delivered. Raises `InvalidSetting`, `UsageError`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Feed:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         node_timeout_s: float = NODE_TIMEOUT_S,
     ) -> None:
-        self._owner = OwnerProcess()
+        self._owner = SessionForkGuard()
         self._nodes = validate_nodes(nodes)
         buffered = check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1)
         linger_s = check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000

@@ -17,6 +17,7 @@ from sublet_borrower.node_client.node_calls import (
     FeedPagePrefetcher,
     RetryableCallError,
 )
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_borrower.util.unfinished_work import check_has_run
 from sublet_protocol.domain.errors import (
     InvalidFilter,
@@ -39,7 +40,6 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.arrow_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
-from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
 from sublet_storage.util.timeouts import check_timeout
 
@@ -70,7 +70,7 @@ class FeedReader(Iterator[pa.Table]):
     ) -> None:
         if not isinstance(filter, str | TopicFilter):
             raise InvalidFilter(f"filter {ascii(filter)[:60]}: it is a text, such as orders/#.")
-        self._owner = OwnerProcess()
+        self._owner = SessionForkGuard()
         self._calls, self._kind, self._node_timeout_s = FailoverNodeClient(nodes), kind, node_timeout_s
         self._filter = filter if isinstance(filter, TopicFilter) else TopicFilter.parse(filter)
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import grpc
 
+from sublet_borrower.util.session_fork_guard import check_grpc, use_grpc
 from sublet_protocol.domain import errors
 from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import (
@@ -63,9 +64,11 @@ class RetryableCallError(Exception):
 
 
 class FailoverNodeClient:
-    """Calls to one node at a time, out of several. Not thread-safe, but for `close`."""
+    """Calls to one node at a time, out of several. Not thread-safe, but for `close`. Raises `UsageError` in a process
+    that was forked from one that had used grpc: it would wait there for ever."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
+        check_grpc()
         self._nodes, self._at = tuple(nodes), 0
         self._token = load_access_token()
         self._channel: Any = None
@@ -118,6 +121,7 @@ class FailoverNodeClient:
 
     def _get_stub(self) -> Any:
         if self._channel is None:
+            use_grpc()
             self._opened_with = compute_channel_signature(self.address)
             self._channel = open_channel(self.address, CHANNEL_OPTIONS)
         return sublet_pb2_grpc.FeedStub(self._channel)

@@ -10,8 +10,7 @@ import asyncio
 import os
 import threading
 
-from sublet_borrower.util.session_fork_guard import ADVICE
-from sublet_protocol.domain.errors import UsageError
+from sublet_borrower.util.session_fork_guard import use_grpc
 
 # grpc does not survive a fork, so its fork handlers only log warnings, for each process started. It reads this once,
 # when it is first used.
@@ -19,30 +18,26 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_is_inherited = False
 
 
 def network_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, running. Nothing may block or stop it.
 
-    Raise `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
+    Raise `UsageError` in a process that was forked from one that had used grpc: that would wait there for ever.
     """
     global _loop
-    if _is_inherited:
-        raise UsageError(
-            f"process {os.getpid()} was forked from one that has a session: grpc is of no use here. {ADVICE}"
-        )
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="sublet-network", daemon=True).start()
+            use_grpc()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="sublet-network", daemon=True).start()
+            _loop = loop  # not before it runs: there may be no thread for it
         return _loop
 
 
 def _forget() -> None:
     """Drop the loop in a forked child, which has none of its thread."""
-    global _loop, _lock, _is_inherited
-    _is_inherited = _is_inherited or _loop is not None
+    global _loop, _lock
     _lock, _loop = threading.Lock(), None
 
 

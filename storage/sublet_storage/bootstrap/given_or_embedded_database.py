@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_protocol.domain.secret import Secret
-from sublet_storage.db.connect import check_schema, connect, map_loss
-from sublet_storage.db.database_url import as_secret, format_url, resolve_database_url
+from sublet_storage.db.connect import check_schema, connect, map_loss, resolve_schema_name
+from sublet_storage.db.database_url import OpenedUrl, as_secret, format_url, resolve_database_url
 
 
 class OpenedDatabase(Struct, frozen=True):
-    """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, which
-    only processes of this machine can reach, else None."""
+    """A database that is reachable and at the right schema version: later connections to its `url` are to the same
+    schema. `data_dir` is that of the embedded server, which only processes of this machine can reach, else None."""
 
     url: Secret
     data_dir: Path | None = None
@@ -46,15 +46,20 @@ def open_database(
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
     configured_url = url if data_dir else resolve_database_url(url)
     if configured_url:
-        check_database(configured_url)
-        yield OpenedDatabase(as_secret(configured_url))
+        opened_url = _with_schema(configured_url)
+        check_database(opened_url)
+        yield OpenedDatabase(opened_url)
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 
     with EmbeddedPostgres(Path(data_dir) if data_dir else find_usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
-        yield OpenedDatabase(as_secret(server.url), server.data_dir)
+        yield OpenedDatabase(_with_schema(server.url), server.data_dir)
+
+
+def _with_schema(url: str) -> OpenedUrl:
+    return OpenedUrl(as_secret(url), resolve_schema_name(opened=url))
 
 
 def _check_types(url: object, data_dir: object) -> None:

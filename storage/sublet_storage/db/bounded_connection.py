@@ -38,6 +38,8 @@ class BoundedConnection(psycopg.Connection[Any]):
     server that is full or was demoted accepts writes again later, or another server at the same address does.
     """
 
+    schema: str | None = None
+    """Of the tables that it is for."""
     receive_timeout_s: float = float("inf")
     timeline: str | None = None
     """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its

@@ -25,7 +25,7 @@ from psycopg.conninfo import make_conninfo
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError, format_error
 from sublet_protocol.domain.secret import hide_secrets
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.database_url import as_secret, format_url, parse_url
+from sublet_storage.db.database_url import OpenedUrl, as_secret, format_url, parse_url
 
 SCHEMA_VERSION = "0104"
 """The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
@@ -101,7 +101,7 @@ def connect(
     own_search_path: bool = True,
     receive_timeout_s: float | None = RECEIVE_TIMEOUT_S,
 ) -> BoundedConnection:
-    """Open a connection whose search_path is `schema` (default: SUBLET_SCHEMA, else `sublet`).
+    """Open a connection whose search_path is `schema` (default: see `resolve_schema_name`).
 
     `transaction_timeout_s` is for clients that send a whole transaction at once: if they freeze in the middle of
     sending, nothing else ends it. Servers before version 17 do not know it, and there it is left out. Without
@@ -114,10 +114,11 @@ def connect(
     """
     url = as_secret(url)
     timeouts = _convert_timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
-    search_path = resolve_schema_name(schema) if own_search_path else None
-    conninfo = _make_conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
+    schema = resolve_schema_name(schema, url)
+    conninfo = _make_conninfo(url, schema if own_search_path else None, application_name, timeouts, tcp_timeout_s)
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
+        connection.schema = schema
         connection.receive_timeout_s = float("inf") if receive_timeout_s is None else receive_timeout_s
         _check(connection, url)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
@@ -147,9 +148,11 @@ def _check(connection: BoundedConnection, url: str) -> None:
         raise _pooler_error(url)
 
 
-def resolve_schema_name(explicit: str | None = None) -> str:
-    """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raise `InvalidSetting`."""
-    name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
+def resolve_schema_name(explicit: str | None = None, opened: object = None) -> str:
+    """Return where the tables live: the given name, else that with which the connection, or the URL's database, was
+    opened, else SUBLET_SCHEMA, else `sublet`. Raise `InvalidSetting`."""
+    opened_with = opened.schema if isinstance(opened, OpenedUrl | BoundedConnection) else None
+    name = explicit or opened_with or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise InvalidSetting(
             f"schema {name!r}: a schema is named with 1 to 63 of a-z, 0-9 and _, not starting with a digit "

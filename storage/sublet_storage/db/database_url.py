@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from functools import cache
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import psycopg
@@ -24,6 +24,24 @@ _SCHEME = re.compile(r"\w[\w+.-]*://")
 _HOST = re.compile(r"[\w.:%-]*|[/@].*")
 _SHOWN = re.compile(r"[\w.$@ +-]*")
 """What a user or database that is shown consists of: another one may be a URL itself."""
+
+
+class OpenedUrl(Secret):
+    """The URL of a database that was opened, with the schema of its tables, where every later connection finds them."""
+
+    __slots__ = ("schema",)
+    schema: str
+
+    def __new__(cls, url: Secret, schema: str) -> Self:
+        self = super().__new__(cls, url._source, url._parts)
+        self.schema = schema
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpenedUrl) and self.schema == other.schema and super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash((self.schema, super().__hash__()))
 
 
 def resolve_database_url(explicit: str | None) -> Secret | None:

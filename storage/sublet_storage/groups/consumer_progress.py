@@ -107,7 +107,7 @@ def next_session_epoch(
     Call it outside of a transaction: the next caller waits for its end.
     """
     call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(
-        sql.Identifier(resolve_schema_name(schema))
+        sql.Identifier(resolve_schema_name(schema, conn))
     )
     with map_rejection(PermissionDenied):
         ((epoch,),) = conn.execute(call, (str(subscription), session)).fetchall()
@@ -138,7 +138,7 @@ def advance(
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
         row = conn.execute(
-            _ADVANCE.format(sql.Identifier(resolve_schema_name(schema))),
+            _ADVANCE.format(sql.Identifier(resolve_schema_name(schema, conn))),
             (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *documents),
         ).fetchone()
     except psycopg.Error as error:
@@ -229,7 +229,7 @@ def _read_of_grant(
 ) -> Any:
     """Return what that function of the database has about a grant: (group id, stream id, grant id)."""
     call = sql.SQL("select {}.{}(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
-        sql.Identifier(resolve_schema_name(schema)), sql.Identifier(function)
+        sql.Identifier(resolve_schema_name(schema, conn)), sql.Identifier(function)
     )
     row = conn.execute(call, (*grant, grant_key.reveal())).fetchone()
     return None if row is None else row[0]
@@ -246,7 +246,7 @@ def read_last_planned_ranges(
     """Return {stream: its last planned range} for the streams whose last range was planned by this session, and which
     has no later process."""
     call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
-        sql.Identifier(resolve_schema_name(schema))
+        sql.Identifier(resolve_schema_name(schema, conn))
     )
     planned_ranges = {}
     rows = conn.execute(call, (group_id, session.name, session.epoch, list(stream_ids))).fetchall()
@@ -270,7 +270,7 @@ def read_ended_grants(
     those of the `grants` that history has, except of streams that were reset since."""
     call = sql.SQL(
         "select * from {}.read_ended_grants(%s::bigint, %s::text, %s::bigint, %s::bigint[], %s::bigint[])"
-    ).format(sql.Identifier(resolve_schema_name(schema)))
+    ).format(sql.Identifier(resolve_schema_name(schema, conn)))
     streams, grant_ids = zip(*grants, strict=True)
     rows = conn.execute(call, (group_id, session.name, session.epoch, list(streams), list(grant_ids))).fetchall()
     return {(stream_id, grant_id): (reached, is_finished) for stream_id, grant_id, reached, is_finished in rows}
@@ -291,6 +291,6 @@ def read_lagging_streams(
     filters = read_matching_filters(conn, filter)
     identity = (group_id, session.name, session.epoch)
     rows = conn.execute(
-        call.format(sql.Identifier(resolve_schema_name(schema))), (*identity, filters["open"], filters["closed"])
+        call.format(sql.Identifier(resolve_schema_name(schema, conn))), (*identity, filters["open"], filters["closed"])
     )
     return {row[0]: LaggingStream(*row) for row in rows}

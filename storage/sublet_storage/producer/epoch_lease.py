@@ -26,6 +26,7 @@ from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.sender import LOCK_TIMEOUT_S, Retryable
 from sublet_storage.util.log_throttle import LogThrottle
+from sublet_storage.util.reentry import check_reentry
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class EpochCapability:
         self._url, self._space_id, self._producer = url, space_id, producer
         self._timeline, self._follow_timeline = timeline, follow_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # entered once at a time: see `check_reentry`
         self._frontier: LowerFrontier | None = None
         self._reserved: LowerFrontier | None = None
         self._error: SubletError | None = None
@@ -73,6 +74,7 @@ class EpochCapability:
         """Take the capability for these epochs if there is none yet. Raise `EpochAlreadyCompleted` for one that may be
         published no more, `InvalidEpoch`, and what `advance` raises."""
         if self._frontier is None:
+            self.check_idle()
             with self._lock:
                 if self._frontier is None:
                     self._hold(epochs)
@@ -83,6 +85,10 @@ class EpochCapability:
         epoch_leases.check_not_backwards(
             self._producer, frontier, [check_epoch(epoch, len(frontier.least[0])) for epoch in epochs]
         )
+
+    def check_idle(self) -> None:
+        """Raise `UsageError` in a signal handler in the middle of this thread's own call."""
+        check_reentry(self._lock)
 
     def reserve(self, epochs: Sequence[Epoch]) -> None:
         """Check what is published by these from now on; what is held moves on later. Raise what `check` raises."""

@@ -67,7 +67,7 @@ def publish_in_transaction(
     timestamp: datetime | None,
 ) -> None:
     """Write a row of the outbox in the transaction that is open. `headers`: as JSON."""
-    call = sql.SQL(_PUBLISH).format(sql.Identifier(resolve_schema_name()))
+    call = sql.SQL(_PUBLISH).format(sql.Identifier(resolve_schema_name(opened=conn)))
     conn.execute(call, (topic, value, key, headers, timestamp))
 
 

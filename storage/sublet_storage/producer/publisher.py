@@ -48,6 +48,7 @@ from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender, follow_timeline
 from sublet_storage.spaces.space_queries import find_space
 from sublet_storage.util.fork_guard import DropMonitor, OwnerProcess, describe_origin
+from sublet_storage.util.reentry import check_reentry
 from sublet_storage.util.timeouts import check_timeout
 
 MAX_MESSAGE_BYTES = 1024 * 1024
@@ -76,9 +77,10 @@ class Publisher:
     after a message was published, then its delivery fails, with all that is sent together with it. What has been sent
     by then is given 5 s at least to be answered; what waited behind others that failed is not sent any more.
     `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open. It belongs
-    to the process that made it: in a fork of that, every use but `close` raises `UsageError`. One that is dropped
-    without `close` ends by itself, with a `ResourceWarning`: what is queued is delivered, and its unfinished epochs
-    stay open for their lease. Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
+    to the process that made it: in a fork of that, every use but `close` raises `UsageError`; so does each in a signal
+    handler in the middle of its thread's own call. One that is dropped without `close` ends by itself, with a
+    `ResourceWarning`: what is queued is delivered, and its unfinished epochs stay open for their lease.
+    Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Publisher:
             database = stack.enter_context(open_database(url, data_dir))
             routes, writer, space_id, timeline = _open_log(database.url, space, producer)
             self._capability = None
-            self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
+            self._advancing = threading.RLock()  # advances are queued in the order in which they were allowed
             buffer = self._buffer = SendBuffer(routes, limits)
             if space_id is not None:
                 self._capability = EpochCapability(
@@ -203,6 +205,7 @@ class Publisher:
         if not checked_epochs:
             raise UsageError("advance() without an epoch: give the one that is next.")
         capability = self._get_capability()
+        check_reentry(self._advancing)
         with self._advancing:
             capability.reserve(checked_epochs)
             try:
@@ -239,6 +242,8 @@ class Publisher:
             return
         timeout_s = check_timeout(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._capability is not None:
+            self._capability.check_idle()
         self._buffer.close(PublisherClosed("this publisher is closed."))
         self._sender.join(timeout_s)
         if self._sender.is_alive():

@@ -39,6 +39,7 @@ from sublet_storage.producer.batches.pending_block import (
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.unsettled_results import UnsettledResults
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedPublishResult
+from sublet_storage.util.reentry import check_reentry
 from sublet_storage.util.timeouts import check_timeout
 
 COMMIT_BYTES = 4 * 1024 * 1024
@@ -64,7 +65,7 @@ class SendBuffer:
 
     def __init__(self, routes: PublisherRoutingTable, limits: BufferLimits) -> None:
         self._routes, self._limits = routes, limits
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # entered once at a time: see `check_reentry`
         self._work = threading.Condition(self._lock)  # the sender's alone
         self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBatch]] = {}
         self.sender: BlockSender | None = None
@@ -95,6 +96,7 @@ class SendBuffer:
     ) -> Delivery | None:
         """Queue one message, or have `sender` send it if nothing else is under way; waits for room, or returns None at
         once if it is not to wait."""
+        check_reentry(self._lock)
         message, size = (topic, key, value, headers, timestamp_us, epoch), size_of(topic, key, value, headers)
         while True:
             with self._lock:
@@ -111,6 +113,7 @@ class SendBuffer:
 
     def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
         """Queue batches, part by part as there is room."""
+        check_reentry(self._lock)
         batches = list(batches)
         total = sum(batch.num_rows for batch in batches)
         ticket = SharedPublishResult(total)
@@ -133,6 +136,7 @@ class SendBuffer:
     def advance(self, epochs: Sequence[Epoch]) -> SharedPublishResult:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
+        check_reentry(self._lock)
         with self._lock:
             self.check_open()
             if self._error is not None:
@@ -156,6 +160,7 @@ class SendBuffer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that is queued now is settled. Raise TimeoutError."""
+        check_reentry(self._lock)
         timeout_s = check_timeout(timeout_s)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
@@ -177,11 +182,13 @@ class SendBuffer:
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
+        check_reentry(self._lock)
         with self._lock:
             self._closed = self._closed or reason
             self._work.notify_all()
             callbacks = self._drain_callbacks()
-        _call_each(callbacks)
+        for callback in callbacks:
+            callback()
 
     # --- the sender -----------------------------------------------------------------------------------------------
 
@@ -254,7 +261,8 @@ class SendBuffer:
                     if piece.ticket.is_done:
                         self._unsettled.remove(piece.ticket)
             callbacks = self._drain_callbacks()
-        _call_each(callbacks)
+        for callback in callbacks:
+            callback()
 
     def reroute(self, routes: PublisherRoutingTable, closed: list[PendingBlock]) -> None:
         """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
@@ -489,8 +497,3 @@ def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> lis
         (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
         for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
     ]
-
-
-def _call_each(callbacks: Iterable[Callable[[], None]]) -> None:
-    for callback in callbacks:
-        callback()

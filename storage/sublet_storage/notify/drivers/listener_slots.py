@@ -55,7 +55,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     parameters = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
     if connection.execute(_TAKE, parameters).fetchone() is None:
         return False
-    start_listening(connection, channel_name(resolve_schema_name()))
+    start_listening(connection, channel_name(resolve_schema_name(opened=connection)))
     return True
 
 

@@ -338,7 +338,7 @@ class PostgresNotificationDriver:
     name = "postgres"
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
-        self._url, self._channel = url, channel_name(resolve_schema_name())
+        self._url, self._channel = url, channel_name(resolve_schema_name(opened=url))
         self.capabilities = NotificationDriverCapabilities(
             is_ordered=True,
             is_lossless=True,

@@ -192,7 +192,9 @@ def _to_array(name: str, column: Any, count: int) -> Any:
         values = [as_headers(each) for each in values]
     if name == "timestamp":
         for each in values:
-            if type(each).__name__ in ("datetime64", "NaTType") or (isinstance(each, datetime) and each.utcoffset() is None):
+            if type(each).__name__ in ("datetime64", "NaTType") or (
+                isinstance(each, datetime) and each.utcoffset() is None
+            ):
                 raise UsageError(f"column timestamp: {_format_no_zone(each)}")
     try:
         array = pa.array(values, _TYPES[name])
