@@ -258,3 +258,11 @@ def test_a_dropped_feed_ends(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, is_f
 def test_a_feed_that_read_nothing_has_no_bookmark(nodes: Nodes) -> None:
     with Feed("n:1") as feed, pytest.raises(UsageError, match=r"call history\(\) or follow\(\) first"):
         assert feed.bookmark
+
+
+def test_epochs_are_refused_in_the_call_itself(nodes: Nodes) -> None:
+    """Not in the deliveries of what is sent together with them."""
+    with Feed("n:1") as feed:
+        with pytest.raises(UsageError, match="messages with an epoch: only a Publisher"):
+            feed.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [None, [7]]})
+        assert nodes.batches == []

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any
 
 import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pytest
 
@@ -30,6 +31,8 @@ from tests.kit import same_name
 WEST = timezone(timedelta(hours=-12))
 NAIVE = datetime(2020, 1, 1)  # noqa: DTZ001 - that is what is refused
 HEADERS = BLOCK_SCHEMA.field("headers").type
+MISNAMED = pa.array([[{"data": b"1", "key": "trace"}]])
+LIST_VIEWS = pa.ListViewArray.from_arrays([0], [1], pa.array([{"key": "a", "value": b"x"}], HEADERS.value_type))
 EAST = timezone(timedelta(hours=12))
 
 
@@ -166,6 +169,10 @@ GOOD: dict[str, Any] = {"topic": "a", "value": [b"x"]}
         ({"timestamp": [True]}, UsageError, "column timestamp: "),
         ({"timestamp": [None, NAIVE]}, UsageError, "column timestamp: timestamp 2020-01-01 00:00:00 has no time zone."),
         ({"timestamp": [np.datetime64("2020-01-01T00", "us")]}, UsageError, "has no time zone. Give an aware datetime"),
+        ({"timestamp": [pd.NaT]}, UsageError, "timestamp NaT has no time zone"),
+        ({"timestamp": pa.array([NAIVE]).dictionary_encode()}, UsageError, "it has no time zone"),
+        ({"headers": MISNAMED}, UsageError, "a header has the fields data, key. Name them key and value."),
+        ({"headers": LIST_VIEWS}, UsageError, "a list view"),
         (
             {"timestamp": pa.array([NAIVE])},
             UsageError,

@@ -72,3 +72,16 @@ def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sink_block_builder, "WAITING_BYTES", 100_000)
     _, rest = gathered(256, [1000] * 20, 50)
     assert sum(len(block.block.payload) for block in rest) < 150_000
+
+
+@pytest.mark.conforms("X4")
+def test_a_few_that_wait_do_not_keep_all_they_came_with() -> None:
+    builder, before, held = SinkBlockBuilder(routes(2)), pa.total_allocated_bytes(), list[int]()
+    for _ in range(60):
+        values = [(b"%08d" % row).ljust(1000, b".") for row in range(2000)]
+        plain = batch(values)
+        keys = pa.array([b"k1"] * 1999 + [b"k3"], pa.binary())
+        list(builder.add(plain.set_column(1, plain.schema.field(1), keys)))
+        del plain
+        held.append(pa.total_allocated_bytes() - before)
+    assert max(held) < 20_000_000, "of 120 MB"

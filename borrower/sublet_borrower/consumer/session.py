@@ -155,12 +155,12 @@ class Session:
             self._member.resources.callback(self._transactions.close)
             self._poll_monitor = PollMonitor(self._member)
             self._member.resources.callback(self._poll_monitor.stop)
+            origin, consequence = describe_origin(f"a Session of {self.subscription}"), "what it had is given to others"
+            self._drop_monitor = DropMonitor(self._member.owner, origin, consequence, self._poll_monitor.end_dropped)
+            self._member.resources.callback(self._drop_monitor.stop)
             self._member.join()
             self._poll_monitor.start()
-            origin, consequence = describe_origin(f"a Session of {self.subscription}"), "what it had is given to others"
-            end_dropped = self._poll_monitor.end_dropped
-            self._drop_monitor = DropMonitor(self, self._member.owner, origin, consequence, end_dropped)
-            self._member.resources.callback(self._drop_monitor.stop)
+            self._drop_monitor.start(self)
         except BaseException:  # nobody else could close what it has opened
             self._member.close(0.0)
             raise

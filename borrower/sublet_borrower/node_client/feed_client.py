@@ -76,12 +76,12 @@ class Feed:
         )
         self._sender.start()
         self._drop_monitor = DropMonitor(
-            self,
             self._owner,
             describe_origin("a Feed"),
             "what is queued is still delivered",
             partial(self._buffer.close, PublisherClosed("this feed was dropped.")),
         )
+        self._drop_monitor.start(self)
         self._reader: FeedReader | None = None
 
     # --- publishing -------------------------------------------------------------------------------------------------

@@ -132,12 +132,12 @@ class Publisher:
             self._database = stack.pop_all()
         self._sender.start()
         self._drop_monitor = DropMonitor(
-            self,
             self._owner,
             describe_origin("a Publisher"),
             "what is queued is still delivered",
             partial(_end_dropped, buffer, self._sender, self._capability, self._database),
         )
+        self._drop_monitor.start(self)
 
     def publish(
         self,

@@ -42,23 +42,26 @@ class OwnerProcess:
 
 
 class DropMonitor:
-    """Monitor of a client, until `stop`: once it is collected, `end` runs on a thread of its own, and a
+    """Monitor of a client, from `start` to `stop`: once it is collected, `end` runs on a thread of its own, and a
     `ResourceWarning` has the `origin` and the `consequence`. Not in a fork, nor at the end of the process.
 
     `end` must not keep the client alive. `origin` may be replaced, where one client makes another.
     """
 
-    def __init__(
-        self, client: object, owner: OwnerProcess, origin: str, consequence: str, end: Callable[[], None]
-    ) -> None:
+    def __init__(self, owner: OwnerProcess, origin: str, consequence: str, end: Callable[[], None]) -> None:
         self.origin = origin
         self._owner, self._consequence, self._end = owner, consequence, end
+        self._finalizer: weakref.finalize[..., object] | None = None
+
+    def start(self, client: object) -> None:
+        """Start monitoring the client, which is open now."""
         self._finalizer = weakref.finalize(client, self._on_dropped)
         self._finalizer.atexit = False
 
     def stop(self) -> None:
         """Stop monitoring: the client is closed."""
-        self._finalizer.detach()
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
     def _on_dropped(self) -> None:
         """End the client. From any thread, at any point of its execution, also while it holds a lock."""
