@@ -91,7 +91,7 @@ def import_(
             group = progress_transfer.create_from_progress(connection, subscription, options, progress, reason)
         else:
             group = check_same_options(live_group, options)
-            _check_same(group, progress_transfer.read_progress(connection, group), progress, file)
+            _check_same(group, progress_transfer.list_moved_streams(connection, group, progress), file)
     _answer(cli, group, progress, dry_run, made_now=live_group is None)
 
 
@@ -140,18 +140,12 @@ def read_export_file(file: Path) -> tuple[Subscription, GroupOptions, ExportedPr
     return result
 
 
-def _check_same(group: Group, group_progress: ExportedProgress, file_progress: ExportedProgress, file: Path) -> None:
-    differing = sorted(
-        {
-            position.stream_id
-            for position in set(group_progress.to_initial.positions) ^ set(file_progress.to_initial.positions)
-        }
-    )
-    if not differing:
+def _check_same(group: Group, moved_streams: list[int], file: Path) -> None:
+    if not moved_streams:
         return
     raise Conflict(
-        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(differing)} streams; the first is "
-        f"{differing[0]}. To go back to the file: sublet groups reset {quote(str(group.subscription))} "
+        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(moved_streams)} streams; the first "
+        f"is {moved_streams[0]}. To go back to the file: sublet groups reset {quote(str(group.subscription))} "
         f"--from-file {file}"
     )
 

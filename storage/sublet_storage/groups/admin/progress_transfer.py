@@ -68,6 +68,11 @@ select n.filter, n.generation_id from generation n
  order by filter, generation_id"""
 """Of generations that are deleted, and of those that are gone and not deleted yet."""
 
+_LATER = """
+select stream_id from stream where stream_id = any(%(streams)s::bigint[]) and generation_id > %(after)s"""
+
+_DELETED_LATER = "select filter, stream_id from lost_generation where generation_id > %(after)s"
+
 _SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
 
 _LEND = f"""
@@ -92,6 +97,11 @@ class ExportedPosition(Struct, frozen=True):
         """Return it as a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
         return self if is_over else structs.replace(self, status=LendingStatus.FREE)
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether nothing of the stream is consumed."""
+        return self.position == 0 and (self.consumed is None or self.consumed.upto == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +142,33 @@ def read_progress(connection: Connection, group: Group) -> ExportedProgress:
         tuple(map(_frontier_from_json, frontiers)),
         get_timeline(connection),
     )
+
+
+def list_moved_streams(connection: Connection, group: Group, progress: ExportedProgress) -> list[int]:
+    """Return in which streams the group is elsewhere than the progress says, in their order. Raise `NotFound` where it
+    was deleted meanwhile.
+
+    Not those that came later and are unread, nor those of the progress that were finished and are deleted; but those
+    that came later and are deleted, of which one is returned for all.
+    """
+    rows = _without_status(read_progress(connection, group)) ^ _without_status(progress)
+    streams = [row.stream_id for row in rows]
+    after = {"after": progress.after_generation}
+    later = {stream_id for (stream_id,) in connection.execute(_LATER, {**after, "streams": streams}).fetchall()}
+    finished = {row.stream_id for row in progress.positions if row.status is LendingStatus.FINISHED}
+    deleted = find_deleted_streams(connection, streams)
+    consumed = {stream_id for stream_id, had_messages in deleted.items() if not had_messages or stream_id in finished}
+    moved = {row.stream_id for row in rows if not (row.is_unread and row.stream_id in later)} - consumed
+    for filter, stream_id in connection.execute(_DELETED_LATER, after).fetchall():
+        if TopicFilter(filter).intersects(group.subscription.filter):
+            moved.add(stream_id)
+    return sorted(moved)
+
+
+def _without_status(progress: ExportedProgress) -> set[ExportedPosition]:
+    """Return the positions alike where they are free and where they are finished, as they are once a stream that is
+    consumed is closed."""
+    return {structs.replace(row, status=LendingStatus.FREE) for row in progress.positions}
 
 
 def clone(
