@@ -237,6 +237,32 @@ def test_an_import_changes_nothing_where_the_group_has_not_moved(
     refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"the first is {later[1]}")
 
 
+@pytest.mark.conforms("A4", "S5")
+def test_a_conflict_of_an_atomic_group_names_what_it_can_do(
+    database: str, conn: psycopg.Connection[Any], shell: Shell, tmp_path: Path
+) -> None:
+    """Which is no reset from a file, and not to skip what is gone."""
+    file = tmp_path / "billing.json"
+    with a_world(database, conn, atomic=True) as world:
+        world.lead(listed=False)
+        rollover(conn, "default")
+        file.write_text(shell.run("groups", "export", GROUP).out)
+        exported = json.loads(file.read_text())
+        world.store.commit([GroupWrites(world.group, world.term, (), True)])
+        assert done(shell.run("groups", "import", str(file), "--json"))["created"] is False, "it has new rows alone"
+        exported["streams"][0]["position"] = 1
+        file.write_text(json.dumps(exported))
+        answer = shell.run("groups", "import", str(file))
+        deletion, epoch = f"groups delete '{GROUP}', then sublet groups import {file}", f"'{GROUP}' --to-epoch EPOCH"
+        refused(answer, 4, "is elsewhere than", deletion, epoch)
+        assert "--from-file" not in answer.err
+        world.store.delete_group(SUBSCRIPTION)
+        conn.execute("update generation set state = 'gone' where state = 'closed'")
+        answer = shell.run("groups", "import", str(file))
+        refused(answer, 4, "is gone by retention", "Take a later one or create the group anew with --from earliest")
+        assert "skip" not in answer.err
+
+
 @pytest.mark.conforms("A4")
 def test_progress_from_elsewhere_is_refused(world: World) -> None:
     conn = world.conn

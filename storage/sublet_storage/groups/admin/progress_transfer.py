@@ -208,7 +208,7 @@ def create_from_progress(
     existing = replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
     _check(connection, subscription, options, existing)
     if options.on_data_loss is OnDataLoss.FAIL and not accepts_loss:
-        _check_nothing_lost(connection, subscription, progress, absent)
+        _check_nothing_lost(connection, subscription, progress, absent, is_atomic=options.atomic)
     _lend(connection, group_id, existing.positions)
     group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
@@ -222,7 +222,12 @@ def create_from_progress(
 
 
 def _check_nothing_lost(
-    connection: Connection, subscription: Subscription, progress: ExportedProgress, absent: dict[int, bool]
+    connection: Connection,
+    subscription: Subscription,
+    progress: ExportedProgress,
+    absent: dict[int, bool],
+    *,
+    is_atomic: bool,
 ) -> None:
     """Raise `Conflict` if messages that the group was to get are gone. `absent`: {deleted stream: whether it had
     messages}."""
@@ -232,17 +237,20 @@ def _check_nothing_lost(
     streams, positions = [stream_id for stream_id, _ in keys], [position for _, position in keys]
     lost += connection.execute(_GONE, {"streams": streams, "positions": positions}).fetchall()
     for stream_id, position in lost:
-        raise _gone_error(f"stream {stream_id}: what there was from offset {position} on", subscription)
+        data = f"stream {stream_id}: what there was from offset {position} on"
+        raise _gone_error(data, subscription, is_atomic=is_atomic)
     parameters = {"after": progress.after_generation, "streams": [row.stream_id for row in progress.positions]}
     for filter, generation_id in connection.execute(_LOST, parameters).fetchall():
         if TopicFilter(filter).intersects(subscription.filter):
-            raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
+            data = f"what spaces of filter {filter} had up to generation {generation_id}"
+            raise _gone_error(data, subscription, is_atomic=is_atomic)
 
 
-def _gone_error(data: str, subscription: Subscription) -> Conflict:
+def _gone_error(data: str, subscription: Subscription, *, is_atomic: bool) -> Conflict:
+    skip = "" if is_atomic else ", give it the option on_data_loss skip,"  # atomic groups refuse that option
     return Conflict(
-        f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
-        "it the option on_data_loss skip, or create the group anew with --from earliest."
+        f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one{skip} "
+        "or create the group anew with --from earliest."
     )
 
 
