@@ -18,8 +18,17 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import AdvancePosition, Group, GroupOptions, OnDataLoss, StartingPosition
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    Group,
+    GroupOptions,
+    GroupWrites,
+    OnDataLoss,
+    StartingPosition,
+)
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, SUBSCRIPTION, World, a_world, open_streams
@@ -163,6 +172,95 @@ def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_
     for unusable in ([], *({**exported, "exported_at": at} for at in ("x" * 2_000_000, "\0", None))):
         file.write_text(json.dumps(unusable))
         refused(shell.run("groups", "import", str(file)), 2, "not what `sublet groups export` writes")
+
+
+@pytest.mark.conforms("A4", "E39")
+def test_an_import_changes_nothing_where_the_group_has_not_moved(
+    database: str, shell: Shell, world: World, tmp_path: Path
+) -> None:
+    """Though rows have come and gone: of streams that were new, that are closed, and that are deleted."""
+    conn, file, clean = world.conn, tmp_path / "billing.json", EmptyGenerationCleaner(rest_s=0)
+    open_ended, unread, partial = (tmp_path / name for name in ("open.json", "unread.json", "partial.json"))
+    world.lead(listed=False)
+
+    def sync() -> None:
+        world.store.commit([GroupWrites(world.group, world.term, (), True)])
+
+    def keep() -> None:
+        """Delete what ended, as maintenance does in some passes."""
+        conn.execute("update space set retention_s = 1")
+        conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+        for _ in range(5):
+            apply_retention(conn)
+            clean(conn)
+
+    def is_same(exported: Path = file) -> bool:
+        return done(shell.run("groups", "import", str(exported), "--json"))["created"] is False
+
+    first = open_streams(conn)
+    granted = [world.lend(stream) for stream in first]
+    for grant in granted:
+        world.write(AdvancePosition(grant.stream_id, grant.grant_id, grant.head))
+    open_ended.write_text(shell.run("groups", "export", GROUP).out)
+    rollover(conn, "default")
+    for grant in granted:  # its holder reports that it is at the end
+        world.write(AdvancePosition(grant.stream_id, grant.grant_id, grant.head))
+    file.write_text(shell.run("groups", "export", GROUP).out)
+    statuses = [stream["status"] for stream in json.loads(file.read_text())["streams"]]
+    assert statuses == ["finished", "finished", "new", "new"]
+    sync()
+    assert is_same()
+    assert is_same(open_ended)
+    unread.write_text(shell.run("groups", "export", GROUP).out)
+    *others, last = json.loads(unread.read_text())["streams"]
+    partial.write_text(json.dumps({**json.loads(unread.read_text()), "streams": others}))
+    refused(shell.run("groups", "import", str(partial)), 4, f"in 1 streams; the first is {last['stream_id']}")
+    rollover(conn, "default")
+    sync()
+    assert is_same()
+    keep()
+    assert not set(first).intersection(row[0] for row in conn.execute("select stream_id from stream"))
+    assert is_same()
+    assert is_same(unread)
+    refused(shell.run("groups", "import", str(open_ended)), 4, "is elsewhere than", f"the first is {first[0]}")
+    world.publish(database)
+    assert is_same()
+    later = open_streams(conn)
+    granted = [world.lend(stream) for stream in later]
+    rollover(conn, "default")
+    for grant in granted:
+        world.write(AdvancePosition(grant.stream_id, grant.grant_id, grant.head))
+    refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"the first is {later[0]}")
+    sync()
+    keep()
+    assert not set(later).intersection(row[0] for row in conn.execute("select stream_id from stream"))
+    refused(shell.run("groups", "import", str(file)), 4, "is elsewhere than", f"the first is {later[1]}")
+
+
+@pytest.mark.conforms("A4", "S5")
+def test_a_conflict_of_an_atomic_group_names_what_it_can_do(
+    database: str, conn: psycopg.Connection[Any], shell: Shell, tmp_path: Path
+) -> None:
+    """Which is no reset from a file, and not to skip what is gone."""
+    file = tmp_path / "billing.json"
+    with a_world(database, conn, atomic=True) as world:
+        world.lead(listed=False)
+        rollover(conn, "default")
+        file.write_text(shell.run("groups", "export", GROUP).out)
+        exported = json.loads(file.read_text())
+        world.store.commit([GroupWrites(world.group, world.term, (), True)])
+        assert done(shell.run("groups", "import", str(file), "--json"))["created"] is False, "it has new rows alone"
+        exported["streams"][0]["position"] = 1
+        file.write_text(json.dumps(exported))
+        answer = shell.run("groups", "import", str(file))
+        deletion, epoch = f"groups delete '{GROUP}', then sublet groups import {file}", f"'{GROUP}' --to-epoch EPOCH"
+        refused(answer, 4, "is elsewhere than", deletion, epoch)
+        assert "--from-file" not in answer.err
+        world.store.delete_group(SUBSCRIPTION)
+        conn.execute("update generation set state = 'gone' where state = 'closed'")
+        answer = shell.run("groups", "import", str(file))
+        refused(answer, 4, "is gone by retention", "Take a later one or create the group anew with --from earliest")
+        assert "skip" not in answer.err
 
 
 @pytest.mark.conforms("A4")

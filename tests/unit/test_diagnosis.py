@@ -96,6 +96,8 @@ S = StallReason
         (S.WAITING_FOR_PARENTS, LED, free(parents=PARENTS * 2), "of 9) and 1 more", "--stream 3"),
         (S.RESERVED_FOR_SESSION, LED, free(session="etl", reserved_s=45.0), "for its return, 45 s more",
          "Start etl again"),
+        (S.FORMER_HOLDER, LED, free(taken_s=3.0), "taken from its holder 3 s ago, by a reset or with the group before "
+         "this one, and n1 grants it when that one may begin no more calls: 20 s after, by default", None),
         (S.MEMBERS_SILENT, led(held=0), FREE, "n1 leads the group, and no consumer has a", f"groups watch {QUOTED}"),
         (S.GRANT_PENDING, LED, FREE, "it is free, and n1 grants it next", f"groups watch {QUOTED}"),
     ],

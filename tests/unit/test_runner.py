@@ -137,15 +137,22 @@ def test_what_a_function_finished_is_done(finish: Callable[[Batch], None], error
 
 
 def test_of_an_atomic_group_no_part_is_tried() -> None:
-    """It would divide epochs."""
+    """It would divide epochs. Nor is a record named, or a dead letter offered."""
     source, sizes = Source(4, consumed=ConsumedFrontier(FIRST, LowerFrontier(((1,),)))), list[int]()
+    source.left_out = 2
 
     def fail(batch: Batch) -> None:
         sizes.append(len(batch))
         raise ValueError("cannot")
 
-    with pytest.raises(UserFunctionFailed, match=f"at stream 7, offset {FIRST}"):
+    with pytest.raises(UserFunctionFailed) as failed:
         run(source, fail, policy=AT_ONCE)
+    assert str(failed.value) == (
+        f"the function failed 3 times in a row in offsets [{FIRST}, {FIRST + 6}) of stream 7, whose epochs are "
+        "processed entirely: ValueError: cannot. Progress ends before these offsets: mend the function, or let it pass "
+        "over what it cannot process, and start again."
+    )
+    assert (failed.value.stream_id, failed.value.offset) == (7, FIRST)
     assert sizes == [4] * AT_ONCE.max_attempts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyspark
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from sublet_borrower.spark.source.spark_checkpoint_reader import check_checkpoint, read_offsets
@@ -37,13 +37,17 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> Spark:
     return spark
 
 
-@pytest.fixture(params=["{}", "file:{}", "file://{}", "hdfs:/{}"])
+ON_SPARKS_DEFAULT = "billing-checkpoint"
+"""Without a scheme, on a cluster whose default file system is not this machine's."""
+
+
+@pytest.fixture(params=["{}", "file:{}", "file://{}", "hdfs:/{}", ON_SPARKS_DEFAULT])
 def place(request: pytest.FixtureRequest, spark: Spark, tmp_path: Path) -> Any:
     """Where a checkpoint is: its URL, and a function that writes a file of it."""
     url = request.param.format(tmp_path / "a b")
 
     def write(name: str, *lines: str) -> None:
-        if url.startswith("hdfs"):
+        if url == ON_SPARKS_DEFAULT or url.startswith("hdfs"):
             spark.files[f"{url}/{name}"] = list(lines)
         else:
             (tmp_path / "a b" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +79,14 @@ def test_a_query_that_keeps_state_is_refused(place: Any) -> None:
     write("state", "")
     with pytest.raises(UsageError, match="keeps state"):
         check_checkpoint(url)
+
+
+def test_a_query_without_a_checkpoint_or_spark_keeps_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error() -> None:
+        raise PySparkRuntimeError(message="there is no session")
+
+    monkeypatch.setattr(SparkSession, "active", raise_error)
+    check_checkpoint(ON_SPARKS_DEFAULT)
 
 
 def test_the_checkpoint_of_another_query_is_refused(

@@ -130,7 +130,9 @@ class _Runner:
             self._await_valid_grant(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
-                    raise _blame(batch, 0, self._policy.max_attempts, _format_error(error)) from error
+                    raise UserFunctionFailed(
+                        batch.stream_id, batch.first, "", self._policy.max_attempts, _format_error(error), end=batch.end
+                    ) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost_batches += 1

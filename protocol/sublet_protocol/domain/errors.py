@@ -287,16 +287,25 @@ class SubscriptionEnded(SubletError):
 
 
 class UserFunctionFailed(SubletError):
-    """A user's function that kept raising; `record` is the record it failed on, and nothing after it was
-    acknowledged.
+    """A user's function that kept raising; `offset` is that of the record it failed on, in an atomic group the first of
+    the batch, and nothing from there on was acknowledged.
+
+    `end`: of an atomic batch, of which no record is processed alone.
     """
 
-    def __init__(self, stream_id: int, offset: int, record: str, tries: int, error: str) -> None:
+    def __init__(
+        self, stream_id: int, offset: int, record: str, tries: int, error: str, *, end: int | None = None
+    ) -> None:
         self.stream_id, self.offset = stream_id, offset
+        if end is None:
+            location, rest = f"at stream {stream_id}, offset {offset}{record}", "this record"
+            hint = " With RetryPolicy(dead_letter_topic=TOPIC) such a record is published there, and the run goes on."
+        else:
+            location = f"in offsets [{offset}, {end}) of stream {stream_id}, whose epochs are processed entirely"
+            rest, hint = "these offsets", ""
         super().__init__(
-            f"the function failed {tries} times in a row at stream {stream_id}, offset {offset}{record}: {error}. "
-            "Progress ends before this record: mend the function, or let it pass over this record, and start again. "
-            "With RetryPolicy(dead_letter_topic=TOPIC) such a record is published there, and the run goes on."
+            f"the function failed {tries} times in a row {location}: {error}. Progress ends before {rest}: mend the "
+            f"function, or let it pass over what it cannot process, and start again.{hint}"
         )
 
 

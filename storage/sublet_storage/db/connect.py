@@ -156,7 +156,7 @@ def resolve_schema_name(explicit: str | None = None, opened: object = None) -> s
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
         raise InvalidSetting(
             f"schema {name!r}: a schema is named with 1 to 63 of a-z, 0-9 and _, not starting with a digit "
-            "or with pg_. Choose such a name, in SUBLET_SCHEMA or in the call."
+            "or with pg_. Choose such a name in SUBLET_SCHEMA."
         )
     return name
 

@@ -68,7 +68,7 @@ def import_(
 
     It has the options and the progress of then. Where the group is there already, with the same options and at the
     same positions, nothing is changed; otherwise it is a conflict: `sublet groups reset --from-file FILE` moves a
-    group that is there.
+    group that is there. An atomic group is not reset from a file: delete it, and import it then.
 
     Example:
 
@@ -91,7 +91,7 @@ def import_(
             group = progress_transfer.create_from_progress(connection, subscription, options, progress, reason)
         else:
             group = check_same_options(live_group, options)
-            _check_same(group, progress_transfer.read_progress(connection, group), progress, file)
+            _check_same(group, progress_transfer.list_moved_streams(connection, group, progress), file)
     _answer(cli, group, progress, dry_run, made_now=live_group is None)
 
 
@@ -140,19 +140,19 @@ def read_export_file(file: Path) -> tuple[Subscription, GroupOptions, ExportedPr
     return result
 
 
-def _check_same(group: Group, group_progress: ExportedProgress, file_progress: ExportedProgress, file: Path) -> None:
-    differing = sorted(
-        {
-            position.stream_id
-            for position in set(group_progress.to_initial.positions) ^ set(file_progress.to_initial.positions)
-        }
-    )
-    if not differing:
+def _check_same(group: Group, moved_streams: list[int], file: Path) -> None:
+    if not moved_streams:
         return
+    name, path = quote(str(group.subscription)), quote(str(file))
+    hint = (  # epochs of an atomic group would be split
+        f"sublet groups delete {name}, then sublet groups import {path}. To begin with an epoch: sublet groups reset "
+        f"{name} --to-epoch EPOCH"
+        if group.options.atomic
+        else f"sublet groups reset {name} --from-file {path}"
+    )
     raise Conflict(
-        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(differing)} streams; the first is "
-        f"{differing[0]}. To go back to the file: sublet groups reset {quote(str(group.subscription))} "
-        f"--from-file {file}"
+        f"{group.subscription} exists, and is elsewhere than {file} says, in {len(moved_streams)} streams; the first "
+        f"is {moved_streams[0]}. To go back to the file: {hint}"
     )
 
 
@@ -177,8 +177,9 @@ def _answer(cli: CliCommandContext, group: Group, progress: ExportedProgress, dr
 def export(cli: CliCommandContext, subscription: GroupName) -> None:
     """Write the options of a group and its position in each stream, as JSON.
 
-    `sublet groups reset --from-file FILE` goes back to it, and `sublet groups import FILE` makes the group anew where
-    it was deleted. For a reset, take streams that retention has taken since out of the file, or reset by time.
+    `sublet groups reset --from-file FILE` goes back to it, unless the group is atomic, and `sublet groups import FILE`
+    makes the group anew where it was deleted. For a reset, take streams that retention has taken since out of the
+    file, or reset by time.
 
     Examples:
 

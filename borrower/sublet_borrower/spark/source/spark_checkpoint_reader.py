@@ -63,14 +63,14 @@ def _find_local_path(location: str) -> Path | None:
 
 def _is_there(location: str) -> bool:
     path = _find_local_path(location)
-    if path is not None:
+    if path is not None and (path.parent.exists() or urlsplit(location).scheme):
         return path.exists()
     from pyspark.errors import AnalysisException
     from pyspark.sql import SparkSession
 
     try:
         return bool(SparkSession.active().read.text(location).schema)
-    except AnalysisException:
+    except (AnalysisException, RuntimeError):  # no such path, or no Spark that could look elsewhere
         return False
 
 

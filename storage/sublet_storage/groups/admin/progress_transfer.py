@@ -68,6 +68,11 @@ select n.filter, n.generation_id from generation n
  order by filter, generation_id"""
 """Of generations that are deleted, and of those that are gone and not deleted yet."""
 
+_LATER = """
+select stream_id from stream where stream_id = any(%(streams)s::bigint[]) and generation_id > %(after)s"""
+
+_DELETED_LATER = "select filter, stream_id from lost_generation where generation_id > %(after)s"
+
 _SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
 
 _LEND = f"""
@@ -92,6 +97,11 @@ class ExportedPosition(Struct, frozen=True):
         """Return it as a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
         return self if is_over else structs.replace(self, status=LendingStatus.FREE)
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether nothing of the stream is consumed."""
+        return self.position == 0 and (self.consumed is None or self.consumed.upto == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +144,33 @@ def read_progress(connection: Connection, group: Group) -> ExportedProgress:
     )
 
 
+def list_moved_streams(connection: Connection, group: Group, progress: ExportedProgress) -> list[int]:
+    """Return in which streams the group is elsewhere than the progress says, in their order. Raise `NotFound` where it
+    was deleted meanwhile.
+
+    Not those that came later and are unread, nor those of the progress that were finished and are deleted; but those
+    that came later and are deleted, of which one is returned for all.
+    """
+    rows = _without_status(read_progress(connection, group)) ^ _without_status(progress)
+    streams = [row.stream_id for row in rows]
+    after = {"after": progress.after_generation}
+    later = {stream_id for (stream_id,) in connection.execute(_LATER, {**after, "streams": streams}).fetchall()}
+    finished = {row.stream_id for row in progress.positions if row.status is LendingStatus.FINISHED}
+    deleted = find_deleted_streams(connection, streams)
+    consumed = {stream_id for stream_id, had_messages in deleted.items() if not had_messages or stream_id in finished}
+    moved = {row.stream_id for row in rows if not (row.is_unread and row.stream_id in later)} - consumed
+    for filter, stream_id in connection.execute(_DELETED_LATER, after).fetchall():
+        if TopicFilter(filter).intersects(group.subscription.filter):
+            moved.add(stream_id)
+    return sorted(moved)
+
+
+def _without_status(progress: ExportedProgress) -> set[ExportedPosition]:
+    """Return the positions alike where they are free and where they are finished, as they are once a stream that is
+    consumed is closed."""
+    return {structs.replace(row, status=LendingStatus.FREE) for row in progress.positions}
+
+
 def clone(
     connection: Connection, source: Subscription, subscription: Subscription, user: str
 ) -> tuple[Group, ExportedProgress]:
@@ -171,7 +208,7 @@ def create_from_progress(
     existing = replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
     _check(connection, subscription, options, existing)
     if options.on_data_loss is OnDataLoss.FAIL and not accepts_loss:
-        _check_nothing_lost(connection, subscription, progress, absent)
+        _check_nothing_lost(connection, subscription, progress, absent, is_atomic=options.atomic)
     _lend(connection, group_id, existing.positions)
     group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
@@ -185,7 +222,12 @@ def create_from_progress(
 
 
 def _check_nothing_lost(
-    connection: Connection, subscription: Subscription, progress: ExportedProgress, absent: dict[int, bool]
+    connection: Connection,
+    subscription: Subscription,
+    progress: ExportedProgress,
+    absent: dict[int, bool],
+    *,
+    is_atomic: bool,
 ) -> None:
     """Raise `Conflict` if messages that the group was to get are gone. `absent`: {deleted stream: whether it had
     messages}."""
@@ -195,17 +237,20 @@ def _check_nothing_lost(
     streams, positions = [stream_id for stream_id, _ in keys], [position for _, position in keys]
     lost += connection.execute(_GONE, {"streams": streams, "positions": positions}).fetchall()
     for stream_id, position in lost:
-        raise _gone_error(f"stream {stream_id}: what there was from offset {position} on", subscription)
+        data = f"stream {stream_id}: what there was from offset {position} on"
+        raise _gone_error(data, subscription, is_atomic=is_atomic)
     parameters = {"after": progress.after_generation, "streams": [row.stream_id for row in progress.positions]}
     for filter, generation_id in connection.execute(_LOST, parameters).fetchall():
         if TopicFilter(filter).intersects(subscription.filter):
-            raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
+            data = f"what spaces of filter {filter} had up to generation {generation_id}"
+            raise _gone_error(data, subscription, is_atomic=is_atomic)
 
 
-def _gone_error(data: str, subscription: Subscription) -> Conflict:
+def _gone_error(data: str, subscription: Subscription, *, is_atomic: bool) -> Conflict:
+    skip = "" if is_atomic else ", give it the option on_data_loss skip,"  # atomic groups refuse that option
     return Conflict(
-        f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
-        "it the option on_data_loss skip, or create the group anew with --from earliest."
+        f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one{skip} "
+        "or create the group anew with --from earliest."
     )
 
 

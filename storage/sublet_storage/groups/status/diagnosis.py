@@ -19,7 +19,8 @@ QUIET_S = 10.0
 """How long messages wait without a report of their holder before their stream counts as stalled."""
 
 SILENT_MEMBER_S = 20.0
-"""How long a stream is not granted after it was taken: a lease and a leader's guarantee, ten seconds each."""
+"""How long a stream is not granted after it was taken: a lease and a leader's guarantee, ten seconds each by default.
+The times of the nodes are not in the database."""
 
 # What holders report of a block that cannot be read or decoded (`sublet_protocol.domain.errors.PoisonBlock`). A store
 # that is away has none, and loses nothing.
@@ -285,7 +286,7 @@ RULES = (
         lambda g, s: s.taken_s is not None and s.taken_s < SILENT_MEMBER_S,
         lambda g, s: (
             f"it was taken from its holder {s.taken_s or 0.0:.0f} s ago, by a reset or with the group before this one, "
-            f"and {g.leader} grants it when that one may begin no more calls: some 20 s after"
+            f"and {g.leader} grants it when that one may begin no more calls: 20 s after, by default"
         ),
     ),
     DiagnosisRule(
