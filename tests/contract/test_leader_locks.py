@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sublet_leader.election import LivenessLockLost, OwnLivenessLockAcquired, PeerLocksChecked
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
 from sublet_storage.db import liveness_lock
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
@@ -23,6 +24,7 @@ from sublet_storage.db.liveness_lock import LOCK_CLASS, LivenessLockKeeper, acqu
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import LeaderLivenessLock
 from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.util.stoppable_thread import StoppableThread
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
 from tests.kit import WAIT_S, eventually
 
@@ -99,6 +101,13 @@ def test_a_lock_is_free_when_its_connection_ends(postgres: PostgresWorld) -> Non
         assert acquire_lock(holder, FIRST.key)
 
 
+@pytest.mark.conforms("X4")
+def test_many_free_locks_fit_into_the_lock_table(postgres: PostgresWorld) -> None:
+    """While it is checked, each is an entry there, of which the server has some thousands for all its users."""
+    keys = range(2 * MAX_SUBSCRIBERS)  # as many as a node checks, and more than that table holds
+    assert find_free_locks(postgres.connection, keys) == set(keys)
+
+
 def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     """The lock of the leader before is free again, for that one to take."""
     postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
@@ -113,11 +122,13 @@ Events = SimpleQueue[OwnLivenessLockAcquired | LivenessLockLost | PeerLocksCheck
 
 
 @contextmanager
-def keeping(url: str, rivals: Sequence[int] = (), **more: Any) -> Iterator[tuple[LivenessLockKeeper, Events]]:
+def keeping(
+    url: str, rivals: Sequence[int] = (), clock: Callable[[], float] = time.monotonic, **more: Any
+) -> Iterator[tuple[LivenessLockKeeper, Events]]:
     """Yield a keeper of the first lock, whose next check is due in an hour, once it has that lock, and its events."""
     events: Events = SimpleQueue()
     times = dataclasses.replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
-    keeper = LivenessLockKeeper(url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic, **more)
+    keeper = LivenessLockKeeper(url, ONE.incarnation, times, lambda: rivals, events.put, clock, **more)
     keeper.start()
     try:
         assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
@@ -144,6 +155,19 @@ def test_a_lost_lock_is_tried_again_at_once(postgres: PostgresWorld) -> None:
             assert isinstance(events.get(timeout=WAIT_S), LivenessLockLost)
             assert tried.wait(WAIT_S)
         assert events.get(timeout=WAIT_S) == OwnLivenessLockAcquired(FIRST.key)
+
+
+def test_between_checks_that_fail_there_is_a_pause(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the lock itself was acquired each time."""
+    pauses: SimpleQueue[float] = SimpleQueue()
+
+    def sleep(keeper: StoppableThread, seconds: float) -> bool:
+        pauses.put(seconds)
+        return StoppableThread.sleep(keeper, seconds)
+
+    monkeypatch.setattr(LivenessLockKeeper, "sleep", sleep)
+    with keeping(postgres.url, [1 << 40], clock=lambda: 0.0):  # which is no key: the statement fails
+        assert pauses.get(timeout=WAIT_S) == LeaderSettings().lock_recheck_delay_s
 
 
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.election import dead_process_detectors
 from sublet_leader.election.dead_process_detectors import DeadAgentDetector
 from sublet_leader.group.events import AgentProcessesEnded
 from sublet_leader.settings import LeaderSettings
@@ -140,6 +141,27 @@ def test_a_lock_seen_held_is_not_checked_again() -> None:
     watch.note_poll("a", True, 10.1)
     watch.note_message("a", WANTED, 10.2)
     assert watch.keys() == ()
+
+
+@pytest.mark.conforms("E39")
+def test_the_lock_of_a_gone_agent_is_forgotten() -> None:
+    """A new connection has to see held only what may live; one that comes back declares its lock anew."""
+    watch = watching()
+    assert gone(watch, look(10.1), look(11.2)) == [False, True]
+    gone(watch, look(12.0, connected_at=12.0))
+    assert watch.keys() == ()
+    watch.note_message("a", WANTED, 12.1)
+    assert watch.keys() == (KEY,)
+
+
+@pytest.mark.conforms("X4")
+def test_locks_to_be_seen_held_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest count: others were checked before, or declare what nobody holds."""
+    monkeypatch.setattr(dead_process_detectors, "MAX_SUBSCRIBERS", 2)
+    watch = DeadAgentDetector(SETTINGS)
+    for agent in ("a", "b", "b", "c"):
+        watch.note_message(agent, WANTED, 9.0)
+    assert watch.keys() == (compute_lock_key("b"), compute_lock_key("c"))
 
 
 def test_a_former_leaders_word_counts() -> None:

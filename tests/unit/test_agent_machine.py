@@ -21,6 +21,7 @@ from sublet_borrower.machine.events import NodeLost, ProgressReported, StreamGra
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
+    Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
@@ -175,6 +176,23 @@ def test_without_nodes_it_asks_for_them_and_goes_on() -> None:
     play.do(Tick(), play.last.wake_at)
     assert play.asked() == ["n1:1"]
     assert play.now < SETTINGS.leader_lookup_interval_s
+
+
+@pytest.mark.conforms("E6")
+def test_a_disconnect_goes_to_the_node_that_was_asked() -> None:
+    """By a session that leaves before an answer, as that node may be granting streams to it."""
+    play = Play()
+    play.do(JoinGroup(1, SUBSCRIPTION))
+    [asked] = play.asked()
+    play.do(CloseSubscription(1), 0.1)
+    assert play.last.sends == ((asked, Disconnect("a/1", 0, ())),)
+
+
+def test_without_a_query_nobody_gets_a_disconnect() -> None:
+    play = Play(())
+    play.do(JoinGroup(1, SUBSCRIPTION))
+    play.do(NodesDiscovered(NODES), 0.1)
+    assert (play.asked(), play.do(CloseSubscription(1), 0.2).sends) == ([], ())
 
 
 # --- pings ------------------------------------------------------------------------------------------------------------

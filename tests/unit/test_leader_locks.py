@@ -93,6 +93,14 @@ def test_a_leader_that_is_gone_is_succeeded_at_once() -> None:
     assert play(machine, (3.3, won)).notices == (LeadershipAcquired(1, 8, 3.3 + 5.95 / 0.85),)
 
 
+@pytest.mark.conforms("E38")
+def test_a_clock_set_back_revives_no_deposed_leader() -> None:
+    """By it, a lease that was over long ago had an hour left."""
+    won = ClaimCompleted(1, 0.0, Leadership(1, ME, 8, 10.0, None, 3600.0))
+    (acquired,) = play(Election(SETTINGS, ME.incarnation), (0.0, StartCampaign(1)), (0.1, won)).notices
+    assert acquired == LeadershipAcquired(1, 8, 0.1 + SETTINGS.lease_duration_s / 0.85)
+
+
 @pytest.mark.conforms("E15")
 def test_a_lock_on_another_timeline_says_nothing() -> None:
     """On a former primary that goes on after a failover it is free, though the leader holds it on the promoted one."""

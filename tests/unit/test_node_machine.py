@@ -380,6 +380,23 @@ def test_a_group_that_is_loaded_too_late_is_not_led() -> None:
     assert play.machine.leaders == {}
 
 
+def test_a_group_loaded_too_late_is_claimed_again() -> None:
+    """A renewal's answer behind the load would have kept the trust: nobody would load the group again."""
+    play = Play()
+    play.want()
+    while not play.waiting(LoadGroup):
+        play.answer()
+    (load,) = play.waiting(LoadGroup)
+    play.requests.clear()
+    play.do(Tick(), 3.0)
+    renewed = play.execute(play.take(RenewLeaderships))
+    play.do(play.execute(load), 9.2)
+    play.do(renewed, 9.2)
+    play.settle()
+    play.pass_time(1.0)
+    assert list(play.machine.leaders) == [1]
+
+
 def test_who_asks_again_is_served() -> None:
     play = Play()
     play.want()

@@ -34,6 +34,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
+    Disconnect,
     Invalidate,
     LeaderConnectResponse,
     Ping,
@@ -298,7 +299,9 @@ class Agent:
     def _carry_out(self, handle: int, borrower: Borrower, outcome: BorrowerOutcome, now: float) -> None:
         chosen: str | None = None
         for send in outcome.sends:
-            if send.node is None:
+            if send.node is None and isinstance(send.message, Disconnect):
+                chosen = self._queried_nodes.get(borrower.borrower_id)  # a node that was not asked grants nothing
+            elif send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
         self._out.updates.extend(SessionAssignmentUpdate(handle, update) for update in outcome.updates)

@@ -7,6 +7,7 @@ check is not enough: two must find it free, some time apart, over one connection
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -98,6 +99,7 @@ class DeadAgentDetector:
             self._free_locks.forget(key)
         if declares_lock and key not in self._seen:
             self._declared[key] = now
+            _drop_oldest(self._declared)
 
     def note_poll(self, agent: str, is_held: bool, now: float) -> None:
         """Begin to watch the agent, or stop, as it polls."""
@@ -135,8 +137,7 @@ class DeadAgentDetector:
         for key in self._declared.keys() & look.held:
             del self._declared[key]
             self._seen[key] = None
-            if len(self._seen) > MAX_SUBSCRIBERS:
-                del self._seen[next(iter(self._seen))]
+            _drop_oldest(self._seen)
         free = frozenset(
             key
             for key in look.free
@@ -145,4 +146,12 @@ class DeadAgentDetector:
             and (key in self._seen or (missing.holders and missing.timeline == look.timeline))
         )
         gone_keys = self._free_locks.check(replace(look, free=free))
+        for key in gone_keys:
+            self._seen.pop(key, None)  # it is declared again with the next message of one that comes back
         return frozenset(self._missing.pop(key).agent for key in gone_keys)
+
+
+def _drop_oldest(keys: dict[int, Any]) -> None:
+    """Drop the oldest key if there are more than a node may have agents."""
+    if len(keys) > MAX_SUBSCRIBERS:
+        del keys[next(iter(keys))]

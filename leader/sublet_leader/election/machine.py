@@ -280,7 +280,8 @@ class Election:
         self._renew_no_later_than(start + self._settings.lease_renew_interval_s)
         assert answer is not None
         assert answer.leadership is not None
-        previous_leader_s = answer.leadership.previous_leader_s
+        # No lease has more left: above it, the database's clock was set back.
+        previous_leader_s = min(answer.leadership.previous_leader_s, self._settings.lease_duration_s)
         previous_leader_until = now + previous_leader_s / MIN_CLOCK_RATE if previous_leader_s else -math.inf
         self._notices.append(LeadershipAcquired(record.leadership_id, record.term, previous_leader_until))
 

@@ -378,6 +378,7 @@ class Node:
     def _on_group_loaded(self, answer: GroupLoadCompleted, now: float) -> None:
         request, group, term = answer.request, answer.request.group, answer.request.term
         if self.election.trusted_term(group.group_id, now) != term:
+            self._elect(Tick(), now)  # a renewal's answer would extend a trust without a leader
             return
         if answer.rows is None:
             self._elect(el.Resign(group.group_id), now)

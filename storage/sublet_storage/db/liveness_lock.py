@@ -31,6 +31,9 @@ LOCK_CLASS: Final = zlib.crc32(b"sublet leader locks") & 0x7FFFFFFF
 RETRY_S = 0.02
 """Before a held lock is tried again: its holder may be a server process that is just ending, or another's check."""
 
+KEYS_OF_CHECK = 200
+"""Most keys of one statement: until its end each free lock is an entry of the lock table, which all users share."""
+
 _SET_UP = """
 set idle_session_timeout = 0;
 set tcp_keepalives_idle = 2; set tcp_keepalives_interval = 1; set tcp_keepalives_count = 3"""
@@ -87,8 +90,10 @@ def compute_lock_key(name: str) -> int:
 
 
 def find_free_locks(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
-    """Return those of the keys whose locks are free at this moment."""
-    return frozenset(key for (key,) in connection.execute(_FREE_LOCKS, (list(keys),)).fetchall())
+    """Return those of the keys whose locks are free, each at some moment of the call. There is a statement, which fails
+    on a lost connection, also without a key."""
+    pages = (list(keys[start : start + KEYS_OF_CHECK]) for start in range(0, max(len(keys), 1), KEYS_OF_CHECK))
+    return frozenset(key for page in pages for (key,) in connection.execute(_FREE_LOCKS, (page,)).fetchall())
 
 
 def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
@@ -137,7 +142,7 @@ class LivenessLockKeeper(StoppableThread):
 
     def _try_connection(self) -> bool:
         """Use one connection until it ends; return False if none that can hold a lock is available."""
-        self._used_at = self._clock()
+        began_at = self._used_at = self._clock()
         try:
             with self._open() as connection:
                 if not is_direct(connection):
@@ -152,6 +157,8 @@ class LivenessLockKeeper(StoppableThread):
         if was_held and not self.is_stopping:
             self._lost_at = self._used_at
             self._on_event(LivenessLockLost(self._lost_at))
+            if self._clock() < began_at + self._times.recheck_delay_s:  # perhaps no check succeeds
+                self.sleep(self._times.recheck_delay_s)
         else:
             self._on_absent()
             self.sleep(self._times.check_interval_s)
