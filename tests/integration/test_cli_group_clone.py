@@ -175,7 +175,7 @@ def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_
 
 
 @pytest.mark.conforms("A4", "E39")
-def test_an_import_changes_nothing_where_the_group_has_not_moved(
+def test_an_import_over_an_unmoved_group(
     database: str, shell: Shell, world: World, tmp_path: Path
 ) -> None:
     """Though rows have come and gone: of streams that were new, that are closed, and that are deleted."""
@@ -238,7 +238,7 @@ def test_an_import_changes_nothing_where_the_group_has_not_moved(
 
 
 @pytest.mark.conforms("A4", "S5")
-def test_a_conflict_of_an_atomic_group_names_what_it_can_do(
+def test_a_conflict_of_an_atomic_group_has_its_hint(
     database: str, conn: psycopg.Connection[Any], shell: Shell, tmp_path: Path
 ) -> None:
     """Which is no reset from a file, and not to skip what is gone."""

@@ -75,7 +75,7 @@ def test_what_waits_is_bounded_over_all_streams(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.conforms("X4")
-def test_what_waits_keeps_no_whole_batch() -> None:
+def test_waiting_rows_hold_no_batch() -> None:
     builder, before, held = SinkBlockBuilder(routes(2)), pa.total_allocated_bytes(), list[int]()
     for _ in range(60):
         values = [(b"%08d" % row).ljust(1000, b".") for row in range(2000)]

@@ -81,7 +81,7 @@ def test_a_query_that_keeps_state_is_refused(place: Any) -> None:
         check_checkpoint(url)
 
 
-def test_a_query_without_a_checkpoint_or_spark_keeps_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_checkpoint_there_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def raise_error() -> None:
         raise PySparkRuntimeError(message="there is no session")
 
