@@ -175,9 +175,7 @@ def test_what_was_exported_is_imported_the_same(shell: Shell, world: World, tmp_
 
 
 @pytest.mark.conforms("A4", "E39")
-def test_an_import_over_an_unmoved_group(
-    database: str, shell: Shell, world: World, tmp_path: Path
-) -> None:
+def test_an_import_over_an_unmoved_group(database: str, shell: Shell, world: World, tmp_path: Path) -> None:
     """Though rows have come and gone: of streams that were new, that are closed, and that are deleted."""
     conn, file, clean = world.conn, tmp_path / "billing.json", EmptyGenerationCleaner(rest_s=0)
     open_ended, unread, partial = (tmp_path / name for name in ("open.json", "unread.json", "partial.json"))

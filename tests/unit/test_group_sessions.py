@@ -25,6 +25,11 @@ from tests.unit.leader_bench import HOLD_S, Bench, granted, unwritten
 STABLE = GroupOptions(StartingPosition.EARLIEST, session_expiry_s=HOLD_S)
 
 
+def unshared() -> Bench:
+    """Nobody has had the stream."""
+    return Bench(options=STABLE)
+
+
 def left() -> Bench:
     """A session has left, in a group that reserves its stream for its return."""
     bench = Bench(options=STABLE)
@@ -105,24 +110,15 @@ def test_what_was_being_granted_stays_reserved(reserve: Callable[[], Bench]) -> 
 
 
 @pytest.mark.conforms("E20", "E26")
-@pytest.mark.parametrize("goes", [Bench.leave, lose_its_right])
-def test_what_was_never_its_own_is_not_reserved(goes: Callable[..., None]) -> None:
-    """Its session was lost while its first grant was written: others need not wait for it."""
-    bench = Bench(options=STABLE)
-    bench.join("a/1", session="etl", session_epoch=1)
-    bench.debounce()
-    goes(bench, borrower_id="a/1")
-    bench.settle()
-    bench.named("b/1", "other", 2)
-    assert bench.holders() == {1: "b/1"}
-
-
-@pytest.mark.conforms("E20", "X1")
-def test_a_denied_sessions_grant_under_way_is_free() -> None:
-    bench = left()
+@pytest.mark.parametrize(
+    ("begin", "goes"), [(unshared, Bench.leave), (unshared, lose_its_right), (left, lose_its_right)]
+)
+def test_a_grant_under_way_reserves_nothing(begin: Callable[[], Bench], goes: Callable[..., None]) -> None:
+    """Its session goes while it is written, and had not had the stream before, or may not come back."""
+    bench = begin()
     bench.join("a/2", session="etl", session_epoch=2)
     bench.debounce()
-    lose_its_right(bench, borrower_id="a/2")
+    goes(bench, borrower_id="a/2")
     bench.settle()
     bench.named("b/1", "other", 3)
     assert bench.holders() == {1: "b/1"}
