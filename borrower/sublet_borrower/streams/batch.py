@@ -124,7 +124,8 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Return whether it was acknowledged while its stream was this session's."""
+        """Return whether it was acknowledged while its stream was this session's, or, in an atomic group, comes again
+        in other batches."""
         return not self._granted.is_ended and self.ticket not in self._granted.outstanding
 
     @property
@@ -237,6 +238,11 @@ class Batch:
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
+            )
+        if isinstance(self._granted, CompleteEpochStream) and self.ticket in self._granted.withdrawn:
+            raise UsageError(
+                f"{self!r}: a block that follows in its epochs cannot be decoded. Those before that block come again in"
+                " other batches: leave out all that are not is_outstanding."
             )
         if self._source._acknowledge is None or self.is_done:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
