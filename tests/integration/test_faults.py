@@ -11,13 +11,18 @@ import os
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.dead_letter import publish_dead_letter
+from sublet_borrower.consumer.runner import RetryPolicy, run
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.data_directory_and_user import find_server_user
@@ -27,8 +32,10 @@ from sublet_storage.producer import Publisher
 from tests.integration.http_kit import Http
 from tests.integration.sharing_kit import Stage
 from tests.kit import WAIT_S, eventually
+from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
 
+BORROWER = BorrowerSettings().scaled(SPEED)
 WAL_SEGMENT_BYTES = "16777216"
 READ_ONLY = r"read-only.*default_transaction_read_only off.*Publish it again"
 
@@ -68,6 +75,12 @@ def set_read_only(url: str, value: str) -> None:
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"alter system set default_transaction_read_only = {value}")
         admin.execute("select pg_reload_conf()")
+    eventually(lambda: read_only_setting(url) == value, WAIT_S)  # a new process has it when all others were notified
+
+
+def read_only_setting(url: str) -> str:
+    with psycopg.connect(url) as fresh:
+        return str(fresh.execute("show default_transaction_read_only").fetchall()[0][0])
 
 
 @pytest.mark.long
@@ -88,6 +101,39 @@ def test_a_read_only_database_is_waited_for(stage: Stage, database: str) -> None
     stage.verdict()
     eventually(lambda: readiness(node)[0] == 200, WAIT_S, stage.said)
     assert all_live(stage)
+
+
+def write(connection: psycopg.Connection[object], batch: Batch) -> None:
+    connection.execute("insert into public.output select generate_series(1, %s)", (len(batch),))
+
+
+def publish(connection: psycopg.Connection[object], batch: Batch) -> None:
+    publish_dead_letter(connection, "dead", batch.table, batch.stream_id, "it is bad")
+
+
+@pytest.mark.parametrize(
+    "work", [write, publish, lambda connection, batch: None], ids=["output", "a dead letter", "progress alone"]
+)
+def test_a_function_waits_for_a_read_only_database(
+    fleet: Fleet, database: str, work: Callable[[psycopg.Connection[object], Batch], None]
+) -> None:
+    """Also where it meets the transaction of a batch."""
+    with connect(database) as admin, Publisher(database) as publisher:
+        admin.execute("create table public.output (number bigint)")
+        publisher.publish("g/t", b"x").result(WAIT_S)
+    calls = 0
+    with Session("$share/g/#", database, settings=BORROWER, starting_position="earliest") as session:
+
+        def process(batch: Batch) -> None:
+            nonlocal calls
+            calls += 1
+            set_read_only(database, "on" if calls <= 4 else "off")
+            with batch.transaction() as connection:
+                work(connection, batch)
+            session.drain()
+
+        summary = run(session, process, policy=RetryPolicy(max_attempts=1, backoff_s=0.0))
+    assert (calls, summary.failures, summary.messages) == (5, 0, 1)
 
 
 def limit_files(server: EmbeddedPostgres, size: str) -> None:

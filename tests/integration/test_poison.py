@@ -13,6 +13,7 @@ from sublet.cli.base.text_conversion import format_ranges
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -230,6 +231,34 @@ def test_an_atomic_group_has_all_epochs_before_that(
         assert shell.run("groups", "reset", GROUP, "--to-epoch", "3", "--yes").code == 0
         take(session, seen, lambda: b"3" in seen)
     assert seen == [b"0", b"1", b"3"]
+
+
+@pytest.mark.conforms("W10", "S5")
+def test_epochs_in_hand_before_a_bad_block_come_again(database: str, conn: Connection, join: Join) -> None:
+    """All are read together, in several batches, of which the bad block is the last."""
+    create_group(database, SUBSCRIPTION, GroupOptions(StartingPosition.EARLIEST, atomic=True))
+    batches: list[Batch] = []
+    with Publisher(database, space="eu") as publisher:  # which has epoch 9 open until the end
+        for epoch in (1, 2, 3):
+            publisher.advance(epoch)
+            for each in (epoch, 9):  # so that what is read lies apart
+                publisher.in_epoch(each).publish("eu/t", b"%d" % each, key=b"k")
+                publisher.flush()
+        publisher.advance(4)
+        of_third = "update block set payload = '?' where end_offset = 5 returning stream_id"
+        ((stream,),) = conn.execute(of_third).fetchall()
+
+        def look() -> bool:
+            if (batch := session.poll(0.05)) is not None:
+                batches.append(batch)
+                if batch.completes_epochs:
+                    with session.transaction(*(each for each in batches if each.is_outstanding)):
+                        pass
+            return statuses(conn).get(stream) == ("blocked", 1, 0)
+
+        with join(auto_ack=False) as session:
+            eventually(look, WAIT_S, lambda: f"{batches}, {statuses(conn)}")
+    assert [batch.table.column("value").to_pylist() for batch in batches] == [[b"1"], [b"1"], [b"2"]]
 
 
 @pytest.mark.conforms("W10", "X7")

@@ -493,6 +493,23 @@ def test_a_batch_whose_block_did_not_run_is_refused(place: OutputStage, of_one_b
     assert place.state() == (left.table.column("value").to_pylist(), 2 if of_one_batch else 4)
 
 
+@pytest.mark.conforms("E35")
+@pytest.mark.parametrize("asks_on", [False, True])
+def test_a_part_is_done_after_one_that_was_committed(place: OutputStage, asks_on: bool) -> None:
+    """Its own block did not run, as the outcome of the one before was still unknown."""
+    place.publish(2, key="k", in_a_block=2)
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
+        batch = first(session)
+        done, left = batch.slice(0, 1), batch.slice(1, 1)
+        get_no_answer(cutter, session, done)
+        cutter.go_away()
+        with pytest.raises(UnknownOutcome):
+            commit(session, left)
+        cutter.resume()
+        commit(session, first(session) if asks_on else left)
+    assert place.state() == (expected(2), 2)
+
+
 @pytest.mark.conforms("E37")
 def test_a_part_of_a_committed_batch_is_acknowledged(place: OutputStage) -> None:
     """The transaction got no answer, and had all of it."""

@@ -12,10 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
+from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream, EpochStepMessages, StepBoundaryProgress
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, UsageError
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
 from sublet_storage.log.block_encoder import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
@@ -40,7 +41,7 @@ class Play:
     """A stream with a block for each of these epochs, granted to a handler; all before `completed` is completed.
     `on_report` is called with each report, in the middle of the handler's call."""
 
-    def __init__(self, *epochs: int, completed: int) -> None:
+    def __init__(self, *epochs: int, completed: int, limit_bytes: int = 1) -> None:
         self.epochs = epochs
         self.reports: list[ProgressReported] = []
         self.on_report: Callable[[], None] = lambda: None
@@ -48,7 +49,7 @@ class Play:
         self.handler.apply_update(
             StreamGranted(Grant("b", 1, 7, 1, 0, 1, 0, 1, "#", consumed=consumed(0, 0), grant_key=GRANT_KEY))
         )
-        self.look(completed)
+        self.look(completed, limit_bytes)
 
     @property
     def granted(self) -> CompleteEpochStream:
@@ -61,14 +62,14 @@ class Play:
         self.reports.append(report)
         self.on_report()
 
-    def look(self, completed: int) -> None:
+    def look(self, completed: int, limit_bytes: int = 1) -> None:
         granted, places = self.granted, range(0, BLOCK * len(self.epochs), BLOCK)
         blocks = [
             BlockEpochSummary(start, start + BLOCK, 1, before(epoch), BlockEpochRange(((epoch,),), ((epoch,),)))
             for start, epoch in zip(places, self.epochs, strict=True)
         ]
         granted.add_summaries(BlockEpochSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed), 1))
-        granted.begin_step(limit_bytes=1)
+        granted.begin_step(limit_bytes)
 
     def skip(self) -> None:
         """A block of the step that has begun, of which nothing is wanted."""
@@ -301,7 +302,7 @@ def test_a_read_waits_for_the_change_of_another_thread(
 
 @pytest.mark.conforms("W10")
 def test_a_step_that_cannot_be_decoded_is_made_smaller() -> None:
-    """Where nothing of it was given out; the smallest that cannot be is left undone."""
+    """The smallest that cannot be is left undone."""
     play = Play(1, 2, completed=3)
     granted, poison = play.granted, PoisonBlock(7, (10, 20), "cannot be decoded")
     assert granted.next_run is not None
@@ -313,13 +314,61 @@ def test_a_step_that_cannot_be_decoded_is_made_smaller() -> None:
     assert granted.is_aborted
 
 
-def test_a_step_in_the_users_hands_is_not_made_smaller() -> None:
+@pytest.mark.conforms("W10")
+@pytest.mark.parametrize("is_broken_off", [False, True])
+def test_a_step_in_the_users_hands_is_made_smaller(is_broken_off: bool) -> None:
+    """What was given out of it comes again, with the ends of its epochs, also if that read is broken off."""
+    play = Play(1, 1, 2, completed=3, limit_bytes=3)
+    granted, poison = play.granted, PoisonBlock(7, (20, 30), "cannot be decoded")
+    play.read_on()
+    first, _ = play.read()
+    state = granted.read_state()
+    assert not play.handler.end_unreadable(granted, poison)
+    if is_broken_off:
+        play.handler.go_back(granted, state)
+    play.handler.mark_acknowledged(granted, first.ticket)
+    assert (play.last(), granted.outstanding) == ((0, consumed(0, 0), False), {})
+    batch = Batch(first.table, first.first, first.end, granted, None, ticket=first.ticket)
+    with pytest.raises(UsageError, match=r"cannot be decoded.* come again in other batches"):
+        batch.join_transaction([batch])
+    play.look(3)
+    play.read_on()
+    again, none = play.read()
+    last, place = granted.next_rows() or (again, none)
+    assert (again.first, last.end, none, place) == (0, 20, None, StepBoundaryProgress(20, consumed(20, 2)))
+    play.handler.mark_acknowledged(granted, again.ticket)
+    play.handler.mark_acknowledged(granted, last.ticket)
+    assert granted.begin_step(1)
+    assert play.handler.end_unreadable(granted, poison)
+    play.handler.release_read(granted)
+    assert play.last() == (20, consumed(20, 2), True)
+    assert (play.reports[-1].poison, play.reports[-1].delivered_end) == (30, 0)
+
+
+@pytest.mark.conforms("W10")
+def test_a_step_that_cannot_end_is_not_waited_for() -> None:
+    """It is the smallest, and its beginning is in the user's hands, to be done with its end."""
     play = Play(1, 1, 1, completed=2)
-    granted = play.granted
+    granted, poison = play.granted, PoisonBlock(7, (20, 30), "cannot be decoded")
+    for is_smallest in (False, True):
+        play.read_on()
+        play.read()
+        assert play.handler.end_unreadable(granted, poison) == is_smallest
+        if not is_smallest:
+            play.look(2)
+    play.handler.release_read(granted)
+    assert play.last() == (0, consumed(0, 0), True)
+    assert (play.reports[-1].poison, play.reports[-1].delivered_end) == (30, 10)
+
+
+def test_what_was_taken_back_is_reported_as_given_up() -> None:
+    """Where the stream goes before it has come again."""
+    play = Play(1, 1, 2, completed=3, limit_bytes=3)
     play.read_on()
     play.read()
-    assert play.handler.end_unreadable(granted, PoisonBlock(7, (20, 30), "cannot be decoded"))
-    assert granted.is_aborted
+    play.handler.end_unreadable(play.granted, PoisonBlock(7, (20, 30), "cannot be decoded"))
+    play.stop()
+    assert (play.last(), play.reports[-1].delivered_end) == ((0, consumed(0, 0), True), 10)
 
 
 def test_a_stream_that_ends_before_a_step_is_left() -> None:

@@ -14,7 +14,7 @@ from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
-from sublet_protocol.domain.errors import UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
 from sublet_storage.groups import consumer_progress
 from tests.unit.test_assignment import FROM, Play
 from tests.unit.test_batch import given
@@ -144,6 +144,16 @@ def test_an_answer_with_an_error_leaves_no_doubt(server: Server) -> None:
     with pytest.raises(psycopg.OperationalError), server.transactions.begin([batch(10)]):
         pass
     assert (server.transactions.is_in_doubt(7), server.asked) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    ("is_closed", "error"), [(True, DatabaseUnreachable), (False, psycopg.OperationalError)], ids=["lost", "refused"]
+)
+def test_a_repetition_that_loses_its_server_is_retried(server: Server, is_closed: bool, error: type[Exception]) -> None:
+    """What the server answers is the user's."""
+    server.lost.closed = is_closed
+    with pytest.raises(error), server.transactions.rolled_back():
+        raise psycopg.OperationalError
 
 
 @pytest.mark.conforms("E35")

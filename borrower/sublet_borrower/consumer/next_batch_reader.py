@@ -108,7 +108,9 @@ class NextBatchReader:
         self._member.note_group()
         table = pa.Table.from_batches(page.batches)
         self._assignment.mark_delivered(granted, table.nbytes)
-        return Batch(table, first, page.position, granted, self._on_acknowledged, self._on_progress, transact), True
+        calls = self._assignment.mark_acknowledged, self._assignment.mark_progress, transact
+        check_outcome = self._transactions.check_outcome
+        return Batch(table, first, page.position, granted, *calls, check_outcome=check_outcome), True
 
     def _read_atomic(self, granted: CompleteEpochStream, transact: BeginTransaction) -> tuple[Batch | None, bool]:
         """Read a stream that is read in whole epochs; return its next batch, and whether it has moved on, as
@@ -125,15 +127,6 @@ class NextBatchReader:
         piece, step_end = rows
         self._member.note_group()
         self._assignment.mark_delivered(granted, piece.table.nbytes)
-        batch = Batch(
-            piece.table, piece.first, piece.end, granted, self._on_acknowledged, None, transact, piece.ticket, step_end
-        )
-        return batch, True
-
-    def _on_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
-        self._assignment.mark_acknowledged(granted, ticket)
-
-    def _on_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
-        self._assignment.mark_progress(granted, ticket, position)
+        calls = self._assignment.mark_acknowledged, None, transact
+        facts = piece.ticket, step_end, self._transactions.check_outcome
+        return Batch(piece.table, piece.first, piece.end, granted, *calls, *facts), True

@@ -176,17 +176,22 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
-        """Open a transaction that is always rolled back, because an earlier one has done its work."""
+        """Open a transaction that is always rolled back, because an earlier one has done its work. Raise
+        `DatabaseUnreachable` where it cannot be run to its end."""
 
         def roll_back() -> None:
             raise _RollBack
 
-        with (
-            self._use_connection() as connection,
-            contextlib.suppress(_RollBack),
-            user_transaction(connection, roll_back),
-        ):
-            yield connection
+        with self._use_connection() as connection:
+            try:
+                with contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
+                    yield connection
+            except psycopg.Error as error:
+                if not connection.closed:
+                    raise
+                raise DatabaseUnreachable(
+                    f"the connection to Postgres was lost, and what was committed before stays: {error}."
+                ) from error
 
     def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
         """Return whether the outcome of a transaction of that batch, or of any batch of the stream, is unknown."""

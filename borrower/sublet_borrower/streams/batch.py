@@ -21,6 +21,9 @@ from sublet_storage.util import arrow_compute as pc
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
 
+CheckOutcome = Callable[[int, int, int], None]
+"""Called with stream, grant and ticket of a batch before it is acknowledged by other than its transaction."""
+
 
 class BatchAttempts(Struct):
     """What became of a batch so far, however often it was given out. `has_transaction`: one was begun for it, or for a
@@ -49,12 +52,13 @@ class Batch:
         transact: BeginTransaction | None = None,
         ticket: int | None = None,
         step_end: StepBoundaryProgress | None = None,
+        check_outcome: CheckOutcome | None = None,
     ) -> None:
         token = {"sublet.stream_id": str(granted.stream_id), "sublet.grant_id": str(granted.grant_id)}
         self.table, self.first, self.end = table.replace_schema_metadata(token), first, end
         self.stream_id, self.grant_id = granted.stream_id, granted.grant_id
         self._granted, self._acknowledge, self._progressed = granted, acknowledge, progressed
-        self._transact = transact
+        self._transact, self._check_outcome = transact, check_outcome
         self._delegate_ack: Callable[[Batch, int | None], None] | None = None
         """Called by `ack` instead of acknowledging it, where the session has a thread of its own."""
         self._source, self._row = self, 0
@@ -120,7 +124,8 @@ class Batch:
 
     @property
     def is_done(self) -> bool:
-        """Return whether it was acknowledged while its stream was this session's."""
+        """Return whether it was acknowledged while its stream was this session's, or, in an atomic group, comes again
+        in other batches."""
         return not self._granted.is_ended and self.ticket not in self._granted.outstanding
 
     @property
@@ -168,13 +173,17 @@ class Batch:
         else:
             self._delegate_ack(self, up_to_offset)
 
-    def acknowledge(self, up_to_offset: int | None = None) -> None:
-        """Acknowledge it as `ack` does, on the session's thread."""
-        if up_to_offset is not None and up_to_offset < self.end:
-            if self._progressed is not None and self._acknowledge is not None and up_to_offset > self.first:
-                self._progressed(self._granted, self.ticket, up_to_offset)
+    def acknowledge(self, up_to_offset: int | None = None, *, is_committed: bool = False) -> None:
+        """Acknowledge it as `ack` does, on the session's thread. `is_committed`: by its transaction."""
+        end = self.end if up_to_offset is None else min(up_to_offset, self.end)
+        is_all, progressed = end == self.end, self._progressed if end > self.first else None
+        if self._acknowledge is None or not (is_all or progressed):
             return
-        if self._acknowledge is not None:
+        if self._check_outcome is not None and not is_committed:
+            self._check_outcome(self.stream_id, self.grant_id, self.ticket)
+        if not is_all and progressed is not None:
+            progressed(self._granted, self.ticket, end)
+        elif self._acknowledge is not None:  # else the outcome has done it
             self._acknowledge(self._granted, self.ticket)
             self._acknowledge = None
 
@@ -210,7 +219,8 @@ class Batch:
         variable that still holds this one does not show that it was received again."""
         rows_done, first = self.count_rows_done(), self._granted.outstanding.get(self.ticket, self.first)
         calls = self._acknowledge, self._progressed, self._transact
-        rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, self.ticket, self.step_end)
+        facts = self.ticket, self.step_end, self._check_outcome
+        rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, *facts)
         rest._delegate_ack, rest.attempts = self._delegate_ack, self.attempts
         rest._source, rest._row = self._source, self._row + rows_done
         return rest
@@ -228,6 +238,11 @@ class Batch:
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
+            )
+        if isinstance(self._granted, CompleteEpochStream) and self.ticket in self._granted.withdrawn:
+            raise UsageError(
+                f"{self!r}: a block that follows in its epochs cannot be decoded. Those before that block come again in"
+                " other batches: leave out all that are not is_outstanding."
             )
         if self._source._acknowledge is None or self.is_done:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
@@ -294,7 +309,7 @@ class Batch:
             first = min(known.start, self._row) if known else self._row
             self._source._recovered_rows = range(first, max(known.stop, self._rows.stop))
         is_all = self._rows.stop == len(self._source)
-        self._source.ack(None if is_all else self.end)
+        self._source.acknowledge(None if is_all else self.end, is_committed=True)
 
     def forget_recovery(self) -> None:
         """Note that its user has tried it again."""

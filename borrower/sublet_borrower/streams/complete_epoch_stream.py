@@ -54,6 +54,7 @@ class CompleteEpochStream(GrantedStream):
     """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where summaries are known.
 
     `has_new_frontier`: there may be another step. `has_smallest_steps`: each ends with the next epochs that may end it.
+    `withdrawn`: tickets of what was given out of a step that cannot be read to its end.
     `pieces`: what was read and not given out yet, since it is not known whether the step ends with it. `lock`: the
     assignment's, which its session's thread takes here to read on: another thread may abort a step, or acknowledge.
     """
@@ -64,10 +65,12 @@ class CompleteEpochStream(GrantedStream):
     has_new_frontier: bool = False
     has_smallest_steps: bool = False
     is_aborted: bool = False
+    withdrawn: set[int] = field(default_factory=set)
     pieces: deque[EpochStepMessages] = field(default_factory=deque)
     _run: int = 0
     _begun_steps: deque[_BegunStep] = field(default_factory=deque)
     _step_end: StepBoundaryProgress = field(init=False)
+    _withdrawn_end: int = 0
 
     def __post_init__(self) -> None:
         self._step_end = StepBoundaryProgress(self.step_planner.position, self.step_planner.consumed)
@@ -196,11 +199,15 @@ class CompleteEpochStream(GrantedStream):
         with self.lock:
             steps = [(begun_step, begun_step.is_complete, begun_step.furthest) for begun_step in self._begun_steps]
             position = self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes
-            return (*position, self._step_end), steps, tuple(self.pieces), self.step_planner.copy()
+            reading = (*position, self._step_end)
+            return reading, steps, tuple(self.pieces), self.step_planner.copy(), self.has_smallest_steps
 
     def go_back(self, read_state: tuple[Any, ...]) -> None:
         """Go back to a state, as `GrantedStream.go_back` does."""
-        reading, step_states, pieces, self.step_planner = read_state
+        reading, step_states, pieces, step_planner, has_smallest_steps = read_state
+        if has_smallest_steps != self.has_smallest_steps:
+            return  # the step of that state was withdrawn
+        self.step_planner = step_planner
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
         self.pieces, self._begun_steps = deque(pieces), deque(begun_step for begun_step, _, _ in step_states)
         for begun_step, complete, furthest in step_states:
@@ -212,14 +219,20 @@ class CompleteEpochStream(GrantedStream):
         self._settle()
 
     def restart_in_smallest_steps(self) -> bool:
-        """Leave the step that is being read, and read on from where it began in the smallest steps: of the epochs in it
-        some may be readable. Return False if it is one of these, or some of it was given out."""
-        if self.step is None or self.has_smallest_steps or self._begun_steps[-1].furthest:
+        """Withdraw the step that is being read, with what was given out of it, and read on from where it began in the
+        smallest steps: of the epochs in it some may be readable. Return False if it is one of these."""
+        if self.step is None:
             return False
-        left = self._begun_steps.pop()
+        left = self._begun_steps[-1]
         for ticket in left.tickets:
             self.outstanding.pop(ticket, None)
         self.pieces = deque(piece for piece in self.pieces if piece.ticket not in left.tickets)
+        self.withdrawn |= left.tickets
+        left.tickets.clear()
+        if self.has_smallest_steps:
+            return False
+        self._begun_steps.pop()
+        self._withdrawn_end = left.furthest
         reached = self._begun_steps[-1].step_end if self._begun_steps else self._step_end
         self.step_planner = EpochStepPlanner(reached.position, reached.consumed)
         self.step, self.next_read_offset = None, self.step_planner.scanned
@@ -235,7 +248,8 @@ class CompleteEpochStream(GrantedStream):
         """Return what to report, as `GrantedStream.to_progress` does."""
         final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
-        delivered_end = max((begun_step.furthest for begun_step in self._begun_steps), default=0) if final else 0
+        withdrawn_end = self._withdrawn_end if self._withdrawn_end > step_end.consumed.upto else 0
+        ends = (withdrawn_end, *(begun_step.furthest for begun_step in self._begun_steps))
         progress = ProgressReported(
             self.stream_id,
             self.grant_id,
@@ -243,7 +257,7 @@ class CompleteEpochStream(GrantedStream):
             final,
             self.size,
             lag,
-            delivered_end,
+            max(ends) if final else 0,
             consumed=step_end.consumed,
         )
         return self._add_read_error(progress)

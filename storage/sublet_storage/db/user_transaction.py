@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.errors import DatabaseUnreachable, UsageError
 
 _STRICT = ("repeatable read", "serializable")
 _CLIENT_SETTINGS = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
@@ -32,6 +32,7 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
 
     Raise `UsageError` if the block has ended the transaction, was left by `psycopg.Rollback`, which raises nothing, or
     has set a stricter isolation level than read committed for later ones; and before the block if there is one already.
+    Raise `DatabaseUnreachable` if the server is read-only, and close the connection: another server may take writes.
 
     An exception out of the begin, or one of a signal handler out of the end, closes the connection: psycopg's count of
     its open transactions may be wrong then, and it would refuse all later ones.
@@ -53,6 +54,10 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
                 raise
     except BaseException as error:
         is_answer = is_begun and isinstance(error, psycopg.Error) and error.sqlstate is not None
+        is_read_only = isinstance(error.__cause__, psycopg.errors.ReadOnlySqlTransaction)
+        if isinstance(error, psycopg.OperationalError) and is_read_only:
+            connection.close()
+            raise DatabaseUnreachable(f"nothing was written in this transaction: {error}.") from error
         if error is not inner and not is_answer:
             connection.close()
         raise
