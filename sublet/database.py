@@ -34,7 +34,7 @@ class Database:
             database = opened.enter_context(open_database(url, data_dir))
             self.url = database.url
             # Clients use an embedded server by themselves: it runs as long as they do, also without the handle.
-            self._location = {"data_dir": database.data_dir} if database.data_dir else {"url": database.url}
+            self._location: dict[str, Any] = {"url": database.url, "data_dir": database.data_dir}
             self._resources = opened.pop_all()
 
     def publisher(self, space: str | None = None, **settings: Any) -> Publisher:

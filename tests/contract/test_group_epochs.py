@@ -508,6 +508,18 @@ def test_deaths_of_messages_without_an_epoch_count(world: World, epochs: BlockEp
     assert die(MAX_LOSSES) == ["free"] * (MAX_LOSSES - 1) + ["blocked"]
 
 
+@pytest.mark.conforms("E20", "E39")
+@pytest.mark.parametrize(("waiting", "status"), [(999, "blocked"), (1000, "free")])
+def test_a_death_reads_few_of_the_blocks_that_wait(postgres: PostgresWorld, waiting: int, status: str) -> None:
+    """Of which there may be any number: what lies behind many of them counts once these are completed."""
+    led = postgres.led(completed=7, atomic=True)
+    for epochs in (*[BlockEpochRange(((7,),), ((7,),), has_unset=False)] * waiting, None):
+        postgres.streams.append(led.stream, 1, postgres.clock(), epochs)
+    postgres.publish_catalogue()
+    statuses = [row_of(led.grant().force_release()).status for _ in range(MAX_LOSSES)]
+    assert statuses[-1] == status
+
+
 @pytest.mark.conforms("S8", "E20")
 def test_deaths_where_no_epoch_was_used_count(world: World) -> None:
     """There is none to wait for."""

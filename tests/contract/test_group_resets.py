@@ -16,7 +16,7 @@ from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, S
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.progress_transfer import read_progress
+from sublet_storage.groups.admin.progress_transfer import list_moved_streams, read_progress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import count_held, plan_reset
 from sublet_storage.groups.coordinator import leadership
@@ -601,6 +601,20 @@ def test_what_was_exported_can_be_reset_to(postgres: PostgresWorld, fate: str) -
         assert postgres.reset(led, ResetTarget.offsets(offsets)) == {own: (5, 2)}
         assert places(postgres, led.group)[own] == "free at 2"
         assert places(postgres, led.group)[shadowed] == "finished at 0"
+
+
+@pytest.mark.conforms("A4", "W6")
+def test_an_empty_shadow_that_ended_is_no_move(postgres: PostgresWorld) -> None:
+    postgres.add_space()
+    postgres.add_space("orders", "orders/#", rolls=(1,))
+    led = postgres.lead(postgres.declare(Subscription.parse("$share/g/orders/#")))
+    postgres.rollover(1)
+    led.sync()
+    exported = read_progress(postgres.connection, led.group)
+    postgres.rollover(1)
+    led.sync()
+    assert read_progress(postgres.connection, led.group) != exported
+    assert list_moved_streams(postgres.connection, led.group, exported) == []
 
 
 @pytest.mark.conforms("A4", "W6")

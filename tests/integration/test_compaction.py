@@ -22,7 +22,6 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import (
     CompactionProgress,
     compact_stream,
-    list_fragmented_streams,
     list_newly_fragmented,
 )
 from sublet_storage.spaces.space_changes import alter_space, rollover
@@ -143,7 +142,7 @@ def test_other_streams_keep_their_blocks(conn: Connection) -> None:
     trickle(conn, first, 20)
     trickle(conn, second, 15)
     read_before = [read(conn, each) for each in (first, second)]
-    assert list_fragmented_streams(conn, at_least=15, older_than_s=0) == [first, second]
+    assert list_newly_fragmented(conn, at_least=15, older_than_s=0) == [first, second]
     newly = partial(list_newly_fragmented, conn, progress=CompactionProgress())
     assert newly(at_least=16, older_than_s=0) == [first]
     assert compact_stream(conn, first, older_than_s=0) == 19
@@ -180,13 +179,13 @@ def test_the_spaces_compression_is_used(conn: Connection, stream: int) -> None:
 
 def test_fragmented_streams_are_found(conn: Connection, stream: int) -> None:
     trickle(conn, stream, 20)
-    assert list_fragmented_streams(conn, at_least=21, older_than_s=0) == []
-    assert list_fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
+    assert list_newly_fragmented(conn, at_least=21, older_than_s=0) == []
+    assert list_newly_fragmented(conn, at_least=20, older_than_s=0) == [stream]
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
     apply_retention(conn)
-    assert list_fragmented_streams(conn, at_least=1, older_than_s=0) == []
+    assert list_newly_fragmented(conn, at_least=1, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0
 
 
@@ -205,13 +204,13 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: Connection, stream: int, k
         ends = ", ".join(f"'{name}', jsonb_build_array(jsonb_build_array(end_offset))" for name in bounds)
         conn.execute(f"update block set epoch_bounds = jsonb_build_object({ends}, 'has_unset', false)")
     before = blocks(conn)
-    assert list_fragmented_streams(conn, at_least=10, older_than_s=0) == []
+    assert list_newly_fragmented(conn, at_least=10, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0
     assert blocks(conn) == before
     trickle(conn, stream, 9)
-    assert list_fragmented_streams(conn, at_least=9, older_than_s=0) == [stream]
+    assert list_newly_fragmented(conn, at_least=9, older_than_s=0) == [stream]
     assert compact_stream(conn, stream, older_than_s=0) > 0
-    assert list_fragmented_streams(conn, at_least=2, older_than_s=0) == []
+    assert list_newly_fragmented(conn, at_least=2, older_than_s=0) == []
 
 
 @pytest.mark.conforms("W5", "X7")

@@ -156,6 +156,17 @@ def test_a_client_keeps_its_server(home: Path, make: Callable[[sublet.Database],
     assert not answers(url)
 
 
+def test_a_client_has_the_schema_of_its_handle(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUBLET_SCHEMA", "first")
+    with sublet.connect(data_dir=home / "data") as handle:
+        monkeypatch.setenv("SUBLET_SCHEMA", "second")
+        with handle.publisher() as publisher:
+            publisher.publish("t", b"1").result(WAIT_S)
+        with psycopg.connect(EmbeddedPostgres(home / "data").url) as conn:
+            assert conn.execute("select count(*) from first.block").fetchone() == (1,)
+            assert conn.execute("select to_regnamespace('second')").fetchone() == (None,)
+
+
 def test_a_dropped_publisher_keeps_its_server(home: Path) -> None:
     """Until all that is queued is stored, however long that takes."""
     publisher, url = sublet.connect(data_dir=home / "data").publisher(), EmbeddedPostgres(home / "data").url

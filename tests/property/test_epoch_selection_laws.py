@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epoch_frontiers import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.complete_epoch_filter import CompleteEpochFilter, EpochStartingPosition
+from sublet_storage.log.complete_epoch_filter import CompleteEpochFilter, EpochStartingPosition, ExcludedEpochs
 from tests.property.epoch_world import STEPS, Reader, World
 
 BEGINS = [
@@ -111,6 +111,13 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStartingPositi
     assert out(selection) == [0, 1, 2, 3, 4]
     assert [n for n in range(8) if selection.may_need(1, upper(n))] == [5, 6, 7]
     assert selection.advanced_to({1: lower(5)}).excluded_in(1) is None
+
+
+@pytest.mark.conforms("S7")
+def test_a_lost_stream_may_have_had_epochs_before_its_last() -> None:
+    unfinished = ExcludedEpochs(upper(), None, upper(7), lower(7))
+    selection = CompleteEpochFilter.starting_at(EpochStartingPosition.EARLIEST, {}, [], [], {1: unfinished})
+    assert (out(selection), selection.may_need(1, upper(7))) == ([7], True)
 
 
 @pytest.mark.conforms("S4")

@@ -188,6 +188,18 @@ def test_a_disconnect_goes_to_the_node_that_was_asked() -> None:
     assert play.last.sends == ((asked, Disconnect("a/1", 0, ())),)
 
 
+def test_a_disconnect_goes_to_all_nodes_that_were_asked() -> None:
+    """Also to one that has named a leader which is gone by now: each may take over and grant to it."""
+    play = Play()
+    play.do(JoinGroup(1, SUBSCRIPTION))
+    [first] = play.asked()
+    play.do(Tick(), SETTINGS.leader_lookup_interval_s)
+    [second] = play.asked()
+    assert first != second
+    play.do(CloseSubscription(1), SETTINGS.leader_lookup_interval_s + 0.1)
+    assert play.last.sends == tuple((node, Disconnect("a/1", 0, ())) for node in sorted((first, second)))
+
+
 def test_without_a_query_nobody_gets_a_disconnect() -> None:
     play = Play(())
     play.do(JoinGroup(1, SUBSCRIPTION))

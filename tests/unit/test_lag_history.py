@@ -22,8 +22,9 @@ def test_a_group_that_is_gone_leaves_its_place() -> None:
     history = LagHistory(NO_POOL, minutes=1, max_groups=2)
     history.add_sample(1.0, {1: 5, 2: 6})
     history.add_sample(2.0, {2: 7, 3: 8})
-    history.add_sample(3.0, {3: 9})
-    assert history.read((1, 2, 3)) == ([1.0, 2.0, 3.0], {1: [None] * 3, 2: [None] * 3, 3: [None, 8, 9]})
+    history.add_sample(0.5, {3: 9, 4: 1})  # the clock was set back
+    assert history.read((1, 2)) == ([1.0, 2.0, 0.5], {1: [None] * 3, 2: [None] * 3})
+    assert history.read((3, 4)) == ([1.0, 2.0, 0.5], {3: [None, 8, 9], 4: [None, None, 1]})
 
 
 @pytest.mark.parametrize(("minutes", "max_groups"), [(0, 5), (5, 0)])

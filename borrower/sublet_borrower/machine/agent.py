@@ -151,6 +151,7 @@ class Agent:
         self._nodes: tuple[str, ...] = ()
         self._failed_at: dict[str, float] = {}
         self._queried_nodes: dict[str, str] = {}
+        self._asked_nodes: dict[str, set[str]] = {}
         self._borrower_count = 0
         self._waiting: dict[int, SubscriptionRequest] | None = {} if awaits_lock else None
         self._holds_lock = False
@@ -300,8 +301,10 @@ class Agent:
         chosen: str | None = None
         for send in outcome.sends:
             if send.node is None and isinstance(send.message, Disconnect):
-                chosen = self._queried_nodes.get(borrower.borrower_id)  # a node that was not asked grants nothing
-            elif send.node is None:
+                for node in sorted(self._asked_nodes.get(borrower.borrower_id, ())):  # any may be granting, no other
+                    self._route(node, send.message)
+                continue
+            if send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
         self._out.updates.extend(SessionAssignmentUpdate(handle, update) for update in outcome.updates)
@@ -316,6 +319,7 @@ class Agent:
         """Replace a borrower that ended in doubt; after a final reason make none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
         self._queried_nodes.pop(borrower.borrower_id, None)
+        self._asked_nodes.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
         if ended.reason.is_final:
             self._out.updates.append(SubscriptionClosed(handle, ended.reason, ended.detail))
@@ -349,6 +353,7 @@ class Agent:
         address = self._preferred(borrower.request.subscription, now)
         if address is not None:
             self._queried_nodes[borrower.borrower_id] = address
+            self._asked_nodes.setdefault(borrower.borrower_id, set()).add(address)
         return address
 
     def _suspect(self, node: str, now: float) -> None:

@@ -24,6 +24,8 @@ SAMPLE_INTERVAL_S = 10.0
 MAX_OF_TIME = 0.02
 """Maximum fraction of the time for which sampling keeps one connection busy."""
 _UNKNOWN = -1
+_Sample = tuple[int, float, "array[int]"]
+"""Its number, its time, and a lag in each column."""
 
 
 class LagHistory(StoppableThread):
@@ -32,34 +34,36 @@ class LagHistory(StoppableThread):
     def __init__(self, pool: HttpDatabasePool, minutes: int, max_groups: int) -> None:
         super().__init__("sublet-lag-history")
         self._pool, self._max_groups = pool, max_groups
-        self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_INTERVAL_S), 1))
-        self._columns: dict[int, tuple[int, float]] = {}
+        self._samples: deque[_Sample] = deque(maxlen=max(int(minutes * 60 / SAMPLE_INTERVAL_S), 1))
+        self._columns: dict[int, tuple[int, int]] = {}
+        self._count = 0
         self._is_enabled = minutes > 0 and max_groups > 0
 
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
         """Return when samples were taken, in seconds since 1970, and {group: its lag then, None if unknown}."""
         samples = tuple(self._samples)
-        return [round(at, 1) for at, _ in samples], {each: self._compute_series(each, samples) for each in group_ids}
+        return [round(at, 1) for _, at, _ in samples], {each: self._compute_series(each, samples) for each in group_ids}
 
-    def _compute_series(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
-        column, since = self._columns.get(group_id, (0, float("inf")))
-        series = [lags[column] if at >= since else _UNKNOWN for at, lags in samples]
+    def _compute_series(self, group_id: int, samples: tuple[_Sample, ...]) -> list[int | None]:
+        column, since = self._columns.get(group_id, (0, self._count + 1))
+        series = [lags[column] if number >= since else _UNKNOWN for number, _, lags in samples]
         return [None if lag == _UNKNOWN else lag for lag in series]
 
     def add_sample(self, at: float, lags: dict[int, int | None]) -> None:
         """Add one sample. Groups that are gone free their columns, which are others' from this sample on."""
+        self._count += 1
         for group_id in self._columns.keys() - lags.keys():
             del self._columns[group_id]
         taken = {column for column, _ in self._columns.values()}
         free = (column for column in range(self._max_groups) if column not in taken)
         for group_id in lags:
             if group_id not in self._columns and len(self._columns) < self._max_groups:
-                self._columns[group_id] = next(free), at
+                self._columns[group_id] = next(free), self._count
         row = array("q", [_UNKNOWN]) * (1 + max((column for column, _ in self._columns.values()), default=-1))
         for group_id, lag in lags.items():
             if lag is not None and group_id in self._columns:
                 row[self._columns[group_id][0]] = lag
-        self._samples.append((at, row))
+        self._samples.append((self._count, at, row))
 
     def run(self) -> None:
         """Sample, if samples are to be kept."""

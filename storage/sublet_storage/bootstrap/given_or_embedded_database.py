@@ -38,28 +38,26 @@ def open_database(
     """Yield the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else of
     the default data directory.
 
-    The embedded server runs at least as long as the context. Raise `SchemaMismatch`, `DatabaseUnreachable`,
-    `EmbeddedDirectoryUnusable`, and `InvalidSetting` if two databases are named at once.
+    The embedded server runs at least as long as the context. The `url` of a database that was opened in `data_dir`
+    gives only its schema. Raise `SchemaMismatch`, `DatabaseUnreachable`, `EmbeddedDirectoryUnusable`, and
+    `InvalidSetting` if two databases are named at once.
     """
     _check_types(url, data_dir)
-    if url and data_dir:
+    if url and data_dir and not isinstance(url, OpenedUrl):
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
-    configured_url = url if data_dir else resolve_database_url(url)
+    configured_url = None if data_dir else resolve_database_url(url)
     if configured_url:
-        opened_url = _with_schema(configured_url)
+        opened_url = OpenedUrl(as_secret(configured_url), resolve_schema_name(opened=configured_url))
         check_database(opened_url)
         yield OpenedDatabase(opened_url)
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 
     with EmbeddedPostgres(Path(data_dir) if data_dir else find_usable_data_dir()) as server:
+        opened_url = OpenedUrl(as_secret(server.url), resolve_schema_name(opened=url))
         if migrate_embedded:
-            _bring_up_to_date(server.url)
-        yield OpenedDatabase(_with_schema(server.url), server.data_dir)
-
-
-def _with_schema(url: str) -> OpenedUrl:
-    return OpenedUrl(as_secret(url), resolve_schema_name(opened=url))
+            _bring_up_to_date(opened_url)
+        yield OpenedDatabase(opened_url, server.data_dir)
 
 
 def _check_types(url: object, data_dir: object) -> None:
@@ -89,7 +87,7 @@ def check_database(url: str) -> None:
         check_schema(conn)
 
 
-def _bring_up_to_date(url: str) -> None:
+def _bring_up_to_date(url: OpenedUrl) -> None:
     """Migrate if need be; the libraries for it are loaded only then."""
     try:
         check_database(url)
@@ -101,4 +99,4 @@ def _bring_up_to_date(url: str) -> None:
                 f"{mismatch} That takes the package {missing.name}, which is not installed: "
                 "run `pip install 'sublet[leader]'`."
             ) from None
-        migrate(url)
+        migrate(url, url.schema)

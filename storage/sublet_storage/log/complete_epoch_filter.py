@@ -127,6 +127,8 @@ class CompleteEpochFilter(Struct, frozen=True):
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
         """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
         excluded = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._find_covered(space_id), self.announced)
+        # Without `begun`: that leaves out a stream's last epochs, but not those before them.
+        excluded = ExcludedEpochs(excluded.covered, excluded.least)
         return not all(map(excluded.contains, begun.greatest))
 
     def _find_covered(self, space_id: int) -> UpperFrontier:

@@ -69,8 +69,6 @@ select stream_id, upto, blocks, case when tiny >= %(least)s or tiny > 1 and bloc
            window neighbours as (order by end_offset)) judged)
          else 0 end
   from behind"""
-_PRESENT = """
-select generation_id, stream_id from stream join generation g using (generation_id) where g.state <> 'gone'"""
 _UNSEEN = """
 select s.generation_id, s.stream_id, s.head, s.is_open, g.state = 'gone'
   from (select stream_id, generation_id, head, true as is_open from stream where state = 'open' and head > seen_offset
@@ -205,14 +203,6 @@ def compact_stream(
     if poison is not None:
         raise poison
     return saved
-
-
-def list_fragmented_streams(
-    conn: psycopg.Connection[Any], at_least: int = 100, older_than_s: float = 60.0
-) -> list[int]:
-    """Return the streams, not gone, that have at least `at_least` blocks to merge of less than a tenth of the target
-    behind those that were seen, or a few among so many that they are not looked at again; the most fragmented first."""
-    return _select_fragmented(_look(conn, conn.execute(_PRESENT), at_least, older_than_s), at_least)
 
 
 def list_newly_fragmented(

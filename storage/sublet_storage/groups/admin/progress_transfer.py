@@ -69,7 +69,9 @@ select n.filter, n.generation_id from generation n
 """Of generations that are deleted, and of those that are gone and not deleted yet."""
 
 _LATER = """
-select stream_id from stream where stream_id = any(%(streams)s::bigint[]) and generation_id > %(after)s"""
+select stream_id from stream
+ where stream_id = any(%(streams)s::bigint[]) and (generation_id > %(after)s or (state = 'closed' and head = 0))"""
+"""Streams of which nothing is consumed by who has not moved: they came later, or ended empty, as in a shadow."""
 
 _DELETED_LATER = "select filter, stream_id from lost_generation where generation_id > %(after)s"
 
