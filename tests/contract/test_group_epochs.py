@@ -510,7 +510,7 @@ def test_deaths_of_messages_without_an_epoch_count(world: World, epochs: BlockEp
 
 @pytest.mark.conforms("E20", "E39")
 @pytest.mark.parametrize(("waiting", "status"), [(999, "blocked"), (1000, "free")])
-def test_a_death_reads_few_of_the_blocks_that_wait(postgres: PostgresWorld, waiting: int, status: str) -> None:
+def test_a_death_reads_few_waiting_blocks(postgres: PostgresWorld, waiting: int, status: str) -> None:
     """Of which there may be any number: what lies behind many of them counts once these are completed."""
     led = postgres.led(completed=7, atomic=True)
     for epochs in (*[BlockEpochRange(((7,),), ((7,),), has_unset=False)] * waiting, None):

@@ -114,7 +114,7 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStartingPositi
 
 
 @pytest.mark.conforms("S7")
-def test_a_lost_stream_may_have_had_epochs_before_its_last() -> None:
+def test_a_lost_stream_may_have_had_more_epochs() -> None:
     unfinished = ExcludedEpochs(upper(), None, upper(7), lower(7))
     selection = CompleteEpochFilter.starting_at(EpochStartingPosition.EARLIEST, {}, [], [], {1: unfinished})
     assert (out(selection), selection.may_need(1, upper(7))) == ([7], True)

@@ -188,7 +188,7 @@ def test_a_disconnect_goes_to_the_node_that_was_asked() -> None:
     assert play.last.sends == ((asked, Disconnect("a/1", 0, ())),)
 
 
-def test_a_disconnect_goes_to_all_nodes_that_were_asked() -> None:
+def test_a_disconnect_goes_to_all_asked_nodes() -> None:
     """Also to one that has named a leader which is gone by now: each may take over and grant to it."""
     play = Play()
     play.do(JoinGroup(1, SUBSCRIPTION))
