@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from sublet_protocol.domain.errors import PoisonBlock, StaleTerm
+from sublet_protocol.domain.errors import PoisonBlock, StaleTerm, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
@@ -239,7 +240,7 @@ def test_a_pass_that_ends_early_is_gone_on_with(conn: Connection, stream: int) -
         assert compact(most_s=0) == 9
         merged, single = range(20, upto + 1, 10), range(upto + 1, 41)
         assert blocks(conn)[10:] == [*((end, 10) for end in merged), *((end, 1) for end in single)]
-        assert progress.unfinished == ({stream} if is_unfinished else set())
+        assert list(progress.unfinished) == [stream] * is_unfinished
     assert compact() == 0
     assert read(conn, stream, 10) == before
     assert list_newly_fragmented(conn, at_least=1, older_than_s=0) == []
@@ -298,6 +299,41 @@ def test_what_has_nothing_to_merge_is_looked_at_once(conn: Connection, stream: i
     assert count_rows_read(conn, newly) < 10
 
 
+def test_a_stream_is_looked_at_once_in_a_while(conn: Connection, stream: int) -> None:
+    progress = CompactionProgress()
+    store(conn, stream, range(600, 600 * 900 + 1, 600), 600)
+    newly = partial(list_newly_fragmented, conn, progress=progress)
+    assert newly(older_than_s=0) == []
+    put(conn, stream, b"x")
+    assert count_rows_read(conn, partial(newly, older_than_s=3600)) < 10
+    assert count_rows_read(conn, partial(newly, older_than_s=0)) > 900
+
+
+def test_unfinished_streams_take_turns(conn: Connection, stream: int) -> None:
+    progress = CompactionProgress({stream: None, stream + 1: None})
+    trickle(conn, stream, 30)
+    compact_stream(conn, stream, older_than_s=0, block_messages=10, most_s=0, progress=progress)
+    assert list(progress.unfinished) == [stream + 1, stream]
+    list_newly_fragmented(conn, progress=progress)
+    assert list(progress.unfinished) == [stream], "of the other nothing is to be done"
+
+
+def test_a_run_too_large_when_joined_is_cut(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns with nulls have more of Arrow's buffers than those without."""
+
+    def refuse(batch: pa.RecordBatch, *args: Any, **options: Any) -> Any:
+        if batch.num_rows > 7:
+            raise ValueTooLarge("too large")
+        return pack(batch, *args, **options)
+
+    monkeypatch.setattr(small_block_compaction, "pack", refuse)
+    trickle(conn, stream, 10)
+    before = read(conn, stream, 0)
+    compact_stream(conn, stream, older_than_s=0, block_messages=10)
+    assert [count for _, count in blocks(conn)] == [7, 1, 1, 1]
+    assert read(conn, stream, 0) == before
+
+
 def test_a_few_are_merged_among_many(conn: Connection, stream: int) -> None:
     """Which are not looked at again."""
     newly = partial(list_newly_fragmented, conn, older_than_s=0, progress=CompactionProgress())
@@ -333,7 +369,7 @@ def test_a_pass_ends_in_time_without_anything_to_merge(conn: Connection, stream:
     store(conn, stream, range(600, 600 * 12_000 + 1, 600), 600)
     for is_unfinished in (True, True, False):
         assert count_rows_read(conn, compact) <= small_block_compaction.SCANNED
-        assert progress.unfinished == ({stream} if is_unfinished else set())
+        assert list(progress.unfinished) == [stream] * is_unfinished
 
 
 def test_what_changed_meanwhile_is_not_merged(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ class GrantedStream:
         return self._add_read_error(progress)
 
     def _add_read_error(self, progress: ProgressReported) -> ProgressReported:
-        """Return the progress with the read error. A report that gives up delivered messages has none."""
+        """Return the progress with the read error and, once nothing delivered is outstanding, why the stream ends."""
         if self.final_error is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)
         return with_final_error(progress, self.final_error)

@@ -184,7 +184,8 @@ def _list_steps(
         lambda: fragmented.extend(small_block_compaction.list_newly_fragmented(connection, guard, compaction)),
     )
     deadline = time.monotonic() + COMPACTION_S
-    for stream_id in sorted(fragmented, key=compaction.unfinished.__contains__):
+    turns = {stream_id: turn for turn, stream_id in enumerate(compaction.unfinished)}
+    for stream_id in sorted(fragmented, key=lambda stream_id: turns.get(stream_id, -1)):
         if time.monotonic() < deadline:
             yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id, compaction)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -26,7 +26,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 from psycopg import sql
 
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, ValueTooLarge
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.arrow_batch_decoder import decode_block, is_decodable
 from sublet_storage.log.block_encoder import MAX_PACKED_BYTES, check_epoch_bounds, pack
@@ -126,11 +126,18 @@ class _RunUndecodable(Exception):
 
 
 class CompactionProgress(Struct):
-    """What maintenance remembers of open streams from pass to pass. `unfinished`: those whose last pass ended early.
-    `looked_at`, {stream: offset}: where too few blocks to merge them yet were found, and up to which offset."""
+    """What maintenance remembers of streams from pass to pass. `unfinished`: those whose last pass ended early, or
+    failed; whose turn was longest ago comes first. `looked_at`, {stream: (offset, time)}: where too few blocks to merge
+    them yet were found, up to which offset, and when by a monotonic clock."""
 
-    unfinished: set[int] = field(default_factory=set)
-    looked_at: dict[int, int] = field(default_factory=dict)
+    unfinished: dict[int, None] = field(default_factory=dict)
+    looked_at: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def forget_all_but(self, stream_ids: Collection[int]) -> None:
+        """Forget other streams, which have no new blocks or are gone."""
+        for known in (self.unfinished, self.looked_at):
+            for stream_id in known.keys() - stream_ids:
+                known.pop(stream_id)
 
 
 class _Look(Struct, frozen=True):
@@ -179,6 +186,9 @@ def compact_stream(
     if row is None:
         return 0
     generation_id, compression, seen_offset = row
+    if progress is not None:  # until it is done it waits behind all others
+        progress.unfinished.pop(stream_id, None)
+        progress.unfinished[stream_id] = None
     deadline, begin = time.monotonic() + most_s, -1 if progress is None else seen_offset
     saved, poison, has_changed, is_complete, done = 0, None, False, False, begin
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
@@ -196,8 +206,8 @@ def compact_stream(
                 done = rows[-1].end_offset - 1 if rows else done  # the last may be merged with what comes
             if time.monotonic() >= deadline:
                 break
-    if progress is not None:
-        (progress.unfinished.discard if is_complete else progress.unfinished.add)(stream_id)
+    if progress is not None and is_complete:
+        del progress.unfinished[stream_id]
     if done > begin and not has_changed:
         _set_seen(conn, guard, [(stream_id, done)])
     if poison is not None:
@@ -213,16 +223,20 @@ def list_newly_fragmented(
     older_than_s: float = 60.0,
 ) -> list[int]:
     """Return the fragmented ones of the streams with new blocks; the others are not examined again before they have
-    more, as `progress` has it."""
-    looked_at = {} if progress is None else progress.looked_at
+    more, nor within `older_than_s`, as `progress` has it."""
+    progress, now = progress or CompactionProgress(), time.monotonic()
     unseen = conn.execute(_UNSEEN).fetchall()
-    for stream_id in looked_at.keys() - {stream_id for _, stream_id, *_ in unseen}:
-        del looked_at[stream_id]
+    progress.forget_all_but({stream_id for _, stream_id, *_ in unseen})
+
+    def is_due(stream_id: int, head: int) -> bool:
+        upto, at = progress.looked_at.get(stream_id, (-1, -math.inf))
+        return upto != head and now >= at + older_than_s
+
     examined = [(stream_id, head) for _, stream_id, head, _, is_gone in unseen if is_gone]
     among = [
         (generation_id, stream_id)
         for generation_id, stream_id, head, is_open, is_gone in unseen
-        if not is_gone and not (is_open and looked_at.get(stream_id) == head)
+        if not is_gone and (not is_open or is_due(stream_id, head))
     ]
     ends = {(stream_id, head) for _, stream_id, head, is_open, _ in unseen if not is_open}
     looks = _look(conn, among, at_least, older_than_s)
@@ -230,7 +244,7 @@ def list_newly_fragmented(
     for look in looks:
         if look.stream_id in fragmented:
             continue
-        looked_at[look.stream_id] = look.upto
+        progress.looked_at[look.stream_id] = look.upto, now
         if (look.stream_id, look.upto) in ends:
             examined.append((look.stream_id, look.upto))
         elif look.blocks >= MAX_UNSETTLED:
@@ -355,7 +369,10 @@ def _merge(
     if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
         return 0
     entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
-    block = pack(entire, compression, has_bounds=False)
+    try:
+        block = pack(entire, compression, has_bounds=False)
+    except ValueTooLarge:  # together they have nulls, and more of Arrow's buffers
+        raise _RunTooLarge(len(run) - 1) from None
     starts, times = compute_append_times([(row[1], row[4], *row[7:9]) for row in rows])
     with conn.transaction():  # from here on: what few bytes stand for may take longer than one may be idle
         if guard is not None:
