@@ -131,6 +131,20 @@ def test_together_is_as_one_by_one(conn: Connection, batches: list[list[Sent]], 
             event(" ".join(sorted({each.outcome for each in append(conn, appends)})))
 
 
+@pytest.mark.conforms("S9")
+def test_epochs_of_another_space_let_nothing_in(conn: Connection) -> None:
+    """Though it has as many streams."""
+    streams = [each.stream_id for each in open_streams(conn)]
+    create_space(conn, "other", "other/#", shards=len(streams))
+    hold(conn, find_space(conn, "other").space_id, ProducerIdentity("p", 2), [(0,)])
+    append(conn, [each.to_append(streams, 0) for each in FIRST])
+    sent = [Sent(0, 2, in_epoch=True), Sent(1, 2, in_epoch=True)]
+    appends = [each.to_append(streams, row) for row, each in enumerate(sent)]
+    expected = outcome_of(conn, appends, together=False)
+    assert {each.outcome for each in expected[0]} == {AppendOutcome.EXPIRED}
+    assert outcome_of(conn, appends, together=True) == expected
+
+
 @pytest.mark.conforms("W2", "S9")
 def test_one_block_is_judged_by_its_own_rows(conn: Connection) -> None:
     """`append_block` and `append_blocks` look at no other producer, incarnation, stream or space; and what was refused
