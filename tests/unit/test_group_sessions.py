@@ -111,11 +111,11 @@ def test_what_was_being_granted_stays_reserved(reserve: Callable[[], Bench]) -> 
 
 @pytest.mark.conforms("E20", "E26")
 @pytest.mark.parametrize(
-    ("begin", "goes"), [(unshared, Bench.leave), (unshared, lose_its_right), (left, lose_its_right)]
+    ("make", "goes"), [(unshared, Bench.leave), (unshared, lose_its_right), (left, lose_its_right)]
 )
-def test_a_grant_under_way_reserves_nothing(begin: Callable[[], Bench], goes: Callable[..., None]) -> None:
+def test_a_grant_under_way_reserves_nothing(make: Callable[[], Bench], goes: Callable[..., None]) -> None:
     """Its session goes while it is written, and had not had the stream before, or may not come back."""
-    bench = begin()
+    bench = make()
     bench.join("a/2", session="etl", session_epoch=2)
     bench.debounce()
     goes(bench, borrower_id="a/2")
