@@ -7,121 +7,58 @@ packages chromium and chromium-driver.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
 from selenium.webdriver import Chrome
 from selenium.webdriver.support.ui import WebDriverWait
 
-from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.producer import Publisher
 from tools.browser import browser
-from tools.source_path import source_path
+from tools.stage import ROOT, Stage, stage
 
-ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 WAIT_S = 40.0
 BILLING = "$share/billing/orders/#"
 GROUPS = (BILLING, "$share/audit/#", "$share/shipping/orders/+/created", "$queue/mail/mail/#")
 
 
-class Scene:
-    """Processes on one database, started by commands as a user would."""
-
-    def __init__(self, url: str, directory: Path) -> None:
-        self.url, self._directory = url, directory
-        self._environment = {**os.environ, "PYTHONPATH": source_path(ROOT), "SUBLET_DATABASE_URL": url}
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._stop = threading.Event()
-        self._publishing = threading.Thread(target=self._publish)
-
-    def run(self, *arguments: str) -> None:
-        """Run a command and wait for its end."""
-        subprocess.run(self._argv(*arguments), env=self._environment, check=True, capture_output=True)
-
-    def start(self, name: str, *arguments: str) -> None:
-        """Start a command in the background."""
-        with (self._directory / name).open("wb") as output:
-            self._running[name] = subprocess.Popen(
-                self._argv(*arguments), env=self._environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-            )
-
-    def end(self, name: str) -> None:
-        """Send SIGTERM and wait."""
-        running = self._running.pop(name)
-        running.terminate()
-        running.wait(20)
-
-    def address(self, name: str) -> str:
-        """Return the HTTP address of a node. Raise `TimeoutError` if it reports none in `WAIT_S`."""
-        deadline = time.monotonic() + WAIT_S
-        while time.monotonic() < deadline:
-            if found := re.search(r"answers at (http://\S+)", (self._directory / name).read_text()):
-                return found[1]
-            time.sleep(0.05)
-        raise TimeoutError((self._directory / name).read_text())
-
-    def publish(self) -> None:
-        """Publish messages until `close`."""
-        self._publishing.start()
-
-    def close(self) -> None:
-        """Stop the publisher and all processes."""
-        self._stop.set()
-        if self._publishing.is_alive():
-            self._publishing.join()
-        for name in tuple(self._running):
-            self.end(name)
-
-    def _publish(self) -> None:
-        with Publisher(self.url) as publisher:
-            number = 0
-            while not self._stop.wait(0.1):
-                for _ in range(40):
-                    number += 1
-                    publisher.publish(f"orders/{number % 5}/created", b"%d" % number, key=b"%d" % (number % 97))
-                    publisher.publish("mail/out", b"%d" % number, key=b"%d" % (number % 97))
-
-    @staticmethod
-    def _argv(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "sublet.cli", *arguments]
+@contextmanager
+def scene() -> Iterator[Stage]:
+    """Start nodes, groups, consumers and a publisher for the `with` block."""
+    with stage({}) as play:
+        play.serve("n1", "n2")
+        for group in GROUPS:
+            play.run(f"sublet groups create '{group}'")
+        play.run(f"sublet groups pause '{GROUPS[3]}' --reason 'the mail server is moved'")
+        for name in ("anna", "bruno", "clara"):
+            play.start(name, "consume", BILLING, "--name", name)
+        play.start("auditor", "consume", GROUPS[1], "--name", "auditor")
+        has_ended = threading.Event()
+        publishing = threading.Thread(target=_publish, args=(play.url, has_ended))
+        publishing.start()
+        try:
+            yield play
+        finally:
+            has_ended.set()
+            publishing.join()
 
 
-@contextlib.contextmanager
-def scene() -> Iterator[Scene]:
-    """Start nodes, groups and consumers for the `with` block."""
-    directory = Path(tempfile.mkdtemp(prefix="sublet-screenshots-"))
-    directory.chmod(0o755)
-    try:
-        with EmbeddedPostgres(directory / "data") as server:
-            migrate(server.url)
-            played = Scene(server.url, directory)
-            try:
-                for name in ("n1", "n2"):
-                    played.start(name, "leader", "--name", name, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
-                for group in GROUPS:
-                    played.run("groups", "create", group)
-                played.run("groups", "pause", GROUPS[3], "--reason", "the mail server is moved")
-                played.publish()
-                for name in ("anna", "bruno", "clara"):
-                    played.start(name, "consume", BILLING, "--name", name)
-                played.start("auditor", "consume", GROUPS[1], "--name", "auditor")
-                yield played
-            finally:
-                played.close()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+def _publish(url: str, has_ended: threading.Event) -> None:
+    with Publisher(url) as publisher:
+        number = 0
+        while not has_ended.wait(0.1):
+            for _ in range(40):
+                number += 1
+                publisher.publish(f"orders/{number % 5}/created", b"%d" % number, key=b"%d" % (number % 97))
+                publisher.publish("mail/out", b"%d" % number, key=b"%d" % (number % 97))
 
 
 def shoot(driver: Chrome, name: str, where: Path) -> None:
@@ -136,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=1.5, help="how long the scene is played before")
     given = parser.parse_args(arguments)
     with scene() as played, tempfile.TemporaryDirectory() as profiles:
-        address = played.address("n1")
+        [address] = re.findall(r"answers at (http://\S+)", played.output("n1"))
         driver = browser(1180, 1100, Path(profiles) / "wide")
         try:
             _wide(driver, address, played, given.minutes * 60, given.to)
@@ -150,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _wide(driver: Chrome, address: str, played: Scene, play_s: float, where: Path) -> None:
+def _wide(driver: Chrome, address: str, played: Stage, play_s: float, where: Path) -> None:
     """Take pictures of a group that a consumer has just joined, and of the list."""
     driver.get(_group(address))
     _wait(driver, "document.querySelectorAll('.chip').length == 16")

@@ -10,25 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from sublet.demo.child_processes import remove_settings
-from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.db.connect import connect
-from tools.source_path import source_path
+from tools.stage import ROOT, Stage, stage
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "operations.md"
-WAIT_S = 60.0
 SETTINGS = {
     "SUBLET_LEASE_DURATION_S": "3",
     "SUBLET_LEASE_RENEW_INTERVAL_S": "1",
@@ -46,117 +36,66 @@ _PART = re.compile(r"^<!-- scene: (?P<scene>[^>]*?) -->$|^```console\n(?P<text>.
 _EXIT = re.compile(r"\[exit code (\d+)\]")
 
 
-class Stage:
-    """A Postgres, and the nodes and consumers that scenes start."""
-
-    def __init__(self, url: str) -> None:
-        self.url, self._processes = url, dict[str, subprocess.Popen[bytes]]()
-        self.environment = {**os.environ, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": source_path(ROOT)}
-
-    def run(self, command: str, stdin: bytes = b"") -> str:
-        """Return what a command line prints, stdout first, with a last line for an exit code other than 0."""
-        shell = command.replace("sublet ", f"{sys.executable} -m sublet.cli ")
-        done = subprocess.run(
-            ["bash", "-c", shell], env=self.environment, input=stdin, capture_output=True, timeout=WAIT_S, check=False
-        )
-        lines = (done.stdout + done.stderr).decode().splitlines()
-        ending = [f"[exit code {done.returncode}]"] if done.returncode else []
-        return "".join(f"{line.rstrip()}\n" for line in lines + ending)
-
-    def start(self, name: str, *arguments: str) -> None:
-        """Start a process in the background."""
-        argv = [sys.executable, "-m", "sublet.cli", *arguments]
-        nowhere = subprocess.DEVNULL
-        self._processes[name] = subprocess.Popen(
-            argv, env=self.environment, stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )
-
-    def serve(self, *names: str) -> None:
-        """Start nodes, and wait until they are registered."""
-        for name in names:
-            self.start(name, "leader", "--name", name, "--listen", "127.0.0.1:0")
-        self.until(f"select count(*) >= {len(names)} from node where expires_at > clock_timestamp()")
-        self.until("select exists (select from leadership where leadership_id = 0 and expires_at > clock_timestamp())")
-
-    def end(self, *names: str, kill: bool = False) -> None:
-        """Stop processes with SIGTERM, or with SIGKILL if `kill`."""
-        for name in names:
-            (self._processes[name].kill if kill else self._processes[name].terminate)()
-        for name in names:
-            self._processes.pop(name).wait(WAIT_S)
-
-    def close(self) -> None:
-        """Stop all processes that are left."""
-        self.end(*self._processes, kill=True)
-
-    def until(self, question: str) -> None:
-        """Wait until the query returns true. Raise `TimeoutError` if it does not."""
-        deadline = time.monotonic() + WAIT_S
-        with connect(self.url) as connection:
-            while connection.execute(question).fetchone() != (True,):
-                if time.monotonic() > deadline:
-                    raise TimeoutError(question)
-                time.sleep(0.05)
-
-    def settled(self, consumers: int) -> None:
-        """Wait until that number of consumers hold all streams of the group and have consumed them."""
-        self.until(
-            f"select count(distinct agent) = {consumers} and count(*) = 4 and bool_and(position = head)"
-            " from lending join stream using (stream_id) join consumer_group g using (group_id)"
-            " where g.name = 'billing' and lending.status = 'held'"
-        )
-
-    def publish(self, count: int) -> None:
-        """Publish `count` orders of many customers."""
-        records = (json.dumps({"key": f"customer-{n % 97}", "value": {"id": n}}) for n in range(count))
-        self.run("sublet publish orders/eu/created --format ndjson", "\n".join(records).encode())
+def _settle(play: Stage, consumers: int) -> None:
+    """Wait until that number of consumers hold all streams of the group and have consumed them."""
+    play.until(
+        f"select count(distinct agent) = {consumers} and count(*) = 4 and bool_and(position = head)"
+        " from lending join stream using (stream_id) join consumer_group g using (group_id)"
+        " where g.name = 'billing' and lending.status = 'held'"
+    )
 
 
-def _begin(stage: Stage) -> None:
-    stage.run("sublet spaces create orders 'orders/#' --shards 4")
-    stage.run(f"sublet groups create '{AUDIT}' --from offset:0")
-    stage.serve("n1", "n2")
-    stage.publish(2000)
-    _return(stage)
+def _publish(play: Stage, count: int) -> None:
+    """Publish `count` orders of many customers."""
+    records = (json.dumps({"key": f"customer-{n % 97}", "value": {"id": n}}) for n in range(count))
+    play.run("sublet publish orders/eu/created --format ndjson", "\n".join(records).encode())
 
 
-def _return(stage: Stage) -> None:
+def _begin(play: Stage) -> None:
+    play.run("sublet spaces create orders 'orders/#' --shards 4")
+    play.run(f"sublet groups create '{AUDIT}' --from offset:0")
+    play.serve("n1", "n2")
+    _publish(play, 2000)
+    _return(play)
+
+
+def _return(play: Stage) -> None:
     for name in ("a", "b"):
-        stage.start(name, "consume", GROUP, "--from", "offset:0", "--name", name)
-    stage.settled(2)
+        play.start(name, "consume", GROUP, "--from", "offset:0", "--name", name)
+    _settle(play, 2)
 
 
-def _away(stage: Stage) -> None:
-    stage.end("a", "b")
-    stage.publish(500)
+def _away(play: Stage) -> None:
+    play.end("a", "b")
+    _publish(play, 500)
 
 
-def _crash(stage: Stage) -> None:
-    stage.end("a", kill=True)
-    stage.until("select count(*) = 2 from lending_history where forced")
-    stage.settled(1)
-    stage.start("a", "consume", GROUP, "--name", "a")
-    stage.settled(2)
+def _crash(play: Stage) -> None:
+    play.end("a", kill=True)
+    play.until("select count(*) = 2 from lending_history where forced")
+    _settle(play, 1)
+    play.start("a", "consume", GROUP, "--name", "a")
+    _settle(play, 2)
 
 
-def _leaderless(stage: Stage) -> None:
-    stage.end("n1", "n2", kill=True)
-    stage.until("select not exists (select from node where expires_at > clock_timestamp())")
+def _leaderless(play: Stage) -> None:
+    play.end("n1", "n2", kill=True)
+    play.until("select not exists (select from node where expires_at > clock_timestamp())")
 
 
-def _block(stage: Stage) -> None:
+def _block(play: Stage) -> None:
     """Set a position beyond the end of a stream, as after a restore of an older backup."""
-    with connect(stage.url) as connection:
+    with connect(play.url) as connection:
         connection.execute(
             "update lending set position = 100000 where (group_id, stream_id) = (select group_id, min(stream_id)"
             " from lending join consumer_group using (group_id) where consumer_group.name = 'audit' group by group_id)"
         )
-    stage.start("auditor", "consume", AUDIT)
-    stage.until("select exists (select from lending where status = 'blocked')")
+    play.start("auditor", "consume", AUDIT)
+    play.until("select exists (select from lending where status = 'blocked')")
 
 
-def _pause(stage: Stage) -> None:
-    stage.until("select not exists (select from lending where status = 'held' and group_id ="
+def _pause(play: Stage) -> None:
+    play.until("select not exists (select from lending where status = 'held' and group_id ="
                 " (select group_id from consumer_group where name = 'billing'))")  # fmt: skip
 
 
@@ -166,22 +105,22 @@ SCENES: dict[str, Callable[[Stage], None]] = {
     "the consumers are back": _return,
     "a consumer is killed": _crash,
     "no node is there": _leaderless,
-    "the nodes are back": lambda stage: stage.serve("n1", "n2"),
+    "the nodes are back": lambda play: play.serve("n1", "n2"),
     "a stream is blocked": _block,
     "it is paused": _pause,
-    "it goes on": lambda stage: stage.settled(2),
+    "it goes on": lambda play: _settle(play, 2),
 }
 
 
-def played(page: str, stage: Stage) -> str:
+def played(page: str, play: Stage) -> str:
     """Return the page with the current output of its commands."""
 
     def part(found: re.Match[str]) -> str:
         if found["scene"] is not None:
-            SCENES[found["scene"]](stage)
+            SCENES[found["scene"]](play)
             return found[0]
         commands = [line for line in found["text"].splitlines() if line.startswith("$ ")]
-        return "```console\n" + "\n".join(f"{line}\n{stage.run(line[2:])}" for line in commands) + "```"
+        return "```console\n" + "\n".join(f"{line}\n{play.run(line[2:])}" for line in commands) + "```"
 
     return _PART.sub(part, page)
 
@@ -217,21 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args(arguments).check
-    remove_settings()
-    directory = Path(tempfile.mkdtemp(prefix="sublet-transcripts-"))
-    directory.chmod(0o755)  # a server started by root runs as another user
-    try:
-        from sublet_storage.bootstrap.migrate import migrate
-
-        with EmbeddedPostgres(directory / "data") as server:
-            migrate(server.url)
-            stage = Stage(server.url)
-            try:
-                now = played(PAGE.read_text(), stage)
-            finally:
-                stage.close()
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    with stage(SETTINGS) as play:
+        now = played(PAGE.read_text(), play)
     if not check:
         PAGE.write_text(now)
         return 0

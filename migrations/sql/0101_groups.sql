@@ -178,8 +178,7 @@ begin
   end if;
   insert into session_epoch as e (subscription, session, last)
   select p_subscription, p_session,
-         greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint + (timeline_number()::bigint << 52),
-                  1 + (select f.last from session_epoch f where f.subscription = '' and f.session = ''))
+         greatest(timeline_clock(), 1 + (select f.last from session_epoch f where f.subscription = '' and f.session = ''))
       on conflict (subscription, session)
       do update set last = greatest(e.last + 1, excluded.last), drawn_at = clock_timestamp()
   returning last into drawn;

@@ -69,6 +69,11 @@ language sql stable security definer set search_path from current as $$
   select least(greatest(number, 1), 2048) - 1 from current_timeline()
 $$;
 
+-- Return what is drawn now: the time in microseconds since 1970, above all that was drawn on former timelines.
+create function timeline_clock() returns bigint language sql as $$
+  select (timeline_number()::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint
+$$;
+
 -- Write the timeline's number, and return it as it is added. Only for claims, which are short: each waits for the lock of
 -- the one row until the first on a timeline has committed.
 create function timeline_ahead() returns bigint

@@ -113,8 +113,7 @@ begin
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   if p_incarnation is null then
     insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
-    values (p_producer, 0,
-            (extract(epoch from clock_timestamp()) * 1000000)::bigint + (timeline_number()::bigint << 52), 0, 0)
+    values (p_producer, 0, timeline_clock(), 0, 0)
         on conflict (producer_id, stream_id)
         do update set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()
     returning incarnation into drawn;
@@ -135,7 +134,7 @@ create function check_incarnation(p_producer text, p_incarnation bigint) returns
 declare
   most constant bigint := coalesce(
     (select p.incarnation from producer p where p.producer_id = p_producer and p.stream_id = 0),
-    (timeline_number()::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296);
+    timeline_clock() + 4294967296);
 begin
   if p_incarnation not between 1 and most then
     perform reject_message('incarnation ' || p_incarnation || ' of producer ' || quote_literal(p_producer),

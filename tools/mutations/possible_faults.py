@@ -1,7 +1,8 @@
 """Small faults that can be planted in a source text, such as authors make.
 
 Left out is what no test can be expected to check: messages and logs, assertions, `__repr__`, a comparison with a clock
-that is read on the spot, tables and indexes of the schema (their conditions repeat those of functions).
+that is read on the spot or the time left by one, tables and indexes of the schema (their conditions repeat those of
+functions).
 """
 
 from __future__ import annotations
@@ -128,7 +129,10 @@ def _conjunctions(tokens: list[tuple[str, int, int]], end: int) -> Iterator[list
 # --- Python -----------------------------------------------------------------------------------------------------------
 
 _SQL = re.compile(r'f?"+\s*(?:select|with|update|insert|delete|merge|where|and|or|from|join|order|on|for)\b')
-_CLOCK = re.compile(r"\b(?:monotonic|time|perf_counter|clock|_now|now)\(\)")
+_CLOCK = re.compile(
+    r"(?:\b(?:monotonic|time|perf_counter|_?now)|clock|silent_s)\(\)"
+    r"|\b(?:remaining|elapsed|left|age|absent|overrun|quiet|due|idle)_s\b"
+)
 _READ = re.compile(r"\b_?(?:conn|connection|cursor|transaction|store|clock)\b|\.(?:monotonic|fetch\w*|refresh\w*)\(")
 _CONSTRUCTS = re.compile(r"(?:\w+\.)*(?:_?[A-Z]\w*|partial)\(")
 _UNSEEN = {"log", "logger", "logging"}

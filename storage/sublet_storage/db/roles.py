@@ -137,6 +137,7 @@ add_leadership()          -       -      -       x       x
 end_leaderships()         -       -      -       x       x
 timeline_now()            -       -      -       x       x
 timeline_number()         -       -      x       x       x
+timeline_clock()          -       -      -       -       x
 current_timeline()        -       -      -       -       x
 timeline_ahead()          -       -      -       -       x
 create_partition()        -       -      -       x       x
