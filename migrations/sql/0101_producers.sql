@@ -194,6 +194,10 @@ begin
       'a block has the least and the greatest of its epochs, each a list of 1 to 1000, each a list of as many numbers',
       'Give such lists, as {"has_unset": false, "least": [[17]], "greatest": [[17]]}.');
   end if;
+  if p_stream < 1 then
+    outcome := 'closed';
+    return;
+  end if;
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
     select p.ctid as row_id, p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p

@@ -236,9 +236,13 @@ def test_a_producers_longest_name_is_taken(conn: Connection, good: dict[str, Any
 
 
 @pytest.mark.conforms("X5")
-def test_a_nodes_producer_is_not_registered(conn: Connection) -> None:
-    """A registration would fence it for longer than its own numbers can grow."""
+def test_a_nodes_producer_is_not_registered(conn: Connection, good: dict[str, Any]) -> None:
+    """A registration would fence it for longer than its own numbers can grow. It has the row of stream 0."""
     assert "names that begin with feed/" in refused(conn, {}, "select register_producer('feed/user:etl/p')")
+    for stream in (0, -1):
+        row = {**good, "stream": stream, "name": "feed/user:etl/p"}
+        assert conn.execute(APPEND_AS, row).fetchone() == ("closed",)
+    assert conn.execute("select from producer where producer_id like 'feed/%'").fetchone() is None
 
 
 @pytest.mark.parametrize("sink", ["é" * 130 + "a", "", None])

@@ -25,7 +25,7 @@ import pytest
 import sublet
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
-from sublet_storage.bootstrap.embedded.watchdog import is_zombie
+from sublet_storage.bootstrap.embedded.watchdog import is_stale
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from tests.kit import WAIT_S, eventually, for_root, waiting_for
 from tools.source_path import source_path
@@ -221,13 +221,26 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", str(2**30), str(os.getpid())], ids=["no file", "empty", "nobody", "alive"]
+    ("content", "expected"),
+    [(None, False), ("", False), (str(2**30), False), (str(os.getpid()), True)],
+    ids=["no file", "empty", "nobody", "another"],
 )
-def test_who_lives_or_was_reaped_is_no_zombie(tmp_path: Path, content: str | None) -> None:
+def test_a_lock_file_with_anothers_number_is_stale(tmp_path: Path, content: str | None, expected: bool) -> None:
     lock_file = tmp_path / "postmaster.pid"
     if content is not None:
         lock_file.write_text(content)
-    assert not is_zombie(str(lock_file))
+    assert is_stale(str(lock_file), str(tmp_path)) is expected
+
+
+def test_a_copy_is_a_server_of_its_own(home: Path) -> None:
+    """Though the copy has the lock file of the other, which runs."""
+    with EmbeddedPostgres(home / "data") as server:
+        subprocess.run(["cp", "-a", home / "data", home / "copy"], check=True)
+        with psycopg.connect(server.url, autocommit=True) as conn:
+            conn.execute("create table mine ()")
+        with EmbeddedPostgres(home / "copy") as copy, psycopg.connect(copy.url) as conn:
+            assert conn.execute("select to_regclass('mine')").fetchone() == (None,)
+        assert answers(server.url)
 
 
 @pytest.mark.long

@@ -177,12 +177,18 @@ def test_who_starts_a_server_for_long_can_be_found(home: Path, monkeypatch: pyte
 
 
 def test_the_socket_is_where_the_server_has_it(home: Path) -> None:
-    """By its lock file, where that says so, and it is there."""
-    data_dir, another = home / "data", home / "another"
-    another.mkdir()
-    (data_dir / "pg").mkdir(parents=True)
-    for line, directory in (
-        (str(another), another), ("", data_dir / "socket"), (str(home / "gone"), data_dir / "socket"),
-    ):  # fmt: skip
-        (data_dir / "pg" / "postmaster.pid").write_text(f"no number\n\n\n\n{line}\n")
+    """By its own lock file, where that names a directory that no other user can have made."""
+    data_dir, private, shared = home / "data", home / "private", home / "shared"
+    private.mkdir(0o700)
+    shared.mkdir()
+    cluster = data_dir / "pg"
+    cluster.mkdir(parents=True)
+    for named, line, directory in (
+        (cluster, private, private),
+        (cluster, shared, data_dir / "socket"),
+        (home, private, data_dir / "socket"),
+        (cluster, "", data_dir / "socket"),
+        (cluster, home / "gone", data_dir / "socket"),
+    ):
+        (cluster / "postmaster.pid").write_text(f"no number\n{named}\n\n\n{line}\n")
         assert f"?host={quote(str(directory))}&" in EmbeddedPostgres(data_dir).url

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import quote
 
@@ -148,6 +150,28 @@ def test_an_unreachable_server_is_named() -> None:
     assert PASSWORDS[0] not in str(raised.value)
     assert raised.value.__cause__ is None
     assert raised.value.exit_code == 5
+
+
+def test_a_server_without_a_file_to_wait_with_is_unreachable() -> None:
+    """One more than the socket takes."""
+    story = """
+import os, socket
+from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_storage.db.connect import connect
+server, files = socket.create_server(("127.0.0.1", 0)), []
+try:
+    while True:
+        files.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    os.close(files.pop())
+try:
+    connect(f"postgresql://127.0.0.1:{server.getsockname()[1]}/db")
+except DatabaseUnreachable as error:
+    assert "Too many open files" in str(error)
+    raise SystemExit(7)
+"""
+    run = subprocess.run(["bash", "-c", 'ulimit -n 64; exec "$@"', "", sys.executable, "-c", story], check=False)
+    assert run.returncode == 7
 
 
 def test_a_socket_of_another_machine_is_called_one() -> None:

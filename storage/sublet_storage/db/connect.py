@@ -124,7 +124,7 @@ def connect(
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
             connection.execute(f"set transaction_timeout = {_to_milliseconds(transaction_timeout_s)}")
         connection.autocommit = autocommit
-    except psycopg.OperationalError as error:
+    except (psycopg.OperationalError, OSError) as error:  # of the system where no file is left to wait with
         if "unsupported startup parameter" in str(error):  # PgBouncer's words
             raise _pooler_error(url) from None
         raise _unreachable_error(url, error) from None
@@ -270,7 +270,7 @@ def _pooler_error(url: str) -> InvalidSetting:
     )
 
 
-def _unreachable_error(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
+def _unreachable_error(url: str, error: psycopg.OperationalError | OSError) -> DatabaseUnreachable:
     text = format_error(error).split(" Is the server running")[0]
     return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_find_hint(url, text)}.")
 

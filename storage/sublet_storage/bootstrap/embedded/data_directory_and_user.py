@@ -177,17 +177,20 @@ def choose_socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path
         with name_directory_in_errors(data_dir):
             make_private_directory(directory, uid, gid)
         return directory
-    parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp").resolve()
-    name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    if not _is_usable_socket_path(parent / name) or not parent.is_dir():
-        parent = Path("/tmp").resolve()
+    # Not in XDG_RUNTIME_DIR, which ends with the login: the server may go on.
+    directory = Path("/tmp").resolve() / f"sublet-{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}"
     try:
-        make_private_directory(parent / name, uid, gid)
+        make_private_directory(directory, uid, gid)
     except OSError:  # the name is taken
         directory = Path(tempfile.mkdtemp(prefix="sublet-", dir="/tmp"))
         chown_to(directory, user)
-        return directory
-    return parent / name
+    return directory
+
+
+def is_private_directory(path: Path, owner: int) -> bool:
+    """Return whether it is a directory that only this user can access. Raise `OSError`."""
+    status = path.lstat()
+    return stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700 and status.st_uid == owner
 
 
 def chown_to(path: Path, user: PostgresOsUser | None) -> None:

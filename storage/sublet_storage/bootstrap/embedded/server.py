@@ -25,13 +25,14 @@ from sublet_storage.bootstrap.embedded.data_directory_and_user import (
     choose_socket_directory,
     chown_to,
     find_server_user,
+    is_private_directory,
     list_other_owners,
     name_directory_in_errors,
 )
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
 from sublet_storage.bootstrap.embedded.watchdog import (
     ZOMBIE_TIMEOUT_S,
-    is_zombie,
+    is_stale,
     make_environment,
     remove_stale_lock_files,
 )
@@ -104,12 +105,11 @@ class EmbeddedPostgres:
             return
         with self._hold_server_lock():
             self._close_locks()
-            if self._is_only_user() and not is_zombie(str(self._postmaster)):
+            if self._is_only_user() and not is_stale(str(self._postmaster), str(self._cluster)):
                 directory = self._find_socket_directory()
                 self._run_program(self._make_stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
-                    if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
-                        directory.rmdir()
+                    directory.rmdir()
 
     def _acquire_user_lock(self) -> None:
         if self._users is None:
@@ -186,7 +186,7 @@ class EmbeddedPostgres:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_TIMEOUT_S:
-                remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)])
+                remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)], str(self._cluster))
             code, output = self._run_program(self._make_start_command())
             if code != 0:
                 time.sleep(0.1)
@@ -272,11 +272,13 @@ class EmbeddedPostgres:
         return parts if self._user is None else self._user.command(parts)
 
     def _find_socket_directory(self) -> Path:
-        """Return the socket's directory from line 5 of a running server's lock file; else where it shall be."""
-        with contextlib.suppress(OSError, IndexError):
-            line = self._postmaster.read_text().split("\n")[4]
-            if line and Path(line).is_dir():
-                return Path(line)
+        """Return the socket's directory from line 5 of a running server's lock file, if it is this directory's and the
+        socket's is the server's own; else where it shall be."""
+        with contextlib.suppress(OSError, ValueError):
+            _, cluster, _, _, sockets, *_ = self._postmaster.read_text().split("\n")
+            owner = self._cluster.stat().st_uid
+            if sockets and self._cluster.samefile(cluster) and is_private_directory(Path(sockets), owner):
+                return Path(sockets)
         if self._sockets is None or not self._sockets.is_dir():  # one of a taken name is made anew each time
             self._sockets = choose_socket_directory(self.data_dir, self._user)
         return self._sockets

@@ -3,8 +3,7 @@
 This also holds if users or the server are killed. It is a separate program, run as `python -I -S watchdog.py CONFIG`
 by the process that starts the server, with the locked `watchdog.lock` inherited. CONFIG is a JSON object: `users` and
 `server` (the lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's
-log file in it), `sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run
-them). Standard library only: it must start in milliseconds and outlive every environment.
+log file in it), `sockets` (lock files of its sockets), `start` and `stop` (commands). Standard library only: it must start in milliseconds and outlive every environment.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _try_stop(spec: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, spec["users"]) and not is_zombie(_format_pid_path(spec)):
+    if _is_still(users, spec["users"]) and not is_stale(_format_pid_path(spec), spec["cluster"]):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             _run_command(spec, "stop", subprocess.DEVNULL)
     os.close(spec["lock"])  # before the server's lock is dropped: the next starter must find it free
@@ -92,9 +91,9 @@ def _revive(spec: dict[str, Any]) -> None:
 
 
 def _is_running(spec: dict[str, Any]) -> bool:
-    """Return whether the process of the server's lock file runs and is a Postgres: process ids are reused."""
+    """Return whether the process of the server's lock file runs, and is that server."""
     pid = _read_pid(_format_pid_path(spec))
-    if pid is None:
+    if pid is None or is_stale(_format_pid_path(spec), spec["cluster"]):
         return False
     try:
         os.kill(pid, 0)
@@ -102,8 +101,7 @@ def _is_running(spec: dict[str, Any]) -> bool:
         return False
     except PermissionError:
         pass
-    status = _read_status(pid)
-    return status is None or (status[0] == "postgres" and status[1] != "Z")
+    return True
 
 
 def _is_used(users: int, path: str) -> bool:
@@ -123,9 +121,9 @@ def _start(spec: dict[str, Any]) -> None:
     with _open_log(spec) as log:
         _write_log(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
-        while is_zombie(_format_pid_path(spec)) and time.monotonic() < deadline:
+        while is_stale(_format_pid_path(spec), spec["cluster"]) and time.monotonic() < deadline:
             time.sleep(0.05)
-        remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)])
+        remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)], spec["cluster"])
         try:
             code = _run_command(spec, "start", log)
             _write_log(log, "server restarted" if code == 0 else "server not restarted, retrying")
@@ -167,21 +165,28 @@ def make_environment(cluster: str) -> dict[str, str]:
     return variables | {"LC_ALL": "C", "PGDATA": cluster}
 
 
-def is_zombie(lock_file: str) -> bool:
-    """Return whether the postmaster that wrote this file is dead but not reaped: signals to it succeed and have no
-    effect."""
+def is_stale(lock_file: str, cluster: str) -> bool:
+    """Return whether the process that has the number in this file is none of the server in that directory: a dead one
+    that is not reaped (signals to it succeed and have no effect), or another one, since numbers are used again and
+    files are copied. Where there is no /proc, none is."""
     pid = _read_pid(lock_file)
     status = None if pid is None else _read_status(pid)
-    return status is not None and status[1] == "Z"
+    if status is None:
+        return False
+    try:
+        return status[0] != "postgres" or status[1] == "Z" or not os.path.samefile(f"/proc/{pid}/cwd", cluster)
+    except OSError:  # it has ended
+        return False
 
 
-def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
-    """Drop the lock files of a postmaster that is a zombie: an init that does not reap would keep it for ever.
+def remove_stale_lock_files(lock_files: Iterable[str], cluster: str) -> None:
+    """Drop lock files of a server of that directory that would keep it from starting for ever: an init that does not
+    reap zombies, or a process with the same number.
 
     Its children, if any lived, still hold the shared memory segment, and the next server refuses to start.
     """
     for lock_file in lock_files:
-        if is_zombie(lock_file):
+        if is_stale(lock_file, cluster):
             os.unlink(lock_file)
 
 
