@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import FeedPage, encode_page
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
+from tests.kit import WAIT_S
 
 WHEN = datetime(2026, 11, 30, tzinfo=UTC)
 BEGINNING: dict[str, Any] = {"bookmark": Bookmark(2, {1: 0, 2: 5})}
@@ -166,6 +169,25 @@ def test_a_fork_ends_nothing_of_its_parents(reader: Make, monkeypatch: pytest.Mo
     reading.__del__()
     assert nodes.closed == 1
     FeedReader.__new__(FeedReader).__del__()  # of one whose arguments were refused
+
+
+LEFT_OPEN = """
+from sublet_borrower.node_client import feed_reader, node_calls
+from sublet_protocol.messages.feed_messages import Bookmark, FeedPage, encode_page
+from sublet_protocol.v1 import sublet_pb2 as pb
+
+class Nodes:
+    def open_stream(self, request):
+        beginning = encode_page(FeedPage(request.subscription_id, Bookmark(1, {})))
+        return node_calls.FeedPagePrefetcher("n", lambda: iter([beginning]), str)
+
+feed_reader.FailoverNodeClient = lambda addresses: Nodes()
+reader = feed_reader.FeedReader(["n"], pb.FollowRequest, "#", "latest", None, 30.0)
+"""
+
+
+def test_a_program_ends_that_leaves_its_reader_open() -> None:
+    subprocess.run([sys.executable, "-c", LEFT_OPEN], check=True, timeout=WAIT_S)
 
 
 def test_a_filter_is_a_text(reader: Make) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -123,6 +124,8 @@ class FeedReader(Iterator[pa.Table]):
         self._calls.close()
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # no thread starts any more: it would be waited for without end
+            return
         if getattr(self, "_pages", None) is not None and not self._owner.is_forked:
             self._hang_up()
 
