@@ -17,7 +17,7 @@ from sublet_borrower.node_client import feed_reader as module
 from sublet_borrower.node_client.feed_reader import RECEIVE_TIMEOUT_S, FeedReader, parse_feed_start
 from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_leader.feed.history_and_follow import encode as encode_table
-from sublet_protocol.domain.errors import InvalidFilter, PositionGone, Unavailable, UsageError
+from sublet_protocol.domain.errors import InvalidFilter, PermissionDenied, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import FeedPage, encode_page
@@ -122,6 +122,13 @@ def test_a_lost_node_is_left_at_the_next_read(reader: Make) -> None:
     assert (len(nodes.asked), nodes.turned) == (1, 1)
     assert values(reading.read(5.0)) == [b"2"]
     assert {each.stream_id: each.offset for each in nodes.asked[1].bookmark.positions} == {1: 2, 2: 5}
+
+
+def test_a_refusal_is_raised_once(reader: Make) -> None:
+    reading, _ = reader([BEGINNING, PermissionDenied("no right")], [page(0, 1)])
+    with pytest.raises(PermissionDenied):
+        reading.read(0.0)
+    assert values(reading.read(0.0)) == [b"0"]
 
 
 @pytest.mark.parametrize("answer", ["silent", None, LOST])

@@ -183,6 +183,9 @@ class FeedReader(Iterator[pa.Table]):
             raise RetryableCallError(self._calls.address, f"no word for {RECEIVE_TIMEOUT_S:g} s") from None
         except PayloadUnavailable as error:
             raise RetryableCallError(self._calls.address, str(error).rstrip(".")) from None
+        except SubletError:
+            self._hang_up()  # the next read asks again
+            raise
         if wire is None:
             self._end()
             return None
