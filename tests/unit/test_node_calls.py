@@ -125,7 +125,7 @@ def test_what_was_replaced_is_tried_again(
     monkeypatch.setattr(module, "compute_channel_signature", lambda _: opened_with)
     monkeypatch.setattr(sublet_pb2_grpc, "FeedStub", lambda _: SimpleNamespace(Publish=fail))
     with pytest.raises(kind, match=said):
-        FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
+        FailoverNodeClient(["127.0.0.1:1"]).call("Publish", None, 1.0)
 
 
 @pytest.mark.parametrize(

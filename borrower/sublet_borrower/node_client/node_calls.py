@@ -84,12 +84,8 @@ class FailoverNodeClient:
         self.close()
         self._at = (self._at + 1) % len(self._nodes)
 
-    def publish(self, request: Any, timeout_s: float) -> Any:
-        """Return a `PublishReply`. Raise `RetryableCallError`, or what is wrong with the request."""
-        return self.call("Publish", request, timeout_s)
-
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Return the one reply of that method of `Feed`. Raise as `publish` does."""
+        """Return the one reply of that method of `Feed`. Raise `RetryableCallError`, or the node's error."""
         sent, stub = call_metadata(self._token), self._get_stub()
         opened_with = self._opened_with
         try:
