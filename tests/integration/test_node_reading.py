@@ -358,3 +358,9 @@ def test_a_call_for_heads_reads_each_group_once(conn: Connection, monkeypatch: p
     assert sorted(past.filter(conn, member, read)) == read
     conn.execute("update consumer_group set deleted_at = now()")
     assert not past.filter(conn, member, read), "what was found is looked up again"
+    for filter, error in ((rule.filter, Unavailable), (TopicFilter("orders/#"), PermissionDenied)):
+        with pytest.raises(error):
+            past.check(conn, member, FetchRequest(1011, 0, filter, 1, 1, 1))
+    conn.execute("update consumer_group set deleted_at = now() - interval '1 hour'")
+    with pytest.raises(PermissionDenied):
+        past.check(conn, member, FetchRequest(1011, 0, rule.filter, 1, 1, 1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,12 +17,13 @@ from sublet_borrower.node_client import feed_reader as module
 from sublet_borrower.node_client.feed_reader import RECEIVE_TIMEOUT_S, FeedReader, parse_feed_start
 from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_leader.feed.history_and_follow import encode as encode_table
-from sublet_protocol.domain.errors import InvalidFilter, PositionGone, Unavailable, UsageError
+from sublet_protocol.domain.errors import InvalidFilter, PermissionDenied, PositionGone, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import FeedPage, encode_page
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.block_encoder import DELIVERED_SCHEMA
+from tests.kit import WAIT_S
 
 WHEN = datetime(2026, 11, 30, tzinfo=UTC)
 BEGINNING: dict[str, Any] = {"bookmark": Bookmark(2, {1: 0, 2: 5})}
@@ -121,6 +124,13 @@ def test_a_lost_node_is_left_at_the_next_read(reader: Make) -> None:
     assert {each.stream_id: each.offset for each in nodes.asked[1].bookmark.positions} == {1: 2, 2: 5}
 
 
+def test_a_refusal_is_raised_once(reader: Make) -> None:
+    reading, _ = reader([BEGINNING, PermissionDenied("no right")], [page(0, 1)])
+    with pytest.raises(PermissionDenied):
+        reading.read(0.0)
+    assert values(reading.read(0.0)) == [b"0"]
+
+
 @pytest.mark.parametrize("answer", ["silent", None, LOST])
 def test_a_node_without_a_beginning_is_left(reader: Make, answer: Any) -> None:
     """One that is silent for long, that ends without it, or that is away."""
@@ -166,6 +176,25 @@ def test_a_fork_ends_nothing_of_its_parents(reader: Make, monkeypatch: pytest.Mo
     reading.__del__()
     assert nodes.closed == 1
     FeedReader.__new__(FeedReader).__del__()  # of one whose arguments were refused
+
+
+LEFT_OPEN = """
+from sublet_borrower.node_client import feed_reader, node_calls
+from sublet_protocol.messages.feed_messages import Bookmark, FeedPage, encode_page
+from sublet_protocol.v1 import sublet_pb2 as pb
+
+class Nodes:
+    def open_stream(self, request):
+        beginning = encode_page(FeedPage(request.subscription_id, Bookmark(1, {})))
+        return node_calls.FeedPagePrefetcher("n", lambda: iter([beginning]), str)
+
+feed_reader.FailoverNodeClient = lambda addresses: Nodes()
+reader = feed_reader.FeedReader(["n"], pb.FollowRequest, "#", "latest", None, 30.0)
+"""
+
+
+def test_a_program_ends_that_leaves_its_reader_open() -> None:
+    subprocess.run([sys.executable, "-c", LEFT_OPEN], check=True, timeout=WAIT_S)
 
 
 def test_a_filter_is_a_text(reader: Make) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,8 @@ from sublet_protocol.domain.errors import (
     Unauthenticated,
 )
 from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
-from sublet_protocol.messages.feed_messages import ERROR_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, is_heartbeat
+from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.kit import WAIT_S, eventually
 
@@ -123,7 +125,7 @@ def test_what_was_replaced_is_tried_again(
     monkeypatch.setattr(module, "compute_channel_signature", lambda _: opened_with)
     monkeypatch.setattr(sublet_pb2_grpc, "FeedStub", lambda _: SimpleNamespace(Publish=fail))
     with pytest.raises(kind, match=said):
-        FailoverNodeClient(["127.0.0.1:1"]).publish(None, 1.0)
+        FailoverNodeClient(["127.0.0.1:1"]).call("Publish", None, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -145,16 +147,17 @@ def test_nodes_are_addresses(nodes: Any, said: str) -> None:
 
 
 class Call:
-    """In the place of a call of gRPC's: sends pages without end, or up to an error. `taken`: how many."""
+    """In the place of a call of gRPC's: sends pages of these streams, heartbeats for 0, up to an error. `taken`: how
+    many."""
 
-    def __init__(self, end: Exception | None = None, count: int = 10**9) -> None:
+    def __init__(self, end: Exception | None = None, streams: Iterable[int] = ()) -> None:
         self.taken, self.is_cancelled = 0, threading.Event()
-        self._end, self._count = end, count
+        self._end, self._streams = end, streams
 
-    def __iter__(self) -> Iterator[int]:
-        while self.taken < self._count:
+    def __iter__(self) -> Iterator[Any]:
+        for stream_id in self._streams:
             self.taken += 1
-            yield self.taken
+            yield pb.FeedPage(stream_id=stream_id)
         if self._end is not None:
             raise self._end
 
@@ -166,25 +169,42 @@ def explained(error: Any) -> Exception:
     return SubletError(error.details())
 
 
+def take(pages: FeedPagePrefetcher, page_count: int) -> list[int]:
+    return [pages.get(WAIT_S).stream_id for _ in range(page_count)]
+
+
 def test_few_pages_are_taken_ahead() -> None:
     """In their order; when nobody wants more of them the call is given up."""
-    call = Call()
+    call = Call(streams=count(1))
     pages = FeedPagePrefetcher("n:1", lambda: call, explained)
-    eventually(lambda: call.taken == AHEAD + 1)
-    assert [pages.get(WAIT_S) for _ in range(3)] == [1, 2, 3]
-    eventually(lambda: call.taken == AHEAD + 4)
+    eventually(lambda: call.taken == AHEAD)
+    assert take(pages, 3) == [1, 2, 3]
+    eventually(lambda: call.taken == AHEAD + 3)
     pages.close()
     assert call.is_cancelled.wait(WAIT_S)
     eventually(lambda: not [each for each in threading.enumerate() if each.name == "sublet feed of n:1"])
-    assert call.taken <= AHEAD + 5
+    assert call.taken <= AHEAD + 4
+
+
+def test_a_node_is_not_silent_while_nothing_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its heartbeats take no page's place."""
+    now = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    call = Call(streams=[1, *[0] * AHEAD, *range(2, AHEAD + 2)])
+    pages = FeedPagePrefetcher("n:1", lambda: call, explained)
+    eventually(lambda: call.taken == 2 * AHEAD)
+    now[0] = 60.0
+    assert take(pages, AHEAD) == [1, 2]
+    assert pages.idle_s == 0.0
+    assert not is_heartbeat(pb.FeedPage(bookmark=pb.FeedBookmark()))
 
 
 @pytest.mark.parametrize(
     ("end", "raised"), [(None, None), (Failure(CODES.UNKNOWN, "failed"), SubletError), (ValueError("x"), ValueError)]
 )
 def test_pages_come_before_the_end(end: Exception | None, raised: type[Exception] | None) -> None:
-    pages = FeedPagePrefetcher("n:1", lambda: Call(end, AHEAD), explained)
-    assert [pages.get(WAIT_S) for _ in range(AHEAD)] == [1, 2]
+    pages = FeedPagePrefetcher("n:1", lambda: Call(end, [1, 2]), explained)
+    assert take(pages, 2) == [1, 2]
     if raised is None:
         assert pages.get(WAIT_S) is None
     else:
@@ -197,10 +217,10 @@ def test_a_page_that_does_not_come_is_not_the_end() -> None:
 
     def start() -> Call:
         assert over.wait(WAIT_S)
-        return Call(count=1)
+        return Call(streams=[1])
 
     pages = FeedPagePrefetcher("n:1", start, explained)
     with pytest.raises(TimeoutError):
         pages.get(0.0)
     over.set()
-    assert [pages.get(WAIT_S), pages.get(WAIT_S)] == [1, None]
+    assert (take(pages, 1), pages.get(WAIT_S)) == ([1], None)

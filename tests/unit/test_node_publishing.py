@@ -37,7 +37,7 @@ class Nodes:
         self.answer: Callable[[list[bytes]], Any] = self.store
         self.turned = 0
 
-    def publish(self, request: Any, timeout_s: float) -> Any:
+    def call(self, method: str, request: Any, timeout_s: float) -> Any:
         values = pa.ipc.read_record_batch(request.messages, BLOCK_SCHEMA).column("value").to_pylist()
         self.batches.append(values)
         assert self.opened.wait(WAIT_S)

@@ -21,6 +21,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
+from sublet_protocol.domain.limits import MAX_STREAMS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.member_reads import (
@@ -42,6 +43,7 @@ class Calls:
     def __init__(self) -> None:
         self.nodes: list[str] = []
         self.asked: list[tuple[str, str]] = []
+        self.requests: list[Any] = []
         self.timeouts: list[float] = []
         self.script: dict[str, list[Any]] = {}
         self.closed = self.turned = 0
@@ -61,6 +63,7 @@ class Calls:
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
         self.asked.append((self.address, method))
+        self.requests.append(request)
         self.timeouts.append(timeout_s)
         answer = self.script[self.address].pop(0)
         if isinstance(answer, Exception):
@@ -132,6 +135,13 @@ def test_a_lost_node_is_left_for_the_next(calls: Calls, caplog: pytest.LogCaptur
     calls.script = {"b": [lost("b")], "a": [encode_session_epoch_reply(17)]}
     assert reader.next_session_epoch(SHARE, "etl") == 17
     assert caplog.records == []
+
+
+def test_heads_of_many_streams_are_asked_in_parts(calls: Calls) -> None:
+    """One that is not answered is asked again with the next poll."""
+    reader = calls.reader(a=[heads(9), lost("a")])
+    assert reader.fetch_heads(range(1, MAX_STREAMS + 2)) == [(7, 9)]
+    assert [len(request.stream_ids) for request in calls.requests] == [MAX_STREAMS, 1]
 
 
 @pytest.mark.parametrize("refusal", [ProtocolMismatch("versions"), SubletError("the node failed")])

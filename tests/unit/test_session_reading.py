@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -558,6 +559,16 @@ def test_who_is_away_too_long_is_given_up_once(
         assert len(agent.given_up) == 1
     timers[-1]()
     assert (len(timers), len(agent.given_up)) == (3, 1)
+
+
+@pytest.mark.usefixtures("_alone")
+def test_a_timer_keeps_no_closed_session(timers: list[Callable[[], object]], agent: Agent) -> None:
+    Session("$share/g/none/#").close()
+    inbox, agent.inbox = weakref.ref(agent.inbox), SessionEventQueue()
+    gc.collect()
+    assert inbox() is None
+    timers[0]()
+    assert len(timers) == 1
 
 
 @pytest.mark.conforms("E36")

@@ -22,7 +22,6 @@ from sublet_borrower.machine.agent import (
     JoinGroup,
     NodeMessageReceived,
     NodesDiscovered,
-    SessionAssignmentUpdate,
     SessionProgressReported,
     SubscriptionClosed,
 )
@@ -373,6 +372,3 @@ class AgentLoop:
     async def _end_connections(self, timeout_s: float) -> None:
         connections = list(self._connections.values())
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
-
-
-__all__ = ["AgentLoop", "SessionAssignmentUpdate"]

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -90,7 +91,7 @@ class PollMonitor:
             return
         absent_s = 0.0 if self._calling_thread is not None else time.monotonic() - self._last_call_at
         if absent_s < self._max_s:
-            network_loop().call_later(max(self._max_s - absent_s, 0.001), self._check, handle)
+            network_loop().call_later(max(self._max_s - absent_s, 0.001), _check_if_alive, weakref.ref(self), handle)
             return
         reason = f"its user has not come back for {absent_s:.0f} s (max_poll_interval_s is {self._max_s:g})"
         outstanding = self._give_up(reason)
@@ -120,3 +121,9 @@ class PollMonitor:
         self._member.assignment.abandon_outstanding()
         self._member.give_up(reason)
         return self._member.assignment.abandon()
+
+
+def _check_if_alive(monitor: weakref.ref[PollMonitor], handle: int) -> None:
+    """Check again, unless the session is gone: a timer must not keep it."""
+    if (alive := monitor()) is not None:
+        alive._check(handle)

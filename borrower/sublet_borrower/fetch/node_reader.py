@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
@@ -24,6 +25,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
+from sublet_protocol.domain.limits import MAX_STREAMS
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.field_checks import MalformedMessage
@@ -97,8 +99,10 @@ class NodeMessageReader:
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """Return (stream, head) of each, as they are now; empty while no node answers."""
-        heads = self._try_query("Heads", encode_heads_request(stream_ids), decode_heads_reply)
-        return [(stream_id, head) for stream_id, (head, _) in (heads or {}).items()]
+        left, heads = iter(stream_ids), dict[int, tuple[int, bool]]()
+        while part := tuple(islice(left, MAX_STREAMS)):
+            heads |= self._try_query("Heads", encode_heads_request(part), decode_heads_reply) or {}
+        return [(stream_id, head) for stream_id, (head, _) in heads.items()]
 
     def fetch_block_summaries(self, granted: CompleteEpochStream) -> BlockEpochSummaries | None:
         """Raise `UsageError`: nodes do not serve epochs."""

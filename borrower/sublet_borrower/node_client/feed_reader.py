@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -123,6 +124,8 @@ class FeedReader(Iterator[pa.Table]):
         self._calls.close()
 
     def __del__(self) -> None:
+        if sys.is_finalizing():  # no thread starts any more: it would be waited for without end
+            return
         if getattr(self, "_pages", None) is not None and not self._owner.is_forked:
             self._hang_up()
 
@@ -180,6 +183,9 @@ class FeedReader(Iterator[pa.Table]):
             raise RetryableCallError(self._calls.address, f"no word for {RECEIVE_TIMEOUT_S:g} s") from None
         except PayloadUnavailable as error:
             raise RetryableCallError(self._calls.address, str(error).rstrip(".")) from None
+        except SubletError:
+            self._hang_up()  # the next read asks again
+            raise
         if wire is None:
             self._end()
             return None

@@ -30,7 +30,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.gate.bounded_request_parser import RETRY_AFTER_METADATA
 from sublet_protocol.gate.client_access_token import call_metadata, is_replaced, load_access_token
-from sublet_protocol.messages.feed_messages import ERROR_METADATA
+from sublet_protocol.messages.feed_messages import ERROR_METADATA, is_heartbeat
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, is_outdated, open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -84,12 +84,8 @@ class FailoverNodeClient:
         self.close()
         self._at = (self._at + 1) % len(self._nodes)
 
-    def publish(self, request: Any, timeout_s: float) -> Any:
-        """Return a `PublishReply`. Raise `RetryableCallError`, or what is wrong with the request."""
-        return self.call("Publish", request, timeout_s)
-
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Return the one reply of that method of `Feed`. Raise as `publish` does."""
+        """Return the one reply of that method of `Feed`. Raise `RetryableCallError`, or the node's error."""
         sent, stub = call_metadata(self._token), self._get_stub()
         opened_with = self._opened_with
         try:
@@ -128,9 +124,9 @@ class FailoverNodeClient:
 
 
 class FeedPagePrefetcher:
-    """The pages of the call that `start` returns, a few of them ahead; the node waits while none is taken. `explain`
-    returns what an error of gRPC's means. Only threads of its own use the call: an exception of a signal handler in
-    the middle of gRPC leaves its locks taken for ever."""
+    """The pages of the call that `start` returns, a few of them ahead, without heartbeats behind others; the node waits
+    while none is taken. `explain` returns what an error of gRPC's means. Only threads of its own use the call: an
+    exception of a signal handler in the middle of gRPC leaves its locks taken for ever."""
 
     def __init__(self, address: str, start: Callable[[], Any], explain: Callable[[Any], Exception]) -> None:
         self._start, self._explain = start, explain
@@ -150,7 +146,7 @@ class FeedPagePrefetcher:
             if not self._changed.wait_for(lambda: self._pages or self._over, timeout_s):
                 raise TimeoutError
             if self._pages:
-                page = self._pages.popleft()
+                page, self._received_at = self._pages.popleft(), time.monotonic()
                 self._changed.notify_all()
                 return page
             if self._end is not None:
@@ -159,7 +155,7 @@ class FeedPagePrefetcher:
 
     @property
     def idle_s(self) -> float:
-        """Return the seconds since the node last sent something; 0 while pages wait to be taken."""
+        """Return the seconds since a page was last received or taken; 0 while pages wait to be taken."""
         with self._changed:
             return 0.0 if self._pages else time.monotonic() - self._received_at
 
@@ -198,10 +194,11 @@ class FeedPagePrefetcher:
 
     def _put(self, page: Any) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: len(self._pages) < AHEAD or self._closed)
-            self._pages.append(page)
             self._received_at = time.monotonic()
+            if not (self._pages and is_heartbeat(page)):
+                self._pages.append(page)
             self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._pages) < AHEAD or self._closed)
             return not self._closed
 
 

@@ -153,7 +153,7 @@ class NodePublishSender(threading.Thread):
     def _call_node(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
         timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
         try:
-            answer = decode_published(self._calls.publish(request, timeout_s), count)
+            answer = decode_published(self._calls.call("Publish", request, timeout_s), count)
         except ValueError as closed:  # the channel was closed under the call
             raise RetryableCallError(self._calls.address, str(closed)) from closed
         if answer.spans is None:

@@ -15,12 +15,16 @@ import pyarrow as pa
 
 from sublet_leader.feed.history_and_follow import READ_BYTES, encode, split_table
 from sublet_protocol.domain.access.rights import ALL, Right
-from sublet_protocol.domain.errors import PositionGone
+from sublet_protocol.domain.errors import PositionGone, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.member_reads import FetchedPage, FetchPositionGone, FetchRequest
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.groups.admin.access_snapshot import find_streams_of_groups, read_groups_of_streams
+from sublet_storage.groups.admin.access_snapshot import (
+    find_streams_of_groups,
+    read_deleted_groups,
+    read_groups_of_streams,
+)
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import find_deleted_streams
@@ -44,14 +48,17 @@ class StreamRights:
 
     def check(self, conn: psycopg.Connection[Any], caller: Caller, request: FetchRequest) -> None:
         """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested
-        range. A deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some
-        group."""
+        range; `Unavailable` where it may join one that was deleted a moment ago. A deleted stream is of no group:
+        reading it, which returns that it is gone, needs the right to join some group."""
         stream_ids = [request.stream_id]
         if self.filter(conn, caller, stream_ids, request.filter):
             return
-        may_join_some = caller.may_somewhere(Right.JOIN)
-        if not may_join_some or read_groups_of_streams(conn, stream_ids) or not find_deleted_streams(conn, stream_ids):
-            raise caller.denied_error(Right.JOIN, request.filter)
+        if caller.may_somewhere(Right.JOIN):
+            if not read_groups_of_streams(conn, stream_ids) and find_deleted_streams(conn, stream_ids):
+                return
+            if any(_may_join(caller, *group, request.filter) for group in read_deleted_groups(conn)):
+                raise Unavailable("the group of the session was deleted a moment ago.")
+        raise caller.denied_error(Right.JOIN, request.filter)
 
     def filter(
         self, conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int], range: TopicFilter | None = None

@@ -219,6 +219,11 @@ def decode_page(wire: Any) -> FeedPage:
     )
 
 
+def is_heartbeat(wire: Any) -> bool:
+    """Return whether a page only keeps the call alive."""
+    return not (wire.stream_id or wire.HasField("bookmark"))
+
+
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ select token_id, digest, principal, extract(epoch from expires_at - clock_timest
 _GROUPS = """
 select group_id, name, filter from consumer_group
  where deleted_at is null and group_id in (select l.group_id from lending l where l.stream_id = any(%s::bigint[]))"""
+_DELETED_GROUPS = """
+select name, filter from consumer_group where deleted_at > clock_timestamp() - interval '1 minute'"""
 _STREAMS = """
 select u.stream_id, l.group_id from unnest(%s::bigint[]) as u (stream_id) cross join lateral (
   select group_id from lending where stream_id = u.stream_id and group_id = any(%s::bigint[]) limit 1) as l"""
@@ -106,6 +108,11 @@ def read_groups_of_streams(
         (group_id, name, filters.get(text) or filters.setdefault(text, TopicFilter(text)))
         for group_id, name, text in conn.execute(_GROUPS, (list(stream_ids),), prepare=True).fetchall()
     ]
+
+
+def read_deleted_groups(conn: psycopg.Connection[Any]) -> list[tuple[str, TopicFilter]]:
+    """Return name and filter of each group that was deleted a moment ago: its members may not know yet."""
+    return [(name, TopicFilter(text)) for name, text in conn.execute(_DELETED_GROUPS).fetchall()]
 
 
 def find_streams_of_groups(
