@@ -152,8 +152,8 @@ def test_an_unreachable_server_is_named() -> None:
     assert raised.value.exit_code == 5
 
 
-def test_a_server_without_a_file_to_wait_with_is_unreachable() -> None:
-    """One more than the socket takes."""
+def test_a_server_is_unreachable_without_free_files() -> None:
+    """Waiting for the answer takes one more than the socket."""
     story = """
 import os, socket
 from sublet_protocol.domain.errors import DatabaseUnreachable
