@@ -433,10 +433,23 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
     assert retained[0] == ("a/#", b"v", None)
 
 
+OF_SPACE = "(select {}(g.generation_id) from generation g where g.space_id = stream.space_id)"
+
+
 @pytest.mark.conforms("X4")
-def test_a_malformed_space_delays_no_other(conn: Connection) -> None:
-    create_space(conn, "eu", "eu/#", shards=1)
-    conn.execute("update stream set hash_to = 5 where space_id = (select space_id from space where name = 'eu')")
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ("hash_to = 5", f"hash_to = {2**64}"),
+        (f"generation_id = {OF_SPACE.format('max')}", f"generation_id = {OF_SPACE.format('min')}"),
+    ],
+    ids=["hashes", "partition"],
+)
+def test_a_malformed_space_delays_no_other(conn: Connection, change: str, mend: str) -> None:
+    """Its streams have not each hash, or no partition."""
+    space_id = create_space(conn, "eu", "eu/#", shards=1).space_id
+    conn.execute("insert into generation (space_id, ordinal, filter) values (%s, 1, 'eu/#')", (space_id,))
+    conn.execute(f"update stream set {change} where space_id = {space_id}".encode())
     for topic in ("us/1", "eu/1", "us/2"):
         publish(conn, topic, topic)
     publish(conn, "eu/1", "second")
@@ -445,7 +458,7 @@ def test_a_malformed_space_delays_no_other(conn: Connection) -> None:
     assert len(moved.rejected) == 2
     for reason in moved.rejected.values():
         assert reason.startswith("space 'eu': the open streams do not tile the ring")
-    conn.execute("update stream set hash_to = %s where hash_to = 5", (2**64,))
+    conn.execute(f"update stream set {mend} where space_id = {space_id}".encode())
     page = (ROOT / "docs" / "sql-publishing.md").read_text()
     (again,) = re.findall(r"^with gone as .*?;", page, re.DOTALL | re.MULTILINE)
     conn.execute(again.encode())

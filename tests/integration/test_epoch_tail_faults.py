@@ -111,7 +111,7 @@ def test_a_dead_publishers_epochs_are_completed(database: str, conn: Connection,
     messages += reading.read_available(conn)
     assert numbers(seen(messages)) == {4: 1, 7: 1}
     assert reported(messages) == [((3,),)]
-    eventually(lambda: epoch_leases.expire(conn), 30)
+    eventually(lambda: list(epoch_leases.expire(conn)), 30)
     assert reported(reading.read_available(conn)) == [((9,),)]
 
 

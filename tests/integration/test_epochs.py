@@ -24,6 +24,7 @@ from sublet_protocol.domain.errors import (
     EpochAlreadyCompleted,
     EpochCapabilityExpired,
     InvalidEpoch,
+    MalformedRow,
     ProducerFenced,
     PublisherClosed,
     SubletError,
@@ -81,7 +82,7 @@ class World:
 
     def expire(self) -> list[str]:
         """Return whose leases have run out, all of this space."""
-        expired = epoch_leases.expire(self.conn)
+        expired = list(epoch_leases.expire(self.conn))
         assert {space for space, _ in expired} <= {self.space}
         return [producer for _, producer in expired]
 
@@ -225,13 +226,26 @@ def test_a_silent_producer_holds_nothing_back(world: World) -> None:
     assert (world.expire(), world.expire()) == (["a"], [])
     assert not epoch_leases.expire_one(world.conn, world.space, "a"), "another process has found it, too"
     assert not epoch_leases.expire_one(world.conn, world.space, "b"), "it was renewed meanwhile"
-    epoch_leases.expire(world.conn, lambda _: pytest.fail("nothing is due any more"))
+    list(epoch_leases.expire(world.conn, lambda _: pytest.fail("nothing is due any more")))
     assert world.frontier() == [(5,)]
     assert world.send(A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(world.conn, A) == frozenset()
     with pytest.raises(EpochCapabilityExpired, match="its lease has run out"):
         world.hold(A, (6,))
     assert world.hold(A2, (6,)) == [(5,)], "a later life begins anew"
+
+
+@pytest.mark.conforms("S9", "X4")
+def test_a_malformed_space_keeps_no_other_from_expiry(world: World) -> None:
+    later = create_space(world.conn, "later", "later/#", shards=1).space_id
+    for space_id in (world.space, later):
+        hold(world.conn, space_id, A, [(3, 1)], lease_s=0.0)
+    world.send(A, 1, (5, 1))
+    world.conn.execute("update space set lost_upper_frontier = '[[1, 9, 0]]' where space_id = %s", (world.space,))
+    expired = epoch_leases.expire(world.conn)
+    assert next(expired) == (later, "a")
+    with pytest.raises(MalformedRow, match="stored as a frontier"):
+        next(expired)
 
 
 @pytest.mark.conforms("S9")

@@ -296,6 +296,7 @@ def test_a_read_that_sees_a_rollover_finds_children(conn: Connection) -> None:
     put(conn, eu, b"1", topic="eu/1")
     reading.update_heads(read_heads(conn, reading.open_streams))
     rollover(conn, "eu")
+    conn.execute("update stream set parents = array[parents] where cardinality(parents) > 0")  # as an operator may
     for place in reading.readable_cursors():
         reading.read(conn, place)
     assert reading.is_stale

@@ -38,7 +38,17 @@ from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import Tail
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import rollover
-from tests.integration.log_kit import Connection, block, generation_of, in_epochs, put, read, stamped, waiting_for_locks
+from tests.integration.log_kit import (
+    Connection,
+    block,
+    generation_of,
+    in_epochs,
+    put,
+    read,
+    stamped,
+    stream_of,
+    waiting_for_locks,
+)
 from tests.kit import eventually
 from tests.support.streams import open_streams
 
@@ -200,6 +210,17 @@ def test_what_is_there_or_gone_is_read_once(conn: Connection, stream: int, monke
         fetch(conn, stream, 0, generation_id=generation)
     with pytest.raises(NotFound, match="stream 999: there is no such stream"):
         fetch(conn, 999, 0, generation_id=generation)
+
+
+def test_a_generation_that_was_to_come_is_read_by_name(conn: Connection, stream: int) -> None:
+    """A client that named it before made a node read it the slow way."""
+    to_come = generation_of(conn, stream) + 1
+    assert fetch(conn, stream, 0, generation_id=to_come).position == 0
+    rollover(conn, "default")
+    for _ in range(7):
+        assert fetch(conn, stream_of(conn, "default"), 0, generation_id=to_come).position == 0
+    by_name = "select from pg_prepared_statements where strpos(statement, %s) > 0"
+    assert conn.execute(by_name, (f"block_{to_come}",)).rowcount
 
 
 @pytest.mark.conforms("P2", "P3")

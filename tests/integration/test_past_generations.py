@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg.errors import CheckViolation
 
 from sublet_leader.group.events import BorrowerMessageReceived, Event, WritesCommitted
 from sublet_leader.group.machine import GroupLeader
@@ -298,6 +299,23 @@ def test_lost_messages_are_not_forgotten(house: GroupWorld) -> None:
         house.ended(b"0")
     house.retire()
     assert len(house.keep()) == 1
+
+
+@pytest.mark.conforms("X4")
+def test_a_malformed_space_stops_no_other_cleanup(house: GroupWorld) -> None:
+    house.store.delete_group(GROUP)
+    create_space(house.conn, "own", "own/#", shards=1)
+    story = EpochBlocks(house.conn, "own")
+    story.advance(A, (5, 1))
+    story.publish(A, (5, 1))
+    rollover(house.conn, "own")
+    house.conn.execute("update space set lost_upper_frontier = '[[1, 9, 0]]' where name = 'own'")
+    house.ended()
+    last = house.ended(b"0")
+    house.take()
+    with pytest.raises(CheckViolation):
+        house.collapse(house.conn)
+    assert not house.conn.execute("select from stream where stream_id = %s", (last,)).rowcount
 
 
 @pytest.mark.conforms("P10")
@@ -830,7 +848,7 @@ def test_nobody_gets_the_rest_of_a_deleted_epoch(house: GroupWorld) -> None:
 
 def expire(conn: Connection, space_id: int) -> None:
     conn.execute("update capability set expires_at = clock_timestamp()")
-    assert epoch_leases.expire(conn) == [(space_id, "a")]
+    assert list(epoch_leases.expire(conn)) == [(space_id, "a")]
     assert conn.execute("select upper_frontier from capability").fetchall() == [([[9]],)]
 
 

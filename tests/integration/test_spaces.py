@@ -207,6 +207,9 @@ def test_altering_retention_moves_no_stream(conn: Connection) -> None:
 
 
 def test_a_space_rolls_over_when_due_unless_empty(conn: Connection) -> None:
+    late = create_space(conn, "late", "late/#", shards=1, retention_s=8 * 86400)
+    put(conn, streams(conn, "late")[0], b"x", topic="late/1")
+    conn.execute("update generation set opened_at = '294276-12-31' where space_id = %s", (late.space_id,))
     alter_space(conn, "default", retention_s=40)
     age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
     conn.execute(age)

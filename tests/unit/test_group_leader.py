@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -117,16 +116,6 @@ def test_a_standby_takes_over_from_a_leaver() -> None:
     assert [(e.borrower_id, e.stream_id) for e in bench.entries if isinstance(e, GrantStream)] == [(standby, 1)]
     bench.settle()
     assert [(g.borrower_id, g.stream_id, g.position) for g in bench.received(Grant)] == [(standby, 1, 42)]
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_a_weight_that_is_none_is_refused(weight: float) -> None:
-    bench = Bench()
-    bench.join(weight=weight)
-    [answer] = bench.received(Invalidate)
-    assert answer.reason is BorrowerEndReason.DENIED
-    assert "finite number above 0" in answer.detail
-    assert len(bench.leader.members) == 0
 
 
 # --- streams that come and end ----------------------------------------------------------------------------------------

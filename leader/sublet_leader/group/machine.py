@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import assert_never
 
@@ -210,10 +209,6 @@ class GroupLeader:
         return member if member is not None and member.agent == agent else None
 
     def _welcome(self, agent: str, request: LeaderWanted, now: float) -> None:
-        if not (math.isfinite(request.weight) and request.weight > 0):
-            detail = f"weight is {request.weight}: it must be a finite number above 0"
-            self._send(agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, detail))
-            return
         if not self._session_fencing.admit(agent, request, self.term, now):
             return
         member = self._find_member(agent, request.borrower_id)

@@ -139,20 +139,24 @@ class AccessGate:
         """Return whether callers have to authenticate."""
         return self.access is not None
 
-    async def read_unknown(self, authorization: str | None) -> None:
-        """Wait until the tokens have been read once more, where the caller's is not known: it may have been made a
-        moment ago. Once it was not among them it never will be, as a token is stored before it is shown."""
+    async def read_unknown(self, authorization: str | None) -> bool:
+        """Return `is_known`, once the tokens have been read once more where the caller's is not: it may have been made
+        a moment ago. Once it was not among them it never will be, as a token is stored before it is shown."""
+        if self.is_known(authorization):
+            return True
         token = _parse_token(authorization)
-        if self._read_anew is None or token is None or parse_token_id(token) is None or self.is_known(authorization):
-            return
+        if self._read_anew is None or token is None or parse_token_id(token) is None:
+            return False
         digest = hash_token(token)
         if digest in self._refused or (reading := self._read_anew()) is None:
-            return
+            return False
         await asyncio.wait([asyncio.wrap_future(reading)], timeout=READ_TIMEOUT_S)
-        if reading.done() and reading.result() and not self.is_known(authorization):
+        is_known = self.is_known(authorization)
+        if reading.done() and reading.result() and not is_known:
             if len(self._refused) >= MAX_REFUSED:
                 self._refused.clear()
             self._refused.add(digest)
+        return is_known
 
     def identify(
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None

@@ -56,8 +56,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if needed.is_public:
             return self._open_calls.limit_handler(handler, needed.max_bytes)
         authorization = _find_authorization(handler_call_details.invocation_metadata)
-        await self._gate.read_unknown(authorization)
-        if not self._gate.is_known(authorization):
+        if not await self._gate.read_unknown(authorization):
             return self._refuse_stranger(method)
         return self._wrap_handler(handler, method, needed)
 

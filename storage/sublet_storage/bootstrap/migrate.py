@@ -43,12 +43,6 @@ _TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psyco
 Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
-_NOTHING_NEW_FOR_PUBLIC = tuple(
-    f"alter default privileges in schema {{schema}} revoke all on {kind} from public"
-    for kind in ("routines", "tables", "sequences")
-)
-"""For what is made between migrations: partitions of `block`."""
-
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
 
@@ -257,8 +251,6 @@ def _record_compatible_from(connection: Connection) -> None:
 def _grant_rights(driver: Any, schema: str) -> None:
     """Revoke everything from PUBLIC, and grant the roles their privileges. This is in the transaction of every
     migration, so that none can omit it."""
-    for statement in _NOTHING_NEW_FOR_PUBLIC:
-        driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
     for granted in grant_statements(driver, schema, read_existing_roles(driver)):
         driver.execute(granted)
 

@@ -46,9 +46,21 @@ _TABLE: Final = """
                           publish append consume operate node
 alembic_version           r       r      r       r       r
 space                     -       r      r       raw     rawd
-generation                -       r      r       raw     rawd
+generation                -       r      r       r       rawd
+generation.space_id       -       -      -       a       -
+generation.ordinal        -       -      -       a       -
+generation.filter         -       -      -       a       -
+generation.state          -       -      -       w       -
+generation.closed_at      -       -      -       w       -
 lost_generation           -       -      r       r       rawd
-stream                    -       r      r       raw     rawd
+stream                    -       r      r       r       rawd
+stream.space_id           -       -      -       a       -
+stream.generation_id      -       -      -       a       -
+stream.hash_from          -       -      -       a       -
+stream.hash_to            -       -      -       a       -
+stream.parents            -       -      -       a       -
+stream.state              -       -      -       w       -
+stream.closed_at          -       -      -       w       -
 stream_upper_frontier     -       -      -       r       r
 block                     -       -      r       s       rawd
 payload_location          -       -      r       r       rawd

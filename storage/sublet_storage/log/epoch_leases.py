@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -35,6 +35,7 @@ from sublet_protocol.domain.errors import (
     UnknownSpace,
 )
 from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH, MAX_HELD_EPOCHS
+from sublet_storage.db.isolated_errors import select_done
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -135,9 +136,9 @@ def renew(conn: psycopg.Connection[Any], producer: ProducerIdentity, lease_s: fl
     return frozenset(spaces)
 
 
-def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
-    """Expire capabilities held beyond their lease; return (space, producer) of each. One that is writing is left for
-    the next pass.
+def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> Iterator[tuple[int, str]]:
+    """Expire capabilities held beyond their lease; yield (space, producer) of each. One that is writing is left for
+    the next pass. Raise an error with one after all others were done.
 
     Those of dropped spaces are deleted, as nothing is published there any more.
     """
@@ -153,7 +154,7 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
         " order by space_id, producer_id"
     ).fetchall()
     wait_s = None if len(overdue) <= 1 else LOCK_WAIT_S / len(overdue)  # one transaction may hold the locks of all
-    return [(space_id, id) for space_id, id in overdue if expire_one(conn, space_id, id, guard, wait_s)]
+    return select_done(conn, overdue, lambda capability: expire_one(conn, *capability, guard, wait_s))
 
 
 def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:

@@ -36,7 +36,9 @@ def read_blocks(
     if _is_read_by_name(conn, generation_id):
         try:
             return read_partition(conn, statement, parameters, generation_id)
-        except (UndefinedTable, InsufficientPrivilege):  # dropped by retention, or a user who may read the table only
+        except UndefinedTable:  # dropped by retention, or a client's number of one that is still to come
+            pass
+        except InsufficientPrivilege:  # a user who may read the table only
             _unnamed[conn].add(generation_id)
     return conn.execute(statement.replace("{block}", "block"), parameters, prepare=False, binary=True).fetchall()
 

@@ -30,8 +30,8 @@ TailStart = str | int | datetime | Bookmark
 an earlier reader of the same filter was."""
 
 _STREAMS = f"""
-select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', s.parents, s.space_id,
-       s.upper_frontier
+select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone', array(select unnest(s.parents)),
+       s.space_id, s.upper_frontier
   from stream s join generation n using (generation_id)
  where {MAY_MATCH} and s.stream_id > %(after)s
  order by s.generation_id, s.stream_id"""

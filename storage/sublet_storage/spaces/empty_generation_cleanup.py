@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.isolated_errors import select_done
 from sublet_storage.db.store_connection import Guard
 
 STEP = 20
@@ -106,13 +107,13 @@ class EmptyGenerationCleaner:
         self._rest_s, self._step, self._last_generation_id = rest_s, step, 0
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-        """Find past generations, and delete those that every group is past; return the deleted ones."""
+        """Find past generations, and delete those that every group is past; return the deleted ones. Raise an error
+        with one after all others were done."""
         _record_ended(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._last_generation_id, "step": self._step}).fetchall()
         self._last_generation_id = past[-1][0] if len(past) == self._step else 0
-        return [
-            generation_id for generation_id, filter in past if _delete(conn, guard, generation_id, TopicFilter(filter))
-        ]
+        done = select_done(conn, past, lambda row: _delete(conn, guard, row[0], TopicFilter(row[1])))
+        return [generation_id for generation_id, _ in done]
 
 
 def _record_ended(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:

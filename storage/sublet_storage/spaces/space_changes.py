@@ -39,7 +39,7 @@ _LOCK = "lock table space in share row exclusive mode"
 _DUE = """
 select p.space_id from space p join generation g using (space_id)
  where g.state = 'open'
-   and g.opened_at + make_interval(secs => least(coalesce(p.rollover_s, p.retention_s / 4.0), %s)) <= clock_timestamp()
+   and g.opened_at <= clock_timestamp() - make_interval(secs => least(coalesce(p.rollover_s, p.retention_s / 4.0), %s))
    and exists (select from stream s where s.generation_id = g.generation_id and s.head > 0)"""
 
 

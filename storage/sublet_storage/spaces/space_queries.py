@@ -14,8 +14,10 @@ from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamC
 DEFAULT_SPACE = "default"
 
 _SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
+# A stream without a partition has no hash, so that its space takes no messages.
 _ROUTING = """
-select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
+select s.stream_id, s.space_id, s.generation_id, s.hash_from::text,
+       case when to_regclass('block_' || s.generation_id) is null then s.hash_from else s.hash_to end::text, s.head,
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
        p.payload_location, p.tier_after_s
   from stream s join space p using (space_id)
