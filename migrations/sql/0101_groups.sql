@@ -67,6 +67,7 @@ create table lending (
   lost_message_count bigint not null default 0,        -- skipped because they were gone
   in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
   planned_by text,                                     -- the session of the holder that planned it
+  planned_at timestamptz,                              -- when it was saved
   held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
@@ -287,17 +288,20 @@ begin
   return found;
 end $$;
 
--- Return the last ranges that the session planned of these streams, and their progress: for its process with this
+-- Return the last ranges that the session planned of these streams (null: of all), and their progress: for its process with this
 -- epoch, which has restarted without the former keys and queries the outcome of the ranges started before, and for its
 -- sink. `is_ours`: the row is the session's, held or reserved; `of_grant` is null unless the session holds it. A row of
 -- a later process is not returned.
 create function read_planned_ranges(p_group bigint, p_session text, p_epoch bigint, p_streams bigint[])
-  returns table (of_stream bigint, is_ours boolean, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
+  returns table (of_stream bigint, is_ours boolean, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb,
+                 saved_at float)
 language sql stable security definer set search_path from current as $$
   select l.stream_id, l.session is not distinct from p_session,
-         case when l.status = 'held' and l.session = p_session then l.grant_id end, l.position, l.consumed, l.in_doubt
+         case when l.status = 'held' and l.session = p_session then l.grant_id end, l.position, l.consumed, l.in_doubt,
+         coalesce(extract(epoch from l.planned_at), 0)::float
     from lending l
-   where l.group_id = p_group and l.stream_id = any(p_streams) and l.planned_by = p_session and l.in_doubt is not null
+   where l.group_id = p_group and (p_streams is null or l.stream_id = any(p_streams)) and l.planned_by = p_session
+     and l.in_doubt is not null
      and (l.session is distinct from p_session or coalesce(l.session_epoch, 0) <= p_epoch)
      and is_session(p_group, p_session, p_epoch)
 $$;

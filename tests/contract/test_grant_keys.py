@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 from psycopg import sql
 
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
@@ -328,7 +329,7 @@ def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, strang
         held.advance(0, in_doubt=held.doubt(0, 4 * (stream == first)))
 
     def listed(
-        session: SessionIdentity, group_id: int = led.group_id, streams: Sequence[int] = led.streams
+        session: SessionIdentity, group_id: int = led.group_id, streams: Sequence[int] | None = led.streams
     ) -> set[int]:
         return set(consumer_progress.read_last_planned_ranges(stranger, group_id, session, streams))
 
@@ -340,6 +341,7 @@ def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, strang
     assert listed(etl, other.group_id + 1) == set()
     assert listed(etl, streams=[second]) == set(), "not of what was not asked for"
     assert listed(theirs) == {second}
+    assert listed(etl, streams=None) == {first}, "of all"
     postgres.connection.execute("update lending set in_doubt = null")
     assert listed(etl) == set(), "an operator has taken it back"
 
@@ -357,10 +359,13 @@ def test_a_plan_is_its_sessions_while_it_is_reserved(postgres: PostgresWorld) ->
     held = given(led, etl)
     doubt = held.doubt(0, 4)
     held.advance(0, in_doubt=doubt)
+    saved_at = postgres.clock() / 1e6
+    postgres.clock.advance(0.001)
 
-    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, True, True, held.grant_id)
+    plan = consumer_progress.LastPlannedRange(doubt, True, True, held.grant_id, saved_at)
+    assert last_plan(postgres, led, etl) == plan
     assert row_of(held.force_release()).status == "reserved"
-    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, True, True, None)
+    assert last_plan(postgres, led, etl) == structs.replace(plan, grant_id=None)
 
 
 def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
@@ -374,7 +379,9 @@ def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -
     held.force_release()
     theirs = given(led, SessionIdentity("theirs", 1))
 
-    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(doubt, False, False, None)
+    assert last_plan(postgres, led, etl) == consumer_progress.LastPlannedRange(
+        doubt, False, False, None, postgres.clock() / 1e6
+    )
     assert theirs.advance(4, in_doubt=theirs.doubt(4, 5, 1.0)).outcome == "applied"
     assert last_plan(postgres, led, etl) is None
 

@@ -49,6 +49,7 @@ from tests.integration.query_kit import POINTS, Checkpoint, Died, Run, Start
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
+from tests.support.streams import open_streams
 
 LONG, SHORT = 60.0, 0.5
 
@@ -269,6 +270,22 @@ def test_the_first_call_waits_for_streams(database: str, start: Start) -> None:
     values, run = publish(database, 0, 20), start()
     assert run.step()
     assert run.checkpoint.values() == values
+
+
+def test_a_later_batch_of_another_stream_is_noticed(start: Start, conn: Connection) -> None:
+    """The newest checkpoint is not, though its stream was planned only once."""
+    checkpoint = Checkpoint()
+    run = start(checkpoint)
+    for number, stream in enumerate(open_streams(conn)[:3]):
+        put(conn, stream.stream_id, b"x")
+        run.until(number + 1)
+    run.step()
+    run.stop()
+    newest = start(checkpoint, onRangeLost="fail")
+    assert not newest.step()
+    newest.stop()
+    with pytest.raises(InvalidSetting, match="the checkpoint is older than what session 'etl' has done since"):
+        start(Checkpoint(checkpoint.offsets[:1], 0), onRangeLost="fail").step()
 
 
 @pytest.mark.parametrize("policy", ["drop", "fail"])

@@ -164,6 +164,13 @@ def test_driver_listens_where_its_tasks_reach_it(
     assert received == [listens, is_reached]
 
 
+@pytest.mark.parametrize(("host", "shown"), [("localhost", "localhost:"), ("::1", "[::1]:"), ("[::1]", "[::1]:")])
+def test_an_address_has_brackets_once(host: str, shown: str) -> None:
+    server = DriverReportServer("127.0.0.1", host, lambda: None)
+    assert server.address.startswith(shown)
+    server.close()
+
+
 def test_a_job_that_is_stopped_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark ends it by an error, and only if it does not end by itself."""
     spark = Spark(RuntimeError("cancelled"), held=True)

@@ -77,6 +77,19 @@ def test_a_planner_hands_its_keys_on(file: GrantKeyHandoffFile) -> None:
     assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [7]
 
 
+def test_keys_of_earlier_grants_are_dropped(file: GrantKeyHandoffFile, folder: Path) -> None:
+    """The last of each stream stays, in a file that is locked as before."""
+    for grant_id in range(50, 100):
+        file.add(grant(8, grant_id))
+        file.add(grant(7, grant_id))
+    (of_last,) = read_grant_keys(SHARE, "etl")
+    assert {(7, 99), (8, 99)} <= of_last.keys.keys()
+    assert len(of_last.keys) <= 4
+    GrantKeyHandoffFile(SHARE, SessionIdentity("etl", 9)).close()
+    assert read_grant_keys(SHARE, "etl") == [of_last]
+    assert len(list(folder.iterdir())) == 1
+
+
 def test_a_key_that_is_being_written_is_not_read(file: GrantKeyHandoffFile, folder: Path) -> None:
     file.add(grant(7, 50))
     (path,) = folder.iterdir()

@@ -179,10 +179,30 @@ def test_an_old_checkpoint_is_behind_its_session(member: Member) -> None:
     assert [member.planner.find_superseded([PLANNED]) for _ in range(2)] == [None, [PLANNED]]
 
 
+@pytest.mark.parametrize(
+    ("last", "is_old"),
+    [
+        (LastPlannedRange(InDoubtRange(60, 0, 5, 60.0), False, True, 60, 8.0), True),
+        (LastPlannedRange(InDoubtRange(60, 0, 5, 60.0), False, True, 60, 7.0), False),
+        (LastPlannedRange(InDoubtRange(60, 0, 5, 60.0), True, True, 60, 8.0), False),
+        (LastPlannedRange(InDoubtRange(60, 5, 5, 0.0), False, True, 60, 8.0), False),
+    ],
+    ids=["later", "of its batch", "not done", "empty"],
+)
+def test_a_later_batch_may_be_of_other_streams(member: Member, last: LastPlannedRange, is_old: bool) -> None:
+    member.be_named()
+    member.reader.plans = [{1: LastPlannedRange(DOUBT, False, True, 50, 7.0), 2: last}]
+    assert member.planner.find_superseded([PLANNED]) == ([PLANNED] if is_old else [])
+
+
 def test_a_finite_query_waits_for_a_leader(member: Member) -> None:
     """Behind nothing it would end as if all was read."""
     with pytest.raises(Unavailable, match="no leader has answered within 0 s"):
         member.planner.find_superseded([PLANNED], finite=True)
+    member.group_id, member.reader.plans = 3, [None]
+    with pytest.raises(Unavailable, match="the database has not answered within 0 s"):
+        member.planner.find_superseded([PLANNED], finite=True)
+    member.group_id = None
     member.coming = [lambda: None, member.be_named]
     member.reader.plans = [{1: LastPlannedRange(InDoubtRange(50, 20, 30, 60.0), False, True, 50)}]
     assert member.planner.find_superseded([PLANNED], 3600.0) == [PLANNED]
@@ -254,7 +274,7 @@ def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bo
     [
         ({}, True, None),
         ({}, False, "no leader has written down what it plans"),
-        (None, True, "no leader has answered"),
+        (None, True, "the database has not answered"),
         (lagging(20, 30), True, None),
         (lagging(19), True, r"streams \[2\] of 1 were not granted"),
         (lagging(19, status="blocked"), True, None),

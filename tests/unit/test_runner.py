@@ -329,7 +329,9 @@ def test_pauses_double_and_vary() -> None:
 @pytest.mark.parametrize(
     ("wrong", "reported"),
     [
-        ({"max_attempts": 0}, "max_attempts is 0: a batch must be tried at least once"),
+        ({"max_attempts": 0}, "max_attempts is 0: give a whole number of at least 1"),
+        ({"max_attempts": 2.5}, "max_attempts is 2.5: give a whole number"),
+        ({"max_attempts": True}, "max_attempts is True: give a whole number"),
         ({"backoff_s": -1.0}, "backoff_s is -1.0 and max_backoff_s is 5.0: neither may be negative"),
         ({"backoff_s": 9.0}, "backoff_s is 9.0 and max_backoff_s is 5.0: .* the first must be at most the second"),
     ],

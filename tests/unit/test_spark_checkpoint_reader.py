@@ -62,13 +62,18 @@ def test_offsets_are_read_wherever_they_are(place: Any) -> None:
     with pytest.raises(UsageError, match="there is no batch 3 in checkpoint"):
         read_offsets(url, 3)
     write("offsets/3", "v1", "{}", '{"a": 1}', "-", "17")
-    assert read_offsets(url, 3) == [{"a": 1}, None, 17]
+    assert read_offsets(url, 3) == {"0": {"a": 1}, "1": None, "2": 17}
+    write("offsets/4", "v2", "{}", "2:17", '0:{"a": 1}', "1:-")
+    assert read_offsets(url, 4) == read_offsets(url, 3)
+    write("offsets/5", "v3", "{}")
+    with pytest.raises(UsageError, match="'v3', and a guard reads v1 and v2"):
+        read_offsets(url, 5)
 
 
 def test_a_bare_path_may_be_on_sparks_default(spark: Spark, tmp_path: Path) -> None:
     """Which is another file system than this machine's where a cluster says so."""
     spark.files[f"{tmp_path}/offsets/0"] = ["v1", "{}", "5"]
-    assert read_offsets(str(tmp_path), 0) == [5]
+    assert read_offsets(str(tmp_path), 0) == {"0": 5}
     with pytest.raises(UsageError, match="there is no batch 0"):
         read_offsets(f"file:{tmp_path}", 0)
 

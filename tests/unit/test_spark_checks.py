@@ -99,6 +99,9 @@ def test_more_tasks_than_slots_is_warned_of() -> None:
     assert said(Spark("yarn", 8, **enough), 8) == []
     assert "8 tasks and 4 slots" in said(Spark("yarn", 8, spark_task_cpus="2", **enough), 8)[0]
     assert said(Spark("yarn", 8, spark_dynamicAllocation_enabled="true", **enough), 9) == []
+    assert said(Spark("yarn", 8, spark_default_parallelism="8", **enough), 9) == [], "nor where the figure is a user's"
+    assert said(Spark("yarn", 2, **enough), 9) == [], "Spark says so without executors, too"
+    assert "3 tasks and 2 slots" in said(Spark("local[*,1000]", 2), 3)[0]
     assert said(Spark("sc://h", None, **enough), 9) == [], "on Spark Connect it cannot be known"
 
 
@@ -140,6 +143,7 @@ def test_what_cannot_be_is_refused(spark: Any, fn: Any, tasks: Any, reported: st
         ({"weight": float("nan")}, "weight is nan"),
         ({"weight": float("inf")}, "weight is inf"),
         ({"starting_position": "yesterday"}, "'yesterday': a group starts at latest, earliest, offset:N, or a time"),
+        ({"retry_policy": {"max_attempts": 3}}, r"retry_policy is a dict: give a RetryPolicy\("),
         ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive"),
         ({"max_batch_bytes": 1.5}, "max_batch_bytes is 1.5: it is a whole number"),
     ],
@@ -149,7 +153,7 @@ def test_arguments_that_no_node_would_take_are_refused(wrong: dict[str, Any], re
     """Before anything begins."""
     with pytest.raises(InvalidSetting, match=reported):
         consume(Spark("local[2,1000]"), "$share/g/#", work, tasks=1, **wrong)
-    if not {"name", "nodes"} & wrong.keys():
+    if not {"name", "nodes", "retry_policy"} & wrong.keys():
         with pytest.raises(InvalidSetting, match=reported):
             Session("$share/g/#", **wrong)
 

@@ -73,8 +73,9 @@ class RetryPolicy(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.dead_letter_topic is not None:
             check_topic(self.dead_letter_topic)
-        if self.max_attempts < 1:
-            raise InvalidSetting(f"max_attempts is {self.max_attempts}: a batch must be tried at least once.")
+        attempts = self.max_attempts
+        if not isinstance(attempts, int) or isinstance(attempts, bool) or attempts < 1:
+            raise InvalidSetting(f"max_attempts is {attempts!r}: give a whole number of at least 1, such as 3.")
         if not 0 <= self.backoff_s <= self.max_backoff_s:
             raise InvalidSetting(
                 f"backoff_s is {self.backoff_s} and max_backoff_s is {self.max_backoff_s}: "

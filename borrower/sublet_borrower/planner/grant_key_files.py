@@ -25,7 +25,7 @@ from sublet_storage.groups.consumer_progress import SessionIdentity
 
 
 class PlannerGrantKeys(Struct, frozen=True):
-    """The identity of one planner of a session, and the key of each (stream, grant id) that it has written."""
+    """The identity of one planner of a session, and the key of each (stream, grant id) that its file has."""
 
     session: SessionIdentity
     keys: dict[tuple[int, int], GrantSecret]
@@ -38,19 +38,32 @@ class GrantKeyHandoffFile:
 
     def __init__(self, subscription: str, session: SessionIdentity) -> None:
         self._name = f"{_make_prefix(subscription, session.name)}{secrets.token_hex(8)}"
+        self._epoch, self._lines = session.epoch, dict[int, str]()
         with _open_folder() as folder:
             _remove_abandoned(folder, _make_prefix(subscription, session.name))
-            fresh = f"new.{self._name}"
-            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._file = os.open(fresh, flags, 0o600, dir_fd=folder)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(self._file, f"{session.epoch}\n".encode())
-            os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+            self._file = self._create(folder)
 
     def add(self, grant: Grant) -> None:
-        """Hand on the key of a grant."""
+        """Hand on the key of a grant. Those of its stream's earlier grants may go: only the last is in force."""
         line = f"{grant.stream_id} {grant.grant_id} {grant.grant_key.reveal().hex()}\n"
         os.write(self._file, line.encode())
+        self._lines[grant.stream_id] = line
+        self._line_count += 1
+        if self._line_count > 2 * len(self._lines):
+            with _open_folder() as folder:
+                former, self._file = self._file, self._create(folder)
+            os.close(former)
+
+    def _create(self, folder: int) -> int:
+        """Return the file, new and locked, with the last key of each stream."""
+        fresh = f"new.{self._name}"
+        flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(fresh, flags, 0o600, dir_fd=folder)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(file, "".join([f"{self._epoch}\n", *self._lines.values()]).encode())
+        os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+        self._line_count = len(self._lines)
+        return file
 
     def close(self) -> None:
         """Remove the file."""

@@ -7,6 +7,7 @@ later. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -122,18 +123,21 @@ class MicroBatchPlanner:
     def find_superseded(
         self, ranges: Iterable[PlannedRange], wait_s: float = 0.0, *, finite: bool = False
     ) -> list[PlannedRange] | None:
-        """Return those of a checkpoint's ranges behind which this session has planned a later one that is done: then
-        the checkpoint is an old copy. None where no leader has answered within `wait_s`, or the rows cannot be read.
-        `finite`: wait as long as a finite plan does, and raise `Unavailable` then."""
+        """Return those of a checkpoint's ranges behind which this session has planned a later one that is done, also of
+        another stream: then the checkpoint is an old copy. None where no leader has answered within `wait_s`, or the
+        rows cannot be read. `finite`: wait as long as a finite plan does, and raise `Unavailable` then."""
         known = {each.stream_id: each for each in ranges}
         deadline = time.monotonic() + (self._granted_within_s if finite else wait_s)
-        while (plans := self._read_last_plans(known)) is None:
+        while (plans := self._read_last_plans(None)) is None:
             if time.monotonic() >= deadline:
                 if finite:
-                    raise self._unfinished_error("no leader has answered")
+                    raise self._unfinished_error(self._silence_reason())
                 return None
             self._member.receive(POLL_INTERVAL_S)
-        return [known[stream_id] for stream_id, last in plans.items() if known[stream_id].is_superseded_by(last)]
+        pairs = [(known[stream_id], last) for stream_id, last in plans.items() if stream_id in known]
+        saved_at = max((last.saved_at for planned, last in pairs if planned.matches(last.in_doubt)), default=math.inf)
+        is_old = any(last.is_done and last.saved_at > saved_at for last in plans.values())
+        return [planned for planned, last in pairs if is_old or planned.is_superseded_by(last)]
 
     def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
@@ -190,8 +194,11 @@ class MicroBatchPlanner:
         lost = [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
         return outcomes | self._read_outcomes_from_history(lost)
 
-    def _read_last_plans(self, stream_ids: Iterable[int]) -> dict[int, consumer_progress.LastPlannedRange] | None:
-        """Return {stream: what this session has planned of it last}; None where the rows cannot be read."""
+    def _read_last_plans(
+        self, stream_ids: Iterable[int] | None
+    ) -> dict[int, consumer_progress.LastPlannedRange] | None:
+        """Return {stream: what this session has planned of it last} of these, or of all; None where the rows cannot be
+        read."""
         group_id = self._member.group_id
         if group_id is None:
             return None
@@ -338,9 +345,12 @@ class MicroBatchPlanner:
                 [each.stream_id for each in left[:5]],
             )
             return
-        silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
+        silent = "no leader has written down what it plans" if unwritten else self._silence_reason()
         reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it" if not_granted else silent
         raise self._unfinished_error(reason)
+
+    def _silence_reason(self) -> str:
+        return "no leader has answered" if self._member.group_id is None else "the database has not answered"
 
     def _unfinished_error(self, reason: str) -> Unavailable:
         return Unavailable(

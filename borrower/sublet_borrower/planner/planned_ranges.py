@@ -62,8 +62,7 @@ class PlannedRange(Struct, frozen=True):
         """Return whether `last`, which the session has planned of the stream since, is a later range that is done. Of
         an atomic group, whose ranges overlap, that is not known.
         """
-        is_later = last.in_doubt.end > last.in_doubt.start >= self.end and self.consumed_frontier is None
-        return is_later and not last.is_pending
+        return last.is_done and last.in_doubt.start >= self.end and self.consumed_frontier is None
 
 
 class PlannedRangeStatus(Enum):

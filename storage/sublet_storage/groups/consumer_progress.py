@@ -58,12 +58,18 @@ _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(nu
 class LastPlannedRange(Struct, frozen=True):
     """The last planned range of a stream, by the calling session; `is_ours`: it holds the stream, or the stream is
     reserved for it; `is_pending`: the range is not done. `grant_id`: under which the session holds it now; None if it
-    does not."""
+    does not. `saved_at`: when it was saved, by the database's clock."""
 
     in_doubt: InDoubtRange
     is_pending: bool
     is_ours: bool
     grant_id: int | None
+    saved_at: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether there were messages in it, and progress has passed them."""
+        return not self.is_pending and self.in_doubt.end > self.in_doubt.start
 
 
 class SessionIdentity(Struct, frozen=True):
@@ -239,22 +245,23 @@ def read_last_planned_ranges(
     conn: psycopg.Connection[Any],
     group_id: int,
     session: SessionIdentity,
-    stream_ids: Iterable[int],
+    stream_ids: Iterable[int] | None,
     *,
     schema: str | None = None,
 ) -> dict[int, LastPlannedRange]:
-    """Return {stream: its last planned range} for the streams whose last range was planned by this session, and which
-    has no later process."""
+    """Return {stream: its last planned range} for those of the streams, or of all, whose last range was planned by this
+    session, and which has no later process."""
     call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
         sql.Identifier(resolve_schema_name(schema, conn))
     )
     planned_ranges = {}
-    rows = conn.execute(call, (group_id, session.name, session.epoch, list(stream_ids))).fetchall()
-    for stream_id, is_ours, grant_id, reached, frontier, doubt in rows:
+    of_streams = None if stream_ids is None else list(stream_ids)
+    rows = conn.execute(call, (group_id, session.name, session.epoch, of_streams)).fetchall()
+    for stream_id, is_ours, grant_id, reached, frontier, doubt, saved_at in rows:
         in_doubt = InDoubtRange.from_json(doubt)
         done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
         is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
-        planned_ranges[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
+        planned_ranges[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id, saved_at)
     return planned_ranges
 
 

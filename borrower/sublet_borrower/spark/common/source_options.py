@@ -56,7 +56,8 @@ class StreamingQueryOptions:
     max_bytes_per_trigger: int | None = None
     """About how many bytes it has at most, as they are stored; a block of messages is the least."""
     min_partitions: int | None = None
-    """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream)."""
+    """Into how many tasks a micro-batch is divided at least, if it has as many messages (default: one per stream).
+    In an atomic group streams are not divided."""
     max_partitions: int | None = None
     """Into how many it is divided at most: a task reads several streams one after the other then. Each task costs Spark
     some 40 ms, however little it reads, so that the number of cores is a good value where streams are more."""

@@ -39,7 +39,9 @@ def check_cluster(spark: Any, fn: object, tasks: int) -> None:
 
 
 def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None:
-    """Raise `InvalidSetting` if a cached or checkpointed result would be consumed again."""
+    """Raise `InvalidSetting` for what is no policy, or one whose dead letters would be consumed again."""
+    if not (policy is None or isinstance(policy, RetryPolicy)):
+        raise InvalidSetting(f"retry_policy is {_format_type(policy)}: give a RetryPolicy(max_attempts=3), or none.")
     if (
         policy is not None
         and policy.dead_letter_topic is not None
@@ -105,20 +107,21 @@ def _check_slots(spark: Any, master: str, tasks: int) -> None:
     if slots is not None and tasks > (usable := slots // per_task):
         _warn(
             f"{tasks} tasks and {usable} slots: a task holds its slot until it is drained, so {tasks - usable} of them "
-            f"wait for ever, and other jobs of this application too. Ask for fewer tasks, or give Spark more cores."
+            "wait for ever, and other jobs of this application too, unless more executors are still to come. Ask for "
+            "fewer tasks, or give Spark more cores."
         )
 
 
 def _count_cores(spark: Any, master: str) -> int | None:
-    """Return the number of cores that Spark has now; None if it is unknown."""
+    """Return the number of cores that Spark has now; None if it is unknown, as before its executors are there."""
     local = _LOCAL.match(master)
     if local is not None and local[1] != "*":
         return int(local[1] or 1)
-    if (sc := spark_context(spark)) is None or read_setting(
-        spark, "spark.dynamicAllocation.enabled", "false"
-    ) == "true":
+    sc, may_grow = spark_context(spark), read_setting(spark, "spark.dynamicAllocation.enabled", "false") == "true"
+    if sc is None or may_grow or read_setting(spark, "spark.default.parallelism", ""):
         return None
-    return int(sc.defaultParallelism)
+    cores = int(sc.defaultParallelism)
+    return cores if cores > 2 or local is not None else None  # a cluster without executors yet says 2
 
 
 def _check_idle_kill(spark: Any) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -76,8 +77,8 @@ def consume(
     that is not given is looked for, or started, on the driver. `url` has no password: `credentials` names where driver
     and executors find it, `env` (their SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE), `file:PATH`, or
     `class:MODULE.NAME` of something that is called there, if their SUBLET_CREDENTIALS_CLASSES names it. `name`: begins
-    the sessions' names, for operators. `policy`: how often a raising `fn` is tried, and what happens to a record that
-    it cannot process; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers'
+    the sessions' names, for operators. `retry_policy`: how often a raising `fn` is tried, and what happens to a record
+    that it cannot process; `sys.exit` in it counts as raising, since the process is Spark's. `settings`: the borrowers'
     times (default: the driver's environment). `on_attempt`: called in the task before its session begins, to open what
     `fn` needs. `driver_host`: under which address the executors reach the driver (default: Spark's own).
 
@@ -111,7 +112,7 @@ def consume(
             credentials=credentials,
             driver=control.address,
             token=control.token,
-            driver_host=_get_host_name(),
+            driver_host=socket.gethostname(),
             name=f"{name or 'spark'}-{job}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
@@ -238,7 +239,7 @@ class Consumption:
             self._describe(work)
             rows = (
                 self._spark.range(0, self._tasks, 1, self._tasks)
-                .mapInArrow(make_task_function(work), "summary string", barrier=False)
+                .mapInArrow(make_task_function(work), "summary string")
                 .collect()
             )
             summaries = [decode_summary(row["summary"]) for row in rows]
@@ -318,12 +319,6 @@ def _choose_addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
         return "127.0.0.1", "127.0.0.1"
     advertised = cluster_checks.read_setting(spark, "spark.driver.host", "127.0.0.1")
     return cluster_checks.read_setting(spark, "spark.driver.bindAddress", advertised), advertised
-
-
-def _get_host_name() -> str:
-    import socket
-
-    return socket.gethostname()
 
 
 def _format_job_error(error: BaseException) -> str:

@@ -132,4 +132,4 @@ class DriverReportServer:
 
 
 def _format_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

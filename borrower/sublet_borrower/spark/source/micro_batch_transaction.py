@@ -20,7 +20,6 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -132,19 +131,17 @@ class Guard:
         """Return what the batch has of each source of this kind that the query has."""
         spark_checkpoint_reader.check_checkpoint(self._checkpoint)
         offsets = spark_checkpoint_reader.read_offsets(self._checkpoint, int(batch_id))
-        for offset in offsets:
+        for offset in offsets.values():
             check_offset_version(offset)
-        known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
+        known = [offset for offset in offsets.values() if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
         if not known:
             raise UsageError(
                 f"batch {batch_id} in checkpoint {self._checkpoint} has nothing that was read from sublet: give the "
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without new messages has the same there as for the batch before.
-        previous_offsets = spark_checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
-        fresh = [
-            offset for offset, previous in zip_longest(offsets, previous_offsets[: len(offsets)]) if offset != previous
-        ]
+        previous_offsets = spark_checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else {}
+        fresh = [offset for source, offset in offsets.items() if offset != previous_offsets.get(source)]
         return [
             SourceRanges(
                 offset["group_id"], read_grant_keys(offset["subscription"], offset["session"]), decode_ranges(offset)

@@ -29,14 +29,22 @@ def check_checkpoint(checkpoint: str) -> None:
         raise UsageError(f"checkpoint {checkpoint} is not that of the query that calls the guard: {_HINT}")
 
 
-def read_offsets(checkpoint: str, batch_id: int) -> list[Any]:
-    """Return each source's offset of a batch as it is in the log; None for a source that has none. Raises
+def read_offsets(checkpoint: str, batch_id: int) -> dict[str, Any]:
+    """Return {source: its offset of a batch as it is in the log}; None for a source that has none. Raises
     `UsageError`."""
     try:
         lines = _read_lines(f"{checkpoint}/offsets/{batch_id}")
     except FileNotFoundError:
         raise UsageError(f"there is no batch {batch_id} in checkpoint {checkpoint}: {_HINT}") from None
-    return [_parse_line(line) for line in lines[_FIRST_OFFSET:]]
+    version, offsets = "".join(lines[:1]), lines[_FIRST_OFFSET:]
+    if version == "v2":
+        return {source: _parse_line(line) for source, _, line in (each.partition(":") for each in offsets)}
+    if version != "v1":
+        raise UsageError(
+            f"the log of batch {batch_id} in checkpoint {checkpoint} is of version {version!r}, and a guard reads v1 "
+            "and v2. Start the query with a new checkpoint, and spark.sql.streaming.offsetLog.formatVersion=1."
+        )
+    return {str(number): _parse_line(line) for number, line in enumerate(offsets)}
 
 
 def _parse_line(line: str) -> Any:

@@ -141,6 +141,7 @@ update lending l
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
        lost_message_count = u.lost_message_count, consumed = u.consumed, in_doubt = u.in_doubt,
        planned_by = case when u.in_doubt = l.in_doubt then l.planned_by when u.in_doubt is not null then u.session end,
+       planned_at = case when u.in_doubt = l.in_doubt then l.planned_at when u.in_doubt is not null then {NOW} end,
        grant_key = u.grant_key, lock_valid_s = u.lock_valid_s,
        lock_borrower_id = case when u.borrower_id = l.borrower_id then l.lock_borrower_id
          when not pg_try_advisory_xact_lock_shared({LOCK_CLASS}, u.lock_key) then u.borrower_id end,
