@@ -17,14 +17,12 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed_messages
 from sublet_storage.db.bounded_connection import get_timeline
+from sublet_storage.producer.arguments import FEED_PREFIX
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.multi_stream_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
 """Maximum number of rollovers in a row after which a batch is routed again."""
-
-PRODUCER = "feed/"
-"""Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 MAX_CHECKS = 64
 """Maximum number of batches whose topics are checked at a time, one of each principal: a check holds the interpreter's
@@ -73,8 +71,8 @@ def make_producer_id(caller: Caller, name: str) -> str:
     """Return the producer's id, which includes the principal where callers are known, so that none can use another's. A
     slash in a principal is escaped: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
     if caller.principal is None:
-        return f"{PRODUCER}{name}"
-    return f"{PRODUCER}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
+        return f"{FEED_PREFIX}{name}"
+    return f"{FEED_PREFIX}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
 
 
 def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
