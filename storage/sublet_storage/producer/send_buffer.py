@@ -50,7 +50,7 @@ ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
 
-class BufferLimits(Struct, frozen=True):
+class BufferLimits(Struct):
     """The limits of a block and of the buffer, and how long a message may wait for others."""
 
     block_messages: int
