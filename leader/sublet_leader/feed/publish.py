@@ -12,7 +12,7 @@ import xxhash
 
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.errors import MalformedRow, Unavailable, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed_messages
@@ -31,7 +31,7 @@ lock, and each thread that wants it makes all others wait longer."""
 
 class FeedPublishWriter:
     """Caches the routes of all batches, with the database timeline on which they were read, until a stream turns out to
-    be closed. Thread-safe."""
+    be closed, or older ones refuse a topic. Thread-safe."""
 
     def __init__(self) -> None:
         self._routes: tuple[str | None, PublisherRoutingTable] | None = None
@@ -55,6 +55,10 @@ class FeedPublishWriter:
                 routes.check(messages)
                 return store_batch(conn, routes, batch), messages.num_rows
             except StreamClosedError:
+                self._routes = None
+            except (MalformedRow, UnknownSpace):
+                if not routes.may_be_outdated:
+                    raise
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
-from sublet_protocol.domain.errors import PublisherClosed, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import MalformedRow, PublisherClosed, UnknownOutcome, UnknownSpace, UsageError
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect, map_loss
@@ -173,7 +173,11 @@ class Publisher:
             batches = [set_epoch(batch, epoch) for batch in batches]
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
-            self._buffer.routes.check(batch)
+            try:
+                self._buffer.routes.check(batch)
+            except (MalformedRow, UnknownSpace):
+                self._buffer.request_routes()
+                raise
             if epoch is None and (bounds := compute_epoch_bounds(batch["epoch"])) is not None:
                 self._check_epochs(bounds.least)
                 for greatest in bounds.greatest:
@@ -289,7 +293,11 @@ class Publisher:
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
-        return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+        try:
+            return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+        except (MalformedRow, UnknownSpace):
+            self._buffer.request_routes()
+            raise
 
     def _check_epochs(self, epochs: Sequence[Epoch]) -> None:
         self._get_capability().check(epochs)
