@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -64,6 +65,23 @@ def test_a_missing_database_is_refused(server_url: str) -> None:
     missing = database_of(server_url, "missing")
     with pytest.raises(DatabaseUnreachable, match="Create the database or the role"):
         connect(missing)
+
+
+@pytest.mark.parametrize("name", ["transaction_timeout", "idle_in_transaction_session_timeout"])
+def test_a_transaction_cut_off_may_be_repeated(database: str, name: str) -> None:
+    with connect(database) as conn:
+        if name == "transaction_timeout" and conn.info.server_version < 170_000:
+            pytest.skip("Postgres 17 has it first")
+        conn.execute(f"set {name} = 1")
+
+        def run_late() -> None:
+            conn.execute("begin")
+            while True:
+                time.sleep(0.01)
+                conn.execute("select")
+
+        with pytest.raises(psycopg.OperationalError, match="the server ended the connection: terminating"):
+            run_late()
 
 
 @pytest.mark.parametrize(

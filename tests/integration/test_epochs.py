@@ -600,6 +600,19 @@ def test_so_many_epochs_are_held_at_a_time(world: World) -> None:
         assert world.frontier() == sorted(antichain[:-1])
 
 
+@pytest.mark.parametrize("singly", [False, True])
+def test_more_epochs_than_a_block_has_fill_several(world: World, singly: bool) -> None:
+    epochs = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
+    with world.publisher(block_messages=100_000, linger_ms=86_400_000) as publisher:
+        publisher.advance((0, -MAX_ANTICHAIN))
+        if singly:
+            for epoch in epochs:
+                publisher.in_epoch(epoch).publish("t", b"x")
+        else:
+            publisher.publish_batch({"topic": "t", "value": [b"x"] * len(epochs), "epoch": epochs})
+    assert len(world.stored()) == len(epochs)
+
+
 @pytest.mark.conforms("X4")
 def test_producers_hold_so_many_epochs_together(world: World) -> None:
     """What would exceed the limit later, when others have left, is refused where it is given; nobody is kept from going

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ from sublet_protocol.domain.errors import (
     BatchNumberConflict,
     InvalidSetting,
     InvalidTopic,
+    MalformedRow,
     ProducerFenced,
     PublisherClosed,
     Unavailable,
@@ -35,7 +37,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import ProducerStamp, append
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.space_changes import create_space, reshard
+from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, refused, serving, stub
 from tests.integration.log_kit import Connection, by_key, everything, stamped, stream_of, swap_filters
 from tests.kit import eventually
@@ -131,6 +133,22 @@ def test_routes_of_another_timeline_are_read_anew(database: str) -> None:
             result, _ = publisher.store(conn, request, anybody)
             assert result.heads == {stream_of(conn, space): 1}
             swap_filters(conn)
+
+
+def test_a_space_that_is_mended_takes_messages(conn: Connection) -> None:
+    writer, anybody = FeedPublishWriter(), AccessGate().get_caller()
+    request = FeedPublishRequest("p", 1, 1, batch({"topic": "t", "value": b"x"}))
+    conn.execute("update stream set hash_to = hash_to - 1 where hash_from = 0")
+    with pytest.raises(MalformedRow, match="`sublet spaces rollover`"):
+        writer.store(conn, request, anybody)
+    rollover(conn, "default")
+
+    def is_stored() -> bool:
+        with suppress(MalformedRow):
+            return writer.store(conn, request, anybody)[1] == 1
+        return False
+
+    eventually(is_stored)
 
 
 @pytest.mark.conforms("W2")

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import pytest
 
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
+    MalformedRow,
     ProducerFenced,
     PublisherClosed,
     SchemaMismatch,
@@ -30,13 +32,14 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, SingleAppender, append
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer import AppendedSpan, AsyncPublisher, Publisher, epoch_lease
+from sublet_storage.producer import AppendedSpan, AsyncPublisher, BatchDelivery, Delivery, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_block import PendingBlock
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.integration.notify_kit import listening
 from tests.interrupted_calls import run_interrupted
-from tests.kit import Background, eventually
+from tests.kit import WAIT_S, Background, eventually
 from tests.postgres_proxy import PostgresProxy
 from tests.readme import ROOT
 from tests.support.streams import open_streams
@@ -237,6 +240,34 @@ def test_a_publisher_of_a_space_refuses_other_topics(database: str, conn: Connec
         assert late.result(10).stream in {stream.stream_id for stream in open_streams(conn)}
         with pytest.raises(UsageError, match="'eu/1' belongs to space 'default'"):
             publisher.publish("eu/1", b"z")
+
+
+@pytest.mark.parametrize("form", ["single", "batch"])
+def test_a_malformed_space_is_refused_until_mended(database: str, conn: Connection, form: str) -> None:
+    """Others are not."""
+    create_space(conn, "eu", "eu/#", shards=2)
+    stream = PublisherRoutingTable.load(conn).find_stream("eu/1", None)
+    with Publisher(database) as publisher:
+
+        def publish(topic: str) -> Delivery | BatchDelivery:
+            columns = {"topic": topic, "value": [b"x"]}
+            return publisher.publish(topic, b"x") if form == "single" else publisher.publish_batch(columns)
+
+        def is_taken() -> bool:
+            with suppress(MalformedRow):
+                return bool(publish("eu/1").result(WAIT_S))
+            return False
+
+        conn.execute("update stream set state = 'closed' where stream_id = %s", (stream,))
+        with pytest.raises(MalformedRow, match=r"space 'eu': .* `sublet spaces rollover` opens others"):
+            publish("eu/1").result(WAIT_S)
+        assert publish("us/1").result(WAIT_S)
+        assert not is_taken()
+        rollover(conn, "eu")
+        eventually(is_taken)
+        with pytest.raises(MalformedRow):  # of the first
+            publisher.flush()
+    assert values(conn) == [b"x", b"x"]
 
 
 def test_a_closed_publisher_raises(database: str) -> None:

@@ -62,6 +62,14 @@ def test_what_is_absent_or_repeats_takes_no_room() -> None:
     assert [has_one_epoch(encode(batch(["a"] * count, epoch=[[1]] * count))[0]) for count in (3, 4)] == [False, True]
 
 
+@pytest.mark.parametrize("size", [14 << 20, 30 << 20])
+def test_whatever_is_packed_can_be_decoded(size: int) -> None:
+    """Also where a column has few runs, and one of them is most of the block."""
+    given = batch(["t"] * 32, key=[bytes(size), *[b"k"] * 31])
+    block = pack(given)
+    assert decode_block(block.codec, block.payload, 1, 32, 32).equals(given)
+
+
 @pytest.mark.conforms("X7")
 def test_epochs_are_not_compared_with_each_other() -> None:
     """Whoever may append may write any number of them: 100 000, of which none is before another, took minutes."""

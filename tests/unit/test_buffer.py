@@ -371,6 +371,25 @@ def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, message
             buffer.close(SubletError("closed"))
 
 
+def test_epochs_move_to_no_other_space() -> None:
+    """They fail by that; what is in none moves, and the failed take no room."""
+    ((low, high),) = split_ring(1)
+    before, after = ([StreamCatalogRow(each, each, 1, low, high, 0)] for each in (1, 2))
+    spaces = [Space(1, "default", TopicFilter("#"), 1), Space(2, "eu", TopicFilter("t"), 1)]
+    buffer = SendBuffer(PublisherRoutingTable(spaces[:1], before, "default"), replace(ROOMY, block_messages=1))
+    fits = room(buffer)
+    log_of(buffer)
+    in_epoch = buffer.add("t", None, b"in an epoch", None, 0, (1,))
+    publish(buffer, b"plain")
+    buffer.reroute(PublisherRoutingTable(spaces, after, "default"), [])
+    assert log_of(buffer) == {2: [b"plain"]}
+    assert in_epoch is not None
+    with pytest.raises(UsageError, match="topic 't' belongs to space 'eu', and this publisher is for space 'default'"):
+        in_epoch.result(0.0)
+    buffer.reroute(PublisherRoutingTable(spaces[:1], before, None), [])
+    assert room(buffer) == fits
+
+
 def test_a_flush_ends_the_lingering() -> None:
     buffer = a_buffer(BufferLimits(100, 1 << 20, 1, buffered_bytes=1 << 20, linger_s=86_400.0))
     publish(buffer, b"x")

@@ -12,7 +12,7 @@ import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, SharedPublishResult
+from sublet_storage.producer.delivery import AppendedSpan, Delivery, DeliveryTimeout, Position, SharedPublishResult
 
 
 class Turn:
@@ -60,6 +60,9 @@ def test_a_part_in_doubt_outweighs_one_that_failed() -> None:
     ticket.fail(2, DatabaseUnreachable("not sent"))
     ticket.complete_span(AppendedSpan(1, 0, range(3)))
     assert (str(ticket.error), ticket.stored_count) == ("sent", 3)
+    assert Delivery(ticket, 2).result(0.0) == Position(1, 2), "of a part that is stored"
+    with pytest.raises(UnknownOutcome, match="sent"):
+        Delivery(ticket, 3).result(0.0)
     ticket = SharedPublishResult(2)
     ticket.fail(1, DatabaseUnreachable("not sent"))
     ticket.fail(1, UnknownOutcome("sent"))

@@ -278,7 +278,7 @@ def test_only_retrying_may_last_for_ever() -> None:
     assert check_duration("delivery_timeout_s", math.inf, math.inf) == math.inf
 
 
-@pytest.mark.parametrize("value", ["", "a\0", "a\n", "\ud800", "x" * 256, "é" * 128, 5, b"a"], ids=ascii)
+@pytest.mark.parametrize("value", ["", "a\0", "a\n", "\ud800", "x" * 256, "é" * 128, 5, b"a", "feed/x"], ids=ascii)
 def test_producers(value: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"^producer .*: must be "):
         Publisher("postgresql://nowhere", producer=value)

@@ -12,19 +12,17 @@ import xxhash
 
 from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.errors import MalformedRow, Unavailable, UnknownSpace
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed_messages
 from sublet_storage.db.bounded_connection import get_timeline
+from sublet_storage.producer.arguments import FEED_PREFIX
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.multi_stream_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
 """Maximum number of rollovers in a row after which a batch is routed again."""
-
-PRODUCER = "feed/"
-"""Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 MAX_CHECKS = 64
 """Maximum number of batches whose topics are checked at a time, one of each principal: a check holds the interpreter's
@@ -33,7 +31,7 @@ lock, and each thread that wants it makes all others wait longer."""
 
 class FeedPublishWriter:
     """Caches the routes of all batches, with the database timeline on which they were read, until a stream turns out to
-    be closed. Thread-safe."""
+    be closed, or older ones refuse a topic. Thread-safe."""
 
     def __init__(self) -> None:
         self._routes: tuple[str | None, PublisherRoutingTable] | None = None
@@ -58,6 +56,10 @@ class FeedPublishWriter:
                 return store_batch(conn, routes, batch), messages.num_rows
             except StreamClosedError:
                 self._routes = None
+            except (MalformedRow, UnknownSpace):
+                if not routes.may_be_outdated:
+                    raise
+                self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
     def _refresh_routes(self, conn: psycopg.Connection[Any]) -> PublisherRoutingTable:
@@ -73,8 +75,8 @@ def make_producer_id(caller: Caller, name: str) -> str:
     """Return the producer's id, which includes the principal where callers are known, so that none can use another's. A
     slash in a principal is escaped: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
     if caller.principal is None:
-        return f"{PRODUCER}{name}"
-    return f"{PRODUCER}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
+        return f"{FEED_PREFIX}{name}"
+    return f"{FEED_PREFIX}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
 
 
 def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:

@@ -34,8 +34,9 @@ class BoundedConnection(psycopg.Connection[Any]):
     `psycopg.OperationalError`, and whether the server has executed the request is unknown. As long as the server takes
     bytes of the request it counts as well.
 
-    The same error is raised where a server is read-only, since psycopg's own would count as a programming error: a
-    server that is full or was demoted accepts writes again later, or another server at the same address does.
+    The same error is raised where a server is read-only, or has ended a transaction for its length or silence, since
+    psycopg's own would count as a programming error: a server that is full or was demoted accepts writes again later,
+    or another server at the same address does.
     """
 
     schema: str | None = None
@@ -117,6 +118,8 @@ class BoundedConnection(psycopg.Connection[Any]):
                 f"the database is read-only: {error.diag.message_primary}. Turn default_transaction_read_only off, or "
                 "give the address of the primary"
             ) from error
+        except (psycopg.errors.TransactionTimeout, psycopg.errors.IdleInTransactionSessionTimeout) as error:
+            raise psycopg.OperationalError(f"the server ended the connection: {error.diag.message_primary}") from error
         finally:
             self._silent_since = None
 

@@ -39,6 +39,8 @@ MIN_EPOCH_RUN = _WORTHWHILE
 """Messages from which one epoch that all of them have is stored once."""
 _SAMPLE = 64
 """A column whose first messages have no runs is not looked at further."""
+_MAX_RUNS_BYTES = 15 << 20
+"""A larger batch has no runs: readers bound the values of runs and what they expand to together."""
 
 
 def encode_codec(compression: int, flags: int) -> int:
@@ -83,11 +85,12 @@ def make_header_template(flags: int) -> ArrowBatchHeaderTemplate:
 def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     """Remove the columns that need not be stored; return (flags, the batch in `schema(flags)`)."""
     count, flags, columns = batch.num_rows, 0, []
+    may_have_runs = batch.nbytes <= _MAX_RUNS_BYTES
     for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
         if name in _OPTIONAL and column.null_count == count:
             flags |= _get_flag("absent", name)
             continue
-        if name in _REPEATING and _is_worth_runs(column):
+        if name in _REPEATING and may_have_runs and _is_worth_runs(column):
             flags |= _get_flag("runs", name)
             column = pc.run_end_encode(column)
         elif name == "epoch" and _is_one(column):

@@ -14,6 +14,9 @@ MAX_BYTES = 16 * 1024 * 1024
 MAX_COUNT = 2**31 - 1
 MAX_LINGER_MS = 24 * 3600 * 1000.0
 
+FEED_PREFIX = "feed/"
+"""Prefix of the ids of producers at nodes, so that none can fence a publisher that has access to the database."""
+
 HINT = "Leave it out for the default."
 
 
@@ -57,6 +60,11 @@ def check_producer_name(value: object) -> str | None:
         raise InvalidSetting(
             f"producer {format_value(name)}: must be printable, of 1 to {MAX_ID_BYTES} bytes of UTF-8. Choose a "
             "shorter or plainer name, or leave it out."
+        )
+    if name is not None and name.startswith(FEED_PREFIX):
+        raise InvalidSetting(
+            f"producer {format_value(name)}: must be no name of a producer at a node, as those that begin with "
+            f"{FEED_PREFIX} are. Choose another name, or leave it out."
         )
     return name
 

@@ -108,9 +108,13 @@ class SharedPublishResult:
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
         """Wait until settled; return the spans, or raise the `error`. Raise TimeoutError."""
+        self.wait_until_settled(timeout_s)
+        return self.outcome()
+
+    def wait_until_settled(self, timeout_s: float | None) -> None:
+        """Wait until settled, whatever the outcome. Raise TimeoutError."""
         if not self.is_settled_within(check_timeout(timeout_s)):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
-        return self.outcome()
 
     def is_settled_within(self, timeout_s: float | None) -> bool:
         """Return whether it is settled, at the latest when the time is over. The wait is for a bare lock: what a signal
@@ -128,6 +132,11 @@ class SharedPublishResult:
         """Return the spans of a settled ticket; raises its error."""
         if self._error is not None:
             raise self._error
+        return self.spans
+
+    @property
+    def spans(self) -> tuple[AppendedSpan, ...]:
+        """Return the positions of the messages that are known to be durable."""
         return tuple(self._spans)
 
     @property
@@ -201,18 +210,19 @@ class Delivery(_DeliveryBase):
 
     def result(self, timeout_s: float | None = None) -> Position:
         """Wait for the position and return it. Raise what went wrong, or TimeoutError while it is still being tried."""
-        return self._find_position(self._ticket.wait(timeout_s))
+        self._ticket.wait_until_settled(timeout_s)
+        return self._find_position()
 
     def __await__(self) -> Generator[None, None, Position]:
         yield from self._make_loop_future()
-        return self._find_position(self._ticket.outcome())
+        return self._find_position()
 
-    def _find_position(self, spans: tuple[AppendedSpan, ...]) -> Position:
-        for span in spans:
+    def _find_position(self) -> Position:
+        for span in self._ticket.spans:
             offset = span.offset_of(self._row)
             if offset is not None:
                 return Position(span.stream, offset)
-        raise AssertionError(f"message {self._row} is in none of {spans}")
+        raise self._ticket.error or AssertionError(f"message {self._row} is in none of {self._ticket.spans}")
 
 
 class BatchDelivery(_DeliveryBase):

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
-from sublet_protocol.domain.errors import PublisherClosed, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import MalformedRow, PublisherClosed, UnknownOutcome, UnknownSpace, UsageError
+from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect, map_loss
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
@@ -101,7 +102,7 @@ class Publisher:
     ) -> None:
         self._owner = OwnerProcess()
         self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
-        limits = BufferLimits(
+        limits = self._limits = BufferLimits(
             check_int("block_messages", block_messages, MAX_BLOCK_MESSAGES),
             check_int("block_bytes", block_bytes, MAX_BYTES),
             check_int("blocks_per_commit", blocks_per_commit, MAX_BLOCKS),
@@ -172,9 +173,13 @@ class Publisher:
             batches = [set_epoch(batch, epoch) for batch in batches]
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
-            self._buffer.routes.check(batch)
+            try:
+                self._buffer.routes.check(batch)
+            except (MalformedRow, UnknownSpace):
+                self._buffer.request_routes()
+                raise
             if epoch is None and (bounds := compute_epoch_bounds(batch["epoch"])) is not None:
-                self._get_capability().check(bounds.least)
+                self._check_epochs(bounds.least)
                 for greatest in bounds.greatest:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
@@ -189,7 +194,7 @@ class Publisher:
         """
         self._owner.check("this publisher")
         checked_epoch = check_epoch(epoch)
-        self._get_capability().check([checked_epoch])
+        self._check_epochs([checked_epoch])
         return SingleEpochPublisher(self, checked_epoch)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
@@ -288,7 +293,16 @@ class Publisher:
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
-        return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+        try:
+            return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+        except (MalformedRow, UnknownSpace):
+            self._buffer.request_routes()
+            raise
+
+    def _check_epochs(self, epochs: Sequence[Epoch]) -> None:
+        self._get_capability().check(epochs)
+        if len(epochs[0]) > 1:  # each message of a block may have a least epoch of its own
+            self._limits.block_messages = min(self._limits.block_messages, MAX_ANTICHAIN)
 
     def _get_capability(self) -> EpochCapability:
         if self._capability is None:

@@ -50,7 +50,7 @@ ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
 
-class BufferLimits(Struct, frozen=True):
+class BufferLimits(Struct):
     """The limits of a block and of the buffer, and how long a message may wait for others."""
 
     block_messages: int
@@ -79,6 +79,7 @@ class SendBuffer:
         """Messages that were not taken yet."""
         self._oldest_at = 0.0
         self._advanced_at = float("-inf")
+        self.needs_routes = False
         self._closed: Exception | None = None
         self._error: Exception | None = None
 
@@ -139,8 +140,8 @@ class SendBuffer:
         check_reentry(self._lock)
         with self._lock:
             self.check_open()
-            if self._error is not None:
-                raise self._take_error()
+            if (error := self.pop_error()) is not None:
+                raise error
             ticket = self._unsettled.add_advance(epochs)
             try:
                 if not self.queued_count:
@@ -173,12 +174,19 @@ class SendBuffer:
     def pop_error(self) -> Exception | None:
         """Return the first failure since the last call."""
         with self._lock:
-            return None if self._error is None else self._take_error()
+            error, self._error = self._error, None
+            return error
 
     def check_open(self) -> None:
         """Raise `PublisherClosed` where nothing more is taken."""
         if self._closed is not None:
             raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
+
+    def request_routes(self) -> None:
+        """Have the sender read the routes anew, unless they are new."""
+        with self._lock:
+            self.needs_routes = self.needs_routes or self._routes.may_be_outdated
+            self._work.notify_all()
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
@@ -186,9 +194,7 @@ class SendBuffer:
         with self._lock:
             self._closed = self._closed or reason
             self._work.notify_all()
-            callbacks = self._drain_callbacks()
-        for callback in callbacks:
-            callback()
+        self.release_batches([])
 
     # --- the sender -----------------------------------------------------------------------------------------------
 
@@ -198,9 +204,9 @@ class SendBuffer:
         return self._routes
 
     def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
-        """Wait for work; return as much as goes into one transaction, of advances alone an empty list, or None once the
-        buffer is closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a
-        queue. A block that a caller has sent comes alone."""
+        """Wait for work; return as much as goes into one transaction, an empty list for advances alone or where routes
+        are needed, or None once the buffer is closed and empty. What is taken was handed over within `age_spread_s` of
+        the oldest that is first in a queue. A block that a caller has sent comes alone."""
         with self._lock:
             self._is_sender_idle = self._taken_count == 1 and not self.queued_count  # else more come together
             self._wait_for_work()
@@ -209,7 +215,7 @@ class SendBuffer:
                 sent, self._sent = self._sent, None
                 return [sent]
             if not self.queued_count:
-                return None if self._unsettled.find_due_advance(()) is None else []
+                return [] if self.needs_routes or self._unsettled.find_due_advance(()) is not None else None
             newest_at = min(queue[0].ticket.entered_at for queue in self._queues.values()) + age_spread_s
             loads: list[PendingBlock] = []
             for stream_id in list(self._queues):
@@ -245,13 +251,10 @@ class SendBuffer:
         self.prepare_failure(error)
         for load in loads:
             load.fail(error)
-        self._settle(loads, error)
+        self.release_batches(loads, error)
 
-    def release_batches(self, loads: Iterable[PendingBlock]) -> None:
-        """Remove loads whose tickets are settled, and let callers in that wait for room."""
-        self._settle(list(loads), None)
-
-    def _settle(self, loads: Sequence[PendingBlock], error: Exception | None) -> None:
+    def release_batches(self, loads: Sequence[PendingBlock], error: Exception | None = None) -> None:
+        """Remove settled loads, and let callers in that wait for room. `error`: give up the advances behind them."""
         with self._lock:
             if error is not None:
                 self._unsettled.fail_advances(error, {piece.ticket for load in loads for piece in load.pieces})
@@ -260,15 +263,16 @@ class SendBuffer:
                 for piece in load.pieces:
                     if piece.ticket.is_done:
                         self._unsettled.remove(piece.ticket)
-            callbacks = self._drain_callbacks()
+            callbacks, self._waiting_for_room = self._waiting_for_room, []
         for callback in callbacks:
             callback()
 
     def reroute(self, routes: PublisherRoutingTable, closed: list[PendingBlock]) -> None:
-        """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
+        """Put a newer table in force; move what was for closed streams, first the loads they refused, in order. What it
+        has no stream for fails, and epochs whose topic is another space's."""
+        unroutable: list[tuple[PendingBlock, SubletError]] = []
         with self._lock:
-            self._routes = routes
-            routes = routes.without_space_limit()
+            self._routes, anywhere = routes, routes.without_space_limit()
             refused: dict[int, list[PendingArrowBatch]] = {}
             for load in closed:
                 refused.setdefault(load.stream_id, []).extend(load.pieces)
@@ -277,8 +281,16 @@ class SendBuffer:
                 waiting = [piece.seal() for piece in self._queues.pop(stream_id, ())]
                 self.queued_count -= sum(piece.count for piece in waiting)
                 for piece in [*refused.get(stream_id, ()), *waiting]:
+                    has_epochs = piece.batch["epoch"].null_count < piece.count
+                    try:
+                        parts = _route_piece(routes if has_epochs else anywhere, piece)
+                    except SubletError as error:
+                        unroutable.append((PendingBlock(stream_id, [piece]), error))
+                        continue
                     self._bytes -= piece.size
-                    self._enqueue(_route_piece(routes, piece))
+                    self._enqueue(parts)
+        for load, reason in unroutable:
+            self.fail_batches([load], reason)
 
     def abandon(self, error: Exception) -> None:
         """Close, and fail everything that is not settled."""
@@ -295,8 +307,8 @@ class SendBuffer:
     # --- under the lock -------------------------------------------------------------------------------------------
 
     def _wait_for_work(self) -> None:
-        """Wait until a block was sent, or messages have lingered, or an advance is due, or the buffer is closed."""
-        while self._sent is None:
+        """Wait until a block was sent, messages have lingered, an advance or routes are due, or it is closed."""
+        while self._sent is None and not self.needs_routes:
             pause = self._pause() if self.queued_count else None
             if pause is None and (self._closed is not None or self._unsettled.find_due_advance(()) is not None):
                 return
@@ -428,11 +440,6 @@ class SendBuffer:
         self._waiting_for_room.append(room.release)
         return room
 
-    def _take_error(self) -> Exception:
-        error, self._error = self._error, None
-        assert error is not None
-        return error
-
     def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
             return False
@@ -440,9 +447,7 @@ class SendBuffer:
 
     def _pause(self) -> float:
         """Return the seconds left to linger before taking what is queued."""
-        if not self._limits.linger_s or self._unsettled.is_flushing or self._closed is not None:
-            return 0
-        if self._is_block_full():
+        if not self._limits.linger_s or self._unsettled.is_flushing or self._closed or self._is_block_full():
             return 0
         return self._oldest_at + self._limits.linger_s - time.monotonic()
 
@@ -481,10 +486,6 @@ class SendBuffer:
             self._queues[stream_id] = queue
         self.queued_count -= sum(piece.count for piece in pieces)
         return pieces
-
-    def _drain_callbacks(self) -> list[Callable[[], None]]:
-        callbacks, self._waiting_for_room = self._waiting_for_room, []
-        return callbacks
 
 
 def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:

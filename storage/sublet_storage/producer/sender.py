@@ -106,7 +106,11 @@ class Sender(threading.Thread):
         """Take, send, settle; every error is passed to the deliveries."""
         try:
             while (loads := self._buffer.take(self._timeout.age_spread_s)) is not None:
-                self._deliver(loads)
+                if loads or not self._buffer.needs_routes:
+                    self._deliver(loads)
+                if self._buffer.needs_routes:  # only now: what was taken before would come behind what is moved
+                    self._buffer.needs_routes = False
+                    self._reroute([])
         except Exception as error:  # noqa: BLE001 - it fails the deliveries that are waited for
             self._buffer.abandon(error)
         finally:
@@ -228,7 +232,8 @@ class Sender(threading.Thread):
                 lambda conn: PublisherRoutingTable.load(conn, self._space), find_entered_at(closed)
             )
         except SubletError as error:
-            self._buffer.fail_batches(closed, error)
+            if closed:
+                self._buffer.fail_batches(closed, error)
             if isinstance(error, ProducerFenced):
                 raise
             return

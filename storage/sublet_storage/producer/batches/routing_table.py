@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -27,6 +28,9 @@ from sublet_storage.util import arrow_compute as pc
 
 _CACHED_TOPICS = 100_000
 
+_REFUSED_S = 1.0
+"""For how long a topic is refused without another look: its space may be made, or mended, meanwhile."""
+
 _SAME = """
 select s.stream_id, s.generation_id, p.space_id, p.name, p.filter, s.hash_from::text, s.hash_to::text
   from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])"""
@@ -45,6 +49,7 @@ class PublisherRoutingTable:
         self._space_of_stream = {stream.stream_id: stream.space_id for stream in streams}
         self._topics: dict[str, int] = {}
         self._only = only
+        self._read_at = time.monotonic()
 
     @classmethod
     def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> PublisherRoutingTable:
@@ -78,6 +83,11 @@ class PublisherRoutingTable:
     def without_space_limit(self) -> PublisherRoutingTable:
         """Return the same table for messages accepted before: they go where their topic belongs now."""
         return PublisherRoutingTable(list(self._spaces.values()), self._streams, None)
+
+    @property
+    def may_be_outdated(self) -> bool:
+        """Return whether it is so old that a topic that it refuses may be taken by now."""
+        return time.monotonic() >= self._read_at + _REFUSED_S
 
     def is_open(self, stream_id: int) -> bool:
         """Return whether the stream accepted messages when the table was read."""
