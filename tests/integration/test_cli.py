@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.integration.cli_kit import Shell, a_shell
+from tests.integration.log_kit import Connection
 from tests.kit import eventually
 
 GROUP = "$share/billing/#"
@@ -194,6 +195,17 @@ def test_an_interrupted_publish_keeps_what_it_has_read(shell: Shell, number: sig
     assert answer.code == code, answer.err
     assert (answer.object["durable"], answer.object["interrupted"]) == (1000, True)
     assert len(shell.run(*shown).lines) == 1000
+
+
+def test_a_hangup_ends_a_waiting_publish(shell: Shell, conn: Connection, tmp_path: Path) -> None:
+    (file := tmp_path / "lines").write_text("0\n")
+    with conn.transaction():
+        conn.execute("lock table stream in exclusive mode")
+        publishing = shell.start("publish", "a", "--file", str(file), "--json")
+        eventually(lambda: conn.execute("select from pg_locks where not granted").fetchall(), 30, publishing.output)
+        answer = publishing.ask(signal.SIGHUP)
+    assert answer.code == 129, answer.err
+    assert (answer.object["durable"], answer.object["interrupted"]) == (0, True)
 
 
 @pytest.mark.long

@@ -133,6 +133,10 @@ def test_a_file_of_so_many_bytes_is_read(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (b'{"value": "x", "key": [1e999]}', "line 1: key: holds a number out of range"),
         (b'{"value": ["\\ud800"]}', "line 1: value: holds a lone surrogate, which is not text."),
         (b'{"value": "x", "headers": [["a", "b", "c"]]}', 'line 1: headers: give an object, or a list of ["name"'),
+        (b'{"value": "x", "headers": {"\\ud800": ""}}', "line 1: header name '\\ud800' holds a lone surrogate"),
+        (b'{"value": "x", "headers": [%s["a", 1]]}' % (b'["a", 1], ' * 100), "line 1: the message has 101 headers"),
+        (b'{"value": "x", "headers": {"a": "%s"}}' % (b"v" * 16384), "line 1: the message has headers of 16385 bytes"),
+        (b'{"value": "x", "timestamp": "0001-01-01T00:00:00+05:00"}', "line 1: timestamp -62135614800000000: outside"),
         (b'{"value": "x", "epoch": [7]}', "line 1: epoch [7]: this command publishes in no epoch."),
     ],
 )
@@ -147,6 +151,8 @@ def test_a_line_is_as_long_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(input_records, "MAX_LINE", 4)
     pieces = iter([b"ab", b"cd", b"\n"])
     assert list(read_lines(lambda _: next(pieces, b""))) == [[b"abcd"]]
+    pieces = iter([b"ab\r", b"\ncd\n"])
+    assert list(read_lines(lambda _: next(pieces, b""))) == [[b"ab", b"cd"]]
     pieces = iter([b"ab", b"cde", b"\n"])
     with pytest.raises(ValueTooLarge, match="a line is longer than 4 bytes"):
         list(read_lines(lambda _: next(pieces, b"")))

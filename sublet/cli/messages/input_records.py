@@ -10,7 +10,7 @@ from typing import Any
 from sublet.cli.base.text_conversion import bytes_from_json
 from sublet_protocol.domain.errors import SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.topics import check_topic
-from sublet_storage.producer.batches.input_conversion import check_size, size_of
+from sublet_storage.producer.batches.input_conversion import as_headers, as_timestamp_us, check_size, size_of
 
 READ_BYTES = 256 * 1024
 MAX_LINE = 16 * 1024 * 1024
@@ -53,7 +53,8 @@ def read_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
             if len(remainder) > MAX_LINE:
                 raise ValueTooLarge(f"a line is longer than {MAX_LINE} bytes. Is the input text, and complete?")
             continue
-        *lines, remainder = (remainder + data).split(b"\n")
+        data = remainder + data
+        *lines, remainder = data.split(b"\n")
         yield [line.removesuffix(b"\r") for line in lines] if b"\r" in data else lines
     if remainder:
         yield [remainder]
@@ -108,15 +109,17 @@ class NdjsonParser:
         topic = record.get("topic", self._topic)
         if not isinstance(topic, str):
             raise UsageError(f'{location}: no topic. Put "topic" into the record, or give one: sublet publish TOPIC')
-        try:
-            check_topic(topic)
-        except SubletError as error:
-            raise type(error)(f"{location}: {error}") from None
         key = bytes_from_json(f"{location}: key", record["key"]) if "key" in record else self._key
         value = bytes_from_json(f"{location}: value", record["value"])
         headers = _parse_headers(location, record.get("headers"))
+        timestamp = _parse_timestamp(location, record.get("timestamp"))
+        try:
+            check_topic(topic)
+            headers, timestamp_us = as_headers(headers), as_timestamp_us(timestamp)
+        except SubletError as error:
+            raise type(error)(f"{location}: {error}") from None
         check_size(size_of(topic, key, value, headers), self._limit, location, HINT)
-        return topic, key, value, headers, _parse_timestamp(location, record.get("timestamp"))
+        return topic, key, value, headers, timestamp_us
 
 
 def _too_large_error(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:

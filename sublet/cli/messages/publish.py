@@ -99,7 +99,7 @@ def publish(
         publisher = make()
         tally = PublishProgress()
         problem = _pump(cli, columns, publisher, tally, interruption, _read_size(file))
-        problem = _finish(publisher, tally) or problem
+        problem = _finish(publisher, tally, interruption) or problem
     tally.print_report(cli, interruption.number)
     if problem is not None:
         raise problem
@@ -239,23 +239,26 @@ def _pump(
     except InputInterrupted:
         return None
     except KeyboardInterrupt as interrupt:
-        interruption.number = interruption.number or getattr(interrupt, "number", signal.SIGINT)
-        with suppress(Exception):
-            publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
+        _abort(publisher, interruption, interrupt)
     return None
 
 
-def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | None:
+def _finish(publisher: Publisher | Feed, tally: PublishProgress, interruption: InputSignalHandler) -> Exception | None:
     try:
         publisher.close()
-    except KeyboardInterrupt:
-        with suppress(Exception):
-            publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
+    except KeyboardInterrupt as interrupt:
+        _abort(publisher, interruption, interrupt)
     except SubletError as problem:
         return problem
     finally:
         tally.count_durable()
     return None
+
+
+def _abort(publisher: Publisher | Feed, interruption: InputSignalHandler, interrupt: KeyboardInterrupt) -> None:
+    interruption.number = interruption.number or getattr(interrupt, "number", signal.SIGINT)
+    with suppress(Exception):
+        publisher.close(INTERRUPTED_FLUSH_TIMEOUT_S)
 
 
 @contextmanager
