@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
+from sublet_protocol.domain.errors import Conflict, StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition, Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -89,6 +89,10 @@ def test_a_deleted_groups_second_life_is_another(world: World) -> None:
     assert former.write(records.AdvancePosition(held.stream, held.grant_id, 3)).has_stale_term
     again = world.group()
     assert again.group_id != former.group_id
+    with pytest.raises(
+        Conflict, match=rf"id {former.group_id}\) is gone, and another has its name .*{again.group_id}\)"
+    ):
+        world.store.delete_group(SHARE, group_id=former.group_id)
     assert again.options == records.GroupOptions()
     row = world.lead(again).row(held.stream)
     assert (row.status, row.position, row.grant_id, row.session) == ("free", 7, 0, None)

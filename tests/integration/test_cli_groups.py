@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -112,6 +113,13 @@ def test_deleting_a_group_ends_its_members(shell: Shell) -> None:
     refused(shell.run("groups", "delete", GROUP, "--yes"), 3, "there is no such group")
     again = done(shell.run("groups", "create", GROUP, "--json"))
     assert again["group_id"] != group["group_id"]
+    asked = shell.start("groups", "delete", GROUP, stdin=subprocess.PIPE)
+    asked.says("streams?")
+    done(shell.run("groups", "delete", GROUP, "--yes", "--json"))
+    third = done(shell.run("groups", "create", GROUP, "--json"))
+    asked.stdin.write(b"y\n")
+    asked.stdin.flush()
+    refused(asked.end(), 4, f"(id {again['group_id']}) is gone", f"(id {third['group_id']})")
     answered = shell.run("groups", "delete", GROUP, stdin="y\n")
     assert (answered.code, "is deleted" in answered.err) == (0, True)
 

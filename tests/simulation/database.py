@@ -72,8 +72,8 @@ class WatchedGroups(MemoryGroupStore):
         self._timelines[group.group_id] = self.timeline
         self.checkers.opened(group)
 
-    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
-        group_id = super().delete_group(subscription, user)
+    def delete_group(self, subscription: Subscription, user: str = "", group_id: int | None = None) -> int | None:
+        group_id = super().delete_group(subscription, user, group_id)
         if group_id is not None:
             self.checkers.deleted(group_id)
         return group_id

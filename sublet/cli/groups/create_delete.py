@@ -134,16 +134,18 @@ def delete(
     from sublet_storage.groups.status.overview import describe_group
 
     resolved_subscription = resolve_subscription(cli, subscription)
+    group_id: int | None = None
     with cli.open_database() as database:
         if not yes:
             with connect(database.url, application_name="sublet cli") as connection:
                 overview = describe_group(connection, resolved_subscription)
+            group_id = overview.group.group_id
             stream_count = sum(len(member.streams) for member in overview.members)
             cli.confirm(
                 f"Delete {resolved_subscription}, its progress, and the lending of {stream_count} streams?",
                 "Nothing was deleted.",
             )
-        deleted = delete_group(database.url, resolved_subscription, statement_timeout_s=ROWS_TIMEOUT_S)
+        deleted = delete_group(database.url, resolved_subscription, ROWS_TIMEOUT_S, group_id)
     if cli.json:
         cli.print_json({"subscription": str(resolved_subscription), "group_id": deleted, "deleted": True})
     else:

@@ -24,6 +24,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     anothers_session_error,
     check_batch,
+    check_same_group,
     check_same_options,
     stale_term_error,
     too_many_groups_error,
@@ -153,10 +154,11 @@ class MemoryGroupStore:
         life = self._live(subscription)
         return life.group if life else None
 
-    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "", group_id: int | None = None) -> int | None:
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
+        check_same_group(life.group, group_id)
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
             self._history += deletion_records(life.rows.values(), leadership.term, now, user)

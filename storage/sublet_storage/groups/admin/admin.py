@@ -34,15 +34,20 @@ def create_group(
     return group, not existed
 
 
-def delete_group(url: str, subscription: Subscription, statement_timeout_s: float = STATEMENT_TIMEOUT_S) -> int:
-    """Delete a group with its progress; return its id. Raise `NotFound`. `statement_timeout_s`: its rows are deleted by
-    one statement, too."""
+def delete_group(
+    url: str,
+    subscription: Subscription,
+    statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+    group_id: int | None = None,
+) -> int:
+    """Delete a group with its progress; return its id. Raise `NotFound`, and `Conflict` if it is another than
+    `group_id`. `statement_timeout_s`: its rows are deleted by one statement, too."""
     with _open_store(url, statement_timeout_s) as store:
-        group_id = store.delete_group(subscription, store.user())
-    if group_id is None:
+        deleted = store.delete_group(subscription, store.user(), group_id)
+    if deleted is None:
         raise group_not_found_error(subscription)
-    publish_once(url, [group_change(str(subscription), group_id, deleted=True)])
-    return group_id
+    publish_once(url, [group_change(str(subscription), deleted, deleted=True)])
+    return deleted
 
 
 def send_command(url: str, subscription: Subscription, command: GroupCommand) -> tuple[Group, bool]:

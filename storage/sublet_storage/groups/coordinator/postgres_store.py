@@ -21,6 +21,7 @@ from sublet_storage.groups.coordinator.leader_commits import commit_batch, elect
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
+    check_same_group,
     check_same_options,
     row_locked_error,
     stale_term_error,
@@ -126,11 +127,12 @@ class PostgresGroupStore:
         """See `GroupStore`."""
         return self._connection.read(lambda connection: group_lifecycle.find_live(connection, subscription))
 
-    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "", group_id: int | None = None) -> int | None:
         """See `GroupStore`."""
         group, now_us = self.find_live_group(subscription), self._get_now_us()
         if group is None:
             return None
+        check_same_group(group, group_id)
         try:
             deleted = self._connection.write(
                 lambda connection: group_lifecycle.delete(connection, group.group_id, now_us, user)

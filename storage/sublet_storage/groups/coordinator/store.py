@@ -51,12 +51,13 @@ class GroupStore(Protocol):
     def find_live_group(self, subscription: Subscription) -> Group | None:
         """Return the group of that subscription, None where there is none; looking creates nothing."""
 
-    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "", group_id: int | None = None) -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; return its id, or None if there is
         none.
 
         Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with
-        `user`, who gave the command. Raise `Conflict` if another transaction holds one of its rows locked.
+        `user`, who gave the command. Raise `Conflict` if another transaction holds one of its rows locked, and if it
+        is another than `group_id`, the id that it must have.
         """
 
     def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:

@@ -105,6 +105,16 @@ def row_locked_error(subscription: Subscription, subject: str, locker: RowLockHo
     )
 
 
+def check_same_group(group: Group, group_id: int | None) -> None:
+    """Raise `Conflict` if another group was meant: the one of this id, if not None."""
+    if group_id not in (None, group.group_id):
+        raise Conflict(
+            f"{group.subscription}: the group that was meant (id {group_id}) is gone, and another has its name by now "
+            f"(id {group.group_id}). Nothing was changed. Look at this one first: `sublet groups describe "
+            f"{quote(str(group.subscription))}`."
+        )
+
+
 def check_same_options(group: Group, options: GroupOptions) -> Group:
     """Return the group, if it was created with these options; raises `Conflict`, which names what differs, if with
     others."""
