@@ -426,9 +426,15 @@ def test_a_user_who_may_not_migrate_is_named(shell: Shell, database: str) -> Non
         shell.environment["SUBLET_DATABASE_URL"] = make_conninfo(database, user="outsider")
         for schema in ("sublet", "other"):
             shell.environment["SUBLET_SCHEMA"] = schema
-            refused(shell.run("migrate"), CONFLICT, f"schema {schema!r}: user 'outsider' may not create anything in it")
+            refused(shell.run("migrate"), CONFLICT, f"schema {schema!r}: user 'outsider' may not change it (")
+        shell.environment["SUBLET_SCHEMA"] = "sublet"
+        with connect(database) as connection:
+            connection.execute("grant usage, create on schema sublet to outsider")
+            connection.execute("grant select on alembic_version, node to outsider")
+        refused(shell.run("migrate", "--to", "0101", "--downgrade"), CONFLICT, "may not change it (must be owner of ")
     finally:
         with connect(database) as connection:
+            connection.execute("drop owned by outsider")
             connection.execute("drop role outsider")
 
 

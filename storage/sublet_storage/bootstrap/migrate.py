@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psycopg
 from alembic import command
@@ -23,7 +23,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from psycopg import sql
 from sqlalchemy import Connection, create_engine
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, SchemaMismatch, Unavailable
@@ -57,10 +57,7 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
     schema, target = resolve_schema_name(schema), _check_version(to or latest_version())
-    with (
-        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
-        _hold_migration_lock(conn, schema),
-    ):
+    with _open_locked(url, schema) as conn:
         _refuse_encoding(conn)
         _create_schema(conn, schema)
         _refuse_public(conn, schema)
@@ -74,9 +71,6 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
         if version != target:
-            ((may_create,),) = conn.execute("select has_schema_privilege(%s, 'create, usage')", (schema,)).fetchall()
-            if not may_create:
-                _refuse_user(conn, schema)
             compatible = _read_compatible_from(target)
             _run_alembic(
                 url, schema, command.upgrade, target, partial(_refuse_under_nodes, version, target, compatible)
@@ -94,10 +88,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     """
     schema = resolve_schema_name(schema)
     target = None if to is None else _check_version(to)
-    with (
-        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
-        _hold_migration_lock(conn, schema),
-    ):
+    with _open_locked(url, schema) as conn:
         version, compatible_from = read_schema_version(conn)
         if version is None:
             return
@@ -116,10 +107,7 @@ def make_roles(url: str, schema: str | None = None) -> list[DatabaseRole]:
     Raise `Conflict` where this user may not create roles, and where PUBLIC may create in the schema.
     """
     schema = resolve_schema_name(schema)
-    with (
-        connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn,
-        _hold_migration_lock(conn, schema),
-    ):
+    with _open_locked(url, schema) as conn:
         _refuse_public(conn, schema)
         missing = [role for role in DatabaseRole if role not in read_existing_roles(conn)]
         try:
@@ -194,9 +182,7 @@ def _run_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -
     for _ in range(ATTEMPTS):
         try:
             _try_alembic(url, schema, run, revision, check)
-        except (psycopg.OperationalError, OperationalError) as error:
-            if not isinstance(getattr(error, "orig", error), _IN_USE):
-                raise
+        except _IN_USE:
             time.sleep(TABLE_TIMEOUT_S)  # let the statements that had to wait go first
         except _TAKEN as error:
             raise SchemaMismatch(
@@ -224,18 +210,21 @@ def _try_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -
         ),
         poolclass=NullPool,
     )
-    with _alembic, engine.connect() as connection:
-        config, driver = _make_config(), connection.connection.dbapi_connection
+    try:
+        with _alembic, engine.connect() as connection:
+            config, driver = _make_config(), connection.connection.dbapi_connection
 
-        def finish() -> None:
-            _record_compatible_from(connection)
-            _grant_rights(driver, schema)
+            def finish() -> None:
+                _record_compatible_from(connection)
+                _grant_rights(driver, schema)
+                check(driver)
+
             check(driver)
-
-        check(driver)
-        connection.rollback()
-        config.attributes["connection"], config.attributes["finish"] = connection, finish
-        run(config, revision)
+            connection.rollback()
+            config.attributes["connection"], config.attributes["finish"] = connection, finish
+            run(config, revision)
+    except DBAPIError as error:
+        raise error.orig or error from None
     engine.dispose()
 
 
@@ -256,39 +245,37 @@ def _grant_rights(driver: Any, schema: str) -> None:
 
 
 @contextmanager
-def _hold_migration_lock(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
-    """Hold the advisory lock of this schema's migrations; the server releases it if this process dies."""
+def _open_locked(url: str, schema: str) -> Iterator[psycopg.Connection[Any]]:
+    """Provide a connection that holds the advisory lock of this schema's migrations; the server releases it if this
+    process dies. Raise `Conflict` where its user may not do what is done meanwhile."""
     key = zlib.crc32(f"sublet migrate {schema}".encode())
-    conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
-    try:
-        conn.execute("select pg_advisory_lock(%s)", (key,))
-    except psycopg.errors.LockNotAvailable:
-        raise Unavailable(
-            f"another process has been migrating schema {schema!r} for {LOCK_TIMEOUT_S:g} s. Wait for its end, and try "
-            "again; `select * from pg_stat_activity where application_name = 'sublet migrate'` shows it."
-        ) from None
-    try:
-        yield
-    finally:
-        if not conn.broken:
-            conn.execute("select pg_advisory_unlock(%s)", (key,))
+    with connect(url, schema=schema, application_name="sublet migrate", receive_timeout_s=None) as conn:
+        conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
+        try:
+            conn.execute("select pg_advisory_lock(%s)", (key,))
+        except psycopg.errors.LockNotAvailable:
+            raise Unavailable(
+                f"another process has been migrating schema {schema!r} for {LOCK_TIMEOUT_S:g} s. Wait for its end, and "
+                "try again; `select * from pg_stat_activity where application_name = 'sublet migrate'` shows it."
+            ) from None
+        try:
+            yield conn
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
+            raise Conflict(
+                f"schema {schema!r}: user {conn.info.user!r} may not change it ({error.diag.message_primary}), nothing "
+                "was changed. Run `sublet migrate` as its owner, or as the owner of database "
+                f"{conn.info.dbname!r} if there is none yet."
+            ) from None
+        finally:
+            if not conn.broken:
+                conn.execute("select pg_advisory_unlock(%s)", (key,))
 
 
 def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
     """Check first: `if not exists` demands the right to create even where there is nothing to do."""
     ((is_missing,),) = conn.execute("select to_regnamespace(%s) is null", (schema,)).fetchall()
     if is_missing:
-        try:
-            conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
-        except psycopg.errors.InsufficientPrivilege:
-            _refuse_user(conn, schema)
-
-
-def _refuse_user(conn: psycopg.Connection[Any], schema: str) -> NoReturn:
-    raise Conflict(
-        f"schema {schema!r}: user {conn.info.user!r} may not create anything in it, nothing was changed. Run `sublet "
-        f"migrate` as its owner, or as the owner of database {conn.info.dbname!r} if there is none yet."
-    )
+        conn.execute(sql.SQL("create schema {}").format(sql.Identifier(schema)))
 
 
 def _refuse_public(conn: psycopg.Connection[Any], schema: str) -> None:
