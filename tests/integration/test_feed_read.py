@@ -213,7 +213,9 @@ def test_what_cannot_be_read_is_refused(feed: Feed, stream: int) -> None:
         feed.history("#", Bookmark.of({stream: 5}))
     with feed.follow("#", "earliest") as reader:
         timeline = reader.bookmark.timeline
-    with pytest.raises(PositionBeyondHead, match=f"is of timeline elsewhere of the database, and this is {timeline}"):
+    with pytest.raises(
+        PositionBeyondHead, match=f"timeline elsewhere of the .* this is {timeline}: .*at its offset still"
+    ):
         feed.history("#", Bookmark(stream, {stream: 0}, "elsewhere"))
     with pytest.raises(InvalidFilter):
         feed.history("a/#/b")

@@ -172,7 +172,7 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, su
         raise PositionBeyondHead(
             f"{subject} is of timeline {timeline} of the database, and this is {current_timeline}: a standby was "
             "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "
-            f"at earliest. Where no message was lost, take `timeline` out of {subject}."
+            f"at earliest. Only where every message is at its offset still, take `timeline` out of {subject}."
         )
 
 
