@@ -25,9 +25,9 @@ def work(batch: sublet.Batch) -> None:
 def main(subscription: str, tasks: str = "2") -> int:
     """Consume until SIGTERM or Ctrl-C; the exit code."""
     leave = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leave.set())
+    signal.signal(signal.SIGTERM, lambda *_: leave.set())
     spark = SparkSession.builder.appName("sublet").master(f"local[{tasks},1000]").getOrCreate()
+    signal.signal(signal.SIGINT, lambda *_: leave.set())  # a new Spark context has set its own
     running = sublet.spark.consume(spark, subscription, work, tasks=int(tasks), starting_position="earliest")
     while running.is_running and not leave.wait(0.5):
         pass

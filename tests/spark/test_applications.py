@@ -93,6 +93,18 @@ def test_vanished_application_is_evicted(stage: Stage, other: Process, start: St
 
 
 @pytest.mark.long
+def test_ctrl_c_drains_the_application_of_the_image(stage: Stage) -> None:
+    stage.serve("n1")
+    log, settings = stage.records.parent / "job.log", {"SUBLET_DATABASE_URL": stage.url}
+    job = stage.fleet.consumers["job"] = Process("deploy.spark_job", ALL, log=log, speed=SPEED, extra=settings)
+    stage.publish(100)
+    eventually(stage.consumed, 2 * WAIT_S, job.output)
+    job.signal(signal.SIGINT)
+    eventually(lambda: job.returncode is not None, WAIT_S, job.output)
+    assert (job.returncode, "\n100 messages consumed\n" in job.output()) == (0, True), job.output()
+
+
+@pytest.mark.long
 @pytest.mark.conforms("E25")
 def test_speculative_attempt_repeats_nothing(stage: Stage, tmp_path: Path) -> None:
     """Both attempts at a task have a session and streams of their own."""
