@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from sublet.cli.groups.names import unescape
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.session_name_owners import next_session_epoch
@@ -86,10 +87,12 @@ def test_a_token_is_shown_once(shell: Shell) -> None:
     refused(shell.run("access", "revoke-token", "nonsense"), 3, "nonsense", "sublet access tokens")
 
 
-def test_a_sessions_name_is_released(shell: Shell, database: str) -> None:
-    name = ("$share/g/#", "etl")
+@pytest.mark.parametrize("group", ["$share/g/#", "$share/\\ufe0f/#"], ids=ascii)
+def test_a_sessions_name_is_released(shell: Shell, database: str, group: str) -> None:
+    """Also of a group that is shown with an escape."""
+    name = (group, "etl")
     with connect(database) as connection:
-        next_session_epoch(connection, Subscription.parse(name[0]), name[1], "user:etl")
+        next_session_epoch(connection, Subscription.parse(unescape(group)), name[1], "user:etl")
     assert done(shell.run("access", "release-session", *name, "--json"))["principal"] == "user:etl"
     refused(shell.run("access", "release-session", *name), 3, "nothing to release")
 

@@ -9,9 +9,9 @@ from msgspec.structs import asdict
 
 from sublet.cli.base import text_conversion
 from sublet.cli.base.command import CliCommandContext
+from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.access.rights import check_principal
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import Subscription
 
 MAX_LIFETIME_S = 10 * 365 * 86_400
 MAX_NOTE_CHARACTERS = 200
@@ -131,7 +131,7 @@ def release_session(
     """
     from sublet_storage.groups.coordinator import session_name_owners
 
-    group = Subscription.parse(subscription)
+    group = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection:
         principal = session_name_owners.release(connection, group, session)
     if cli.json:

@@ -80,6 +80,6 @@ def release(connection: Connection, subscription: Subscription, session: str) ->
     if principal is None:
         raise NotFound(
             f"session {session!r:.100} of {subscription}: the name is no principal's, and there is nothing to release. "
-            "Write both as `sublet groups describe` shows them."
+            "Write the group as `sublet groups describe` shows it, and the session's name itself."
         )
     return str(principal)
