@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
@@ -117,7 +118,7 @@ def terms_to_end(conn: Connection, node: NodeIncarnation) -> Mapping[int, int]:
 def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     for node in (N1, N2):
         register(conn, node, 60, PROTOCOL_VERSION)
-    assert node_desired_state.set_draining(conn, N1, True)
+    node_desired_state.set_draining(conn, N1, True)
     assert node_desired_state.read_desired_state(conn, N1) == node_desired_state.NodeDesiredState(True, {})
     assert list_live_nodes(conn) == [N2], "consumers do not go to it any more"
     assert renew(conn, N1, 60)
@@ -127,7 +128,8 @@ def test_orders_are_for_one_life_and_one_term(conn: Connection) -> None:
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, again, 60, PROTOCOL_VERSION)
     assert list_live_nodes(conn) == [again, N2]
-    assert not node_desired_state.set_draining(conn, N1, True), "that life is over"
+    with pytest.raises(NotFound, match="node n1 has just ended"):
+        node_desired_state.set_draining(conn, N1, True)
     assert node_desired_state.read_desired_state(conn, N1) is None
     conn.execute("update node set expires_at = clock_timestamp() where name = 'n1'")
     register(conn, N1, 60, PROTOCOL_VERSION, is_draining=True)
@@ -168,13 +170,14 @@ def test_orders_concern_one_node_and_what_it_leads(conn: Connection) -> None:
     asked = (1, "node n1 is to step down")
     assert conn.execute(history).fetchall() == [asked], "it is recorded once"
     nobody = NodeIncarnation("n2", N1.incarnation, "")
-    assert not node_desired_state.set_draining(conn, nobody, True)
-    assert node_desired_state.set_draining(conn, N1, True)
+    with pytest.raises(NotFound, match="has just ended"):
+        node_desired_state.set_draining(conn, nobody, True)
+    node_desired_state.set_draining(conn, N1, True)
     noted = [(group_id, "node n1 is to lead nothing any more") for group_id in (1, 3)]
     assert sorted(conn.execute(history).fetchall()[1:]) == noted
     assert node_desired_state.read_desired_state(conn, nobody) is None
     assert list_live_nodes(conn) == [N2]
-    assert node_desired_state.set_draining(conn, N1, False)
+    node_desired_state.set_draining(conn, N1, False)
     assert len(conn.execute(history).fetchall()) == 3
 
 

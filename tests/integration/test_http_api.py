@@ -9,7 +9,9 @@ import pytest
 
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.groups.model.records import GroupOptions
+from sublet_storage.node_directory import NodeIncarnation, register
 from tests.integration.cli_kit import Shell
 from tests.integration.http_kit import Http, served
 from tests.integration.sharing_kit import ALL, Stage
@@ -115,7 +117,7 @@ def test_who_has_the_token_may_act(stage: Stage) -> None:
     assert post(node, "resume", named) == (200, "")
     eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
     status, why = post(node, "step-down", named)
-    assert (status, "the only one" in why) == (409, True)
+    assert (status, "no other node" in why) == (409, True)
     stage.serve("n2")
     before = stage.scene.claim()
     assert post(node, "step-down", named) == (200, "")
@@ -184,6 +186,22 @@ def test_a_node_is_drained_over_http(stage: Stage) -> None:
     assert drain(node="n1", draining=False) == (200, ""), "without another node as well"
     assert drain(node="n2", draining=False) == (200, "")
     eventually(lambda: nodes["n2"].ask("/readyz").object["state"] == "ok", WAIT_S)
+
+
+def test_a_leader_steps_down_for_another_node(stage: Stage) -> None:
+    """Which the draining node cannot."""
+    node, conn, named = served(stage), stage.scene.connection, {"subscription": ALL}
+    register(conn, NodeIncarnation("n0", "a life of n0", "127.0.0.1:1"), 60, PROTOCOL_VERSION, is_draining=True)
+    conn.execute(
+        "insert into leadership (leadership_id, node, incarnation, term, expires_at)"
+        " values (%s, 'n0', '', 1, 'infinity')",
+        (stage.scene.store.open_group(Subscription.parse(ALL)).group_id,),
+    )
+    assert post(node, "step-down", named) == (200, "")
+    conn.execute("update leadership set node = 'n1' where node = 'n0'")
+    status, why = post(node, "step-down", named)
+    assert (status, "no other node" in why) == (409, True)
+    assert post(node, "step-down", {**named, "force": True}) == (200, "")
 
 
 def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:

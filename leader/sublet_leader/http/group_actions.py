@@ -27,7 +27,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand, OverrideSess
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 from sublet_storage.groups.status.json_views import options_to_json
 from sublet_storage.groups.status.overview import describe_group
-from sublet_storage.node_directory import list_live_nodes
+from sublet_storage.node_directory import check_successor
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -124,18 +124,16 @@ class GroupActionsApi:
         return json_response({**fields, "streams": [asdict(move) for move in moves]})
 
     def step_down(self, body: JsonBody) -> Response:
-        """Move the group's leader to another node, if there is one: {"subscription"}."""
-        body_fields.reject_unknown_fields(body, "subscription")
+        """Move the group's leader to another node: {"subscription", "force"}."""
+        body_fields.reject_unknown_fields(body, "subscription", "force")
         subscription = body_fields.read_subscription(body)
         with connect(self._url, application_name="sublet http") as connection:
             overview = describe_group(connection, subscription)
             leader = overview.leader
             if leader is None or not overview.has_leader:
                 raise Conflict(f"nobody leads {subscription}: there is nobody to step down.")
-            if len(list_live_nodes(connection)) < 2:
-                raise Conflict(
-                    f"node {leader.node} is the only one that can lead {subscription}: start another one first."
-                )
+            if not body_fields.read_bool(body, "force"):
+                check_successor(connection, leader.node)
             request_step_down(connection, [LedGroupRef(overview.group.group_id, leader.term, str(subscription))])
         return json_response(
             {"subscription": str(subscription), "group_id": overview.group.group_id, "term": leader.term}

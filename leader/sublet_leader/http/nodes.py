@@ -69,5 +69,5 @@ class NodeActionsApi:
             node = node_directory.find_live(connection, name)
             if draining and not force:
                 node_directory.check_successor(connection, name)
-            changed = set_draining(connection, node.node, draining) and node.is_draining is not draining
-        return json_response({"node": name, "draining": draining, "changed": changed})
+            set_draining(connection, node.node, draining)
+        return json_response({"node": name, "draining": draining, "changed": node.is_draining is not draining})

@@ -54,8 +54,7 @@ def drain(
         if not undo and not force:
             node_directory.check_successor(connection, node)
         led = [] if undo else node_desired_state.groups_led_by(connection, live_node.node)
-        if not node_desired_state.set_draining(connection, live_node.node, not undo):
-            raise NotFound(f"node {node} has just ended. `sublet nodes list` shows those that live.")
+        node_desired_state.set_draining(connection, live_node.node, not undo)
         changed = live_node.is_draining is undo
         if not undo and wait_s:
             _wait(

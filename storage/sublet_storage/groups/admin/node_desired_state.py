@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 from msgspec import Struct
 
+from sublet_protocol.domain.errors import NotFound
 from sublet_storage.db.clock import DATABASE_USER
 from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
 from sublet_storage.node_directory import NodeIncarnation
@@ -71,10 +72,11 @@ def read_desired_state(conn: psycopg.Connection[Any], node: NodeIncarnation) -> 
     return None if row is None else NodeDesiredState(row[0], {int(i): term for i, term in row[1].items()})
 
 
-def set_draining(conn: psycopg.Connection[Any], node: NodeIncarnation, draining: bool) -> bool:
-    """Make this incarnation of the node drain, or lead again; return False if it is over. It is recorded in the history
-    of the groups that it leads."""
-    return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
+def set_draining(conn: psycopg.Connection[Any], node: NodeIncarnation, draining: bool) -> None:
+    """Make this incarnation of the node drain, or lead again. Raise `NotFound` if it is over. It is recorded in the
+    history of the groups that it leads."""
+    if not conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall():
+        raise NotFound(f"node {node.name} has just ended. `sublet nodes list` shows those that live.")
 
 
 def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroupRef]) -> None:
