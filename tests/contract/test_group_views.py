@@ -152,6 +152,7 @@ def test_groups_are_counted_each_by_itself(postgres: PostgresWorld, ours: Led) -
     leaderless, total = list_leaderless_groups(conn, 2)
     assert ([each.group.name for each in leaderless], total) == (["billing", "idle"], 3)
     assert leaderless[1].statuses == {"free": 7}, "without what is finished"
+    assert list_leaderless_groups(conn, 0) == ((), 3)
     assert describe_group(conn, IDLE).reserved_sessions == ()
     assert {each.reserved_s for each in describe_group(conn, IDLE).streams} == {None}
     conn.execute("update lending set held_until = now() + interval '1 h' where session is null and status = 'free'")

@@ -179,8 +179,9 @@ def list_leaderless_groups(connection: Connection, limit: int) -> tuple[tuple[Gr
     """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
-        rows = connection.execute(_LEADERLESS, {"limit": limit}).fetchall()
-        return build_overviews(connection, [row[:-1] for row in rows], finished=False), rows[0][-1] if rows else 0
+        rows = connection.execute(_LEADERLESS, {"limit": max(limit, 1)}).fetchall()  # each row has the number of all
+        shown = [row[:-1] for row in rows[:limit]]
+        return build_overviews(connection, shown, finished=False), rows[0][-1] if rows else 0
 
 
 def describe_group(connection: Connection, subscription: Subscription) -> GroupOverview:
