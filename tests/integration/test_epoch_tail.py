@@ -397,7 +397,7 @@ def test_for_people_it_shows_what_is_completed(shell: Shell) -> None:
     ("arguments", "reported"),
     [
         (["--epochs", "--node", "127.0.0.1:1"], "--epochs and --node: nodes do not serve epochs yet"),
-        (["--epochs", "--from", "15m"], "--from '15m': with --epochs, give latest, active, earliest"),
+        (["--epochs", "--from", "15m"], "position '15m': whole epochs are read from latest, active, earliest"),
         (["--from", "active"], "--from 'active': is for whole epochs. Add --epochs"),
     ],
 )

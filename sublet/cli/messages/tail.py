@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STARTS = ("latest", "active", "earliest")
-"""The options of reading entire epochs."""
-
 FIRST_WAIT_S = 0.005
 MAX_WAIT_S = 0.2
 NODE_WAIT_S = 0.5
@@ -146,8 +143,6 @@ def _print_complete_epochs(
         raise UsageError(
             "--epochs and --node: nodes do not serve epochs yet. Name the database, or leave --epochs out."
         )
-    if start not in STARTS:
-        raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
     waiting, shown = _PollWaiter(cli), EpochPrinter(cli, printer)
     with cli.open_connection() as connection:
         with defer_signals():
