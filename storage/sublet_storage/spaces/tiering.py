@@ -56,7 +56,9 @@ select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coales
 # Of an open stream the next block, in its partition: for the table itself the server would look up all of them.
 _IS_DUE = """
 select coalesce((
-  select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s order by end_offset limit 1
+  select appended_at from {block}
+   where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+   order by end_offset limit 1
 ) <= clock_timestamp() - make_interval(secs => %(after)s::float8), false)"""
 
 _BLOCKS = """
@@ -182,7 +184,12 @@ class _Mover:
         return due_streams if due_streams and self._prepare() else []
 
     def _is_due(self, stream: _Stream) -> bool:
-        parameters = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
+        parameters = {
+            "generation": stream.generation_id,
+            "stream": stream.stream_id,
+            "offset": stream.offset,
+            "after": self._space.tier_after_s,
+        }
         with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
             statement = sql.SQL(_IS_DUE).format(block=partition_table(stream.generation_id))
             return self._conn.execute(statement, parameters).fetchone() == (True,)
@@ -249,6 +256,7 @@ class _Mover:
                 "blocks": BATCH_BLOCKS,
                 "bytes": BATCH_BYTES,
             },
+            prepare=False,
             binary=True,
         ).fetchall()
         young = next((index for index, row in enumerate(rows) if not row[3]), len(rows))
@@ -312,7 +320,7 @@ class _Mover:
 
     def _store_uris(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
-        self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
+        self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends), prepare=False)
         parameters = {
             "generation": stream.generation_id,
             "stream": stream.stream_id,
@@ -321,7 +329,7 @@ class _Mover:
             "bytes": [len(block.payload) for block in blocks],
             "digests": [hashlib.sha256(block.payload).digest() for block in blocks],
         }
-        return {row[0] for row in self._conn.execute(_NAME, parameters)}
+        return {row[0] for row in self._conn.execute(_NAME, parameters, prepare=False)}
 
     def _mark_orphans(self, stream: _Stream, blocks: list[_Block]) -> None:
         unreferenced_objects.mark_for_deletion(
