@@ -197,8 +197,8 @@ class _Mover:
 
     def move_batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; return False if there are no more."""
-        if stream.done is None:
-            self._begin_stream(stream)
+        if stream.done is None and not self._begin_stream(stream):
+            return True
         rows = self._read_blocks(stream)
         blocks = [self._plan_block(stream, row) for row in rows if row[2] is not None]
         written = self._write(stream, blocks) if blocks else []
@@ -206,14 +206,18 @@ class _Mover:
         self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
         return bool(rows)
 
-    def _begin_stream(self, stream: _Stream) -> None:
-        """Begin with a stream: merge small blocks of a closed one, as many as there is time for."""
+    def _begin_stream(self, stream: _Stream) -> bool:
+        """Begin with a stream: merge small blocks of a closed one. Return False if there was no time for all."""
         if stream.is_closed:  # few large objects rather than many small ones
+            deadline = time.monotonic() + MAX_S
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
-                small_block_compaction.compact_stream(
+                saved = small_block_compaction.compact_stream(
                     self._conn, stream.stream_id, older_than_s=0, guard=self._guard, most_s=MAX_S
                 )
+                if saved and time.monotonic() >= deadline:
+                    return False
         stream.done = 0
+        return True
 
     def _prepare(self) -> bool:
         """Ensure that a location in use has a marker, and the space has it; return False if it got another
