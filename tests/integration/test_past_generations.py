@@ -34,10 +34,12 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.admin.node_desired_state import read_desired_state
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch, read_lagging_streams
 from sublet_storage.groups.coordinator import group_lifecycle
+from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.records import (
@@ -58,7 +60,7 @@ from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import epoch_leases
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, append
-from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.node_directory import NodeIncarnation, register
 from sublet_storage.objects.unreferenced_objects import BlockOwner, delete_expired_objects, mark_for_deletion
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
@@ -803,6 +805,47 @@ def test_looks_cost_nothing_per_dropped_space(house: GroupWorld, look: Callable[
         look(house)
         found.append(rows_read(conn) - before)
     assert found[1] <= found[0] * 1.2 + 20, found
+
+
+# Groups of the same subscription that were deleted long ago, and streams that a live one has finished.
+DELETED = """
+with deleted as (
+  insert into consumer_group (kind, name, filter, deleted_at)
+  select kind, name, filter, now() - interval '2 days' from consumer_group, generate_series(1, %(times)s)
+   where deleted_at is null returning group_id),
+led as (
+  insert into leadership (leadership_id, node, incarnation, term, expires_at)
+  select group_id, 'n1', 'i1', 1, 'epoch' from deleted)
+insert into lending (group_id, stream_id, status, position)
+select %(group)s, group_id + 1000000, 'finished', 0 from deleted"""
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda house: read_desired_state(house.conn, NODE),
+        lambda house: group_lifecycle.set_revoked_at(house.conn, [house.group.group_id], None),
+        lambda house: delete_old_session_epochs(house.conn, 3600),
+    ],
+    ids=["a node's desired state", "what was revoked", "epochs of sessions"],
+)
+def test_looks_cost_nothing_per_deleted_group(house: GroupWorld, look: Callable[[GroupWorld], object]) -> None:
+    conn, found = house.conn, []
+    register(conn, NODE, 60, 1)
+    house.renew()
+    next_session_epoch(conn, GROUP, "etl")
+    conn.execute("update session_epoch set drawn_at = now() - interval '2 days'")
+    conn.execute("update lending set session = 'etl', status = 'held'")
+    for times in (10, 3000):
+        conn.execute(DELETED, {"times": times, "group": house.group.group_id})
+        conn.execute("vacuum analyze consumer_group, leadership, lending, lending_history, session_epoch")
+        look(house)
+        before = rows_read(conn)
+        look(house)
+        found.append(rows_read(conn) - before)
+    assert found[1] <= found[0] * 1.2 + 20, found
+    assert conn.execute("select from session_epoch where session = 'etl'").rowcount, "it has a stream"
 
 
 @pytest.mark.conforms("S5")

@@ -67,7 +67,8 @@ with forgotten as (
   delete from session_epoch e
    where e.drawn_at < now() - make_interval(secs => %(older)s) and e.session <> '' and not exists (
      select from lending l join consumer_group g using (group_id)
-      where l.session = e.session and '$' || g.kind || '/' || g.name || '/' || g.filter = e.subscription)
+      where l.unfinished and g.deleted_at is null and l.session = e.session
+        and '$' || g.kind || '/' || g.name || '/' || g.filter = e.subscription)
   returning e.last)
 insert into session_epoch as e (subscription, session, last) select '', '', max(last) from forgotten having count(*) > 0
     on conflict (subscription, session) do update set last = greatest(e.last, excluded.last)"""
