@@ -45,6 +45,7 @@ create table consumer_group (
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
 create index consumer_group_created on consumer_group (created_by, created_at) where created_by is not null;
 create index consumer_group_behind on consumer_group (after_generation) where deleted_at is null;
+create index consumer_group_deleted on consumer_group (deleted_at) where deleted_at is not null;
 
 create table lending (
   group_id bigint not null,

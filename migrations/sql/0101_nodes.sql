@@ -40,6 +40,7 @@ create table leadership (
   timeline text,                                       -- on which it was elected, and leads
   previous_timeline text
 ) with (fillfactor = 50);
+create index leadership_step_down on leadership (incarnation) where step_down_term is not null;
 
 -- Added to the clock in all increasing numbers: terms (and with them grant ids), session epochs, incarnations. So
 -- numbers drawn on the lost part of a former timeline are below all that are drawn on this one, whatever the clocks

@@ -164,12 +164,16 @@ def test_old_blocks_of_an_open_generation_move(conn: Connection, world: PlaceWor
     assert len(outside(conn)) == 3
 
 
-def test_small_blocks_are_merged_before_they_move(conn: Connection, world: PlaceWorld, space: Space) -> None:
+def test_small_blocks_are_merged_before_they_move(
+    conn: Connection, world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes."""
+    monkeypatch.setattr(tiering, "MAX_S", 0.0)
     stream = stream_of(conn, "eu")
-    fill(conn, stream, 40, size=100)
+    fill(conn, stream, 40, size=20_000)
     rollover(conn, "eu")
     before = read(conn, stream)
-    assert move(conn, space) == len(world.names()) == 1
+    assert move(conn, space) == len(world.names()) == 7
     assert read(conn, stream) == before
 
 

@@ -176,10 +176,14 @@ def test_missing_rights_are_named(conn: Connection, reader: str) -> None:
     check_finding(conn, "rights", Severity.ERROR, f"{reader} is a member of no role of sublet's", "grant sublet_")
     denied, remedy = "permission denied for table leadership", "a member of sublet_operate"
     check_finding(conn, "maintenance", Severity.WARNING, denied, remedy)
+    check_finding(conn, "transactions", Severity.WARNING, "of other users", "a member of pg_read_all_stats")
+    assert not found(conn, "connections").detail.startswith("0 "), "others' are counted, too"
     conn.execute("reset role")
 
 
-def test_what_is_wrong_with_a_server_is_named(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_with_a_server_is_named(
+    server_url: str, database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert is_well(found(conn, "durability"))
     conn.execute("set synchronous_commit = off")
     check_finding(conn, "durability", Severity.ERROR, "synchronous_commit off")
@@ -193,7 +197,8 @@ def test_what_is_wrong_with_a_server_is_named(database: str, conn: Connection, m
     monkeypatch.setattr(checks, "MAX_TRANSACTION_S", 0.0)
     assert is_well(found(conn, "transactions")), "its own is none"
     monkeypatch.setattr(checks, "MAX_TRANSACTION_S", 0.01)
-    with connect(database, application_name="a forgotten one") as other, other.transaction():
+    forgotten = connect(database, application_name="a forgotten one")
+    with psycopg.connect(server_url) as elsewhere, elsewhere.transaction(), forgotten as other, other.transaction():
         other.execute("select 1")
         finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
         assert "'a forgotten one'" in finding.detail

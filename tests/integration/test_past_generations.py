@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -34,7 +35,12 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.admin.node_desired_state import read_desired_state
+from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch, read_lagging_streams
+from sublet_storage.groups.coordinator import group_lifecycle
+from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.records import (
@@ -54,23 +60,28 @@ from sublet_storage.groups.status.lag_queries import (
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import epoch_leases
 from sublet_storage.log import fetch as message_log
-from sublet_storage.node_directory import NodeIncarnation
+from sublet_storage.log.append import BlockAppend, append
+from sublet_storage.node_directory import NodeIncarnation, register
+from sublet_storage.objects.unreferenced_objects import BlockOwner, delete_expired_objects, mark_for_deletion
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.readers.complete_epoch_tail import EpochTailReader
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
+from sublet_storage.spaces import payload_restore, tiering
 from sublet_storage.spaces.empty_generation_cleanup import EmptyGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
-from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
+from sublet_storage.spaces.routing import Space
+from sublet_storage.spaces.small_block_compaction import BLOCK_BYTES, list_newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, EpochBlocks, seen
-from tests.integration.log_kit import Connection, generation_of, put, stream_of, swap_filters, waiting_for_locks
+from tests.integration.log_kit import Connection, block, generation_of, put, stream_of, swap_filters, waiting_for_locks
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
 GROUP = Subscription.parse("$share/g/#")
+OWN = Subscription.parse("$share/g/own/#")
 NODE = NodeIncarnation("n1", "i1", "127.0.0.1:1")
 ALL = TopicFilter("#")
 UNSEEN = "select from generation where state = 'closed' and is_past is null"
@@ -769,6 +780,25 @@ def test_regular_queries_read_only_what_is_live(house: GroupWorld, tmp_path: Pat
     assert {what: (few[what], rows) for what, rows in many.items() if rows > few[what] * 1.2 + 20} == {}
 
 
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize(
+    "look",
+    [tier_space, lambda conn, _: list(location_checks.check_locations(conn))],
+    ids=["payloads to be moved", "payloads that should have been moved"],
+)
+def test_of_an_open_stream_one_block_is_looked_at(
+    house: GroupWorld, tmp_path: Path, look: Callable[[Connection, Space], object]
+) -> None:
+    conn, stream = house.conn, house.open_stream()
+    space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri, tier_after_s=86_400)
+    append(conn, [BlockAppend(stream, block(b"0")) for _ in range(500)])
+    conn.execute("analyze block")
+    look(conn, space)
+    before = rows_read(conn)
+    look(conn, space)
+    assert rows_read(conn) < before + 100
+
+
 # Copies of a space that was dropped long ago; a group has consumed all its epochs.
 DROPPED = """
 with dropped as (
@@ -793,6 +823,47 @@ def test_looks_cost_nothing_per_dropped_space(house: GroupWorld, look: Callable[
         look(house)
         found.append(rows_read(conn) - before)
     assert found[1] <= found[0] * 1.2 + 20, found
+
+
+# Groups of the same subscription that were deleted long ago, and streams that a live one has finished.
+DELETED = """
+with deleted as (
+  insert into consumer_group (kind, name, filter, deleted_at)
+  select kind, name, filter, now() - interval '2 days' from consumer_group, generate_series(1, %(times)s)
+   where deleted_at is null returning group_id),
+led as (
+  insert into leadership (leadership_id, node, incarnation, term, expires_at)
+  select group_id, 'n1', 'i1', 1, 'epoch' from deleted)
+insert into lending (group_id, stream_id, status, position)
+select %(group)s, group_id + 1000000, 'finished', 0 from deleted"""
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda house: read_desired_state(house.conn, NODE),
+        lambda house: group_lifecycle.set_revoked_at(house.conn, [house.group.group_id], None),
+        lambda house: delete_old_session_epochs(house.conn, 3600),
+    ],
+    ids=["a node's desired state", "what was revoked", "epochs of sessions"],
+)
+def test_looks_cost_nothing_per_deleted_group(house: GroupWorld, look: Callable[[GroupWorld], object]) -> None:
+    conn, found = house.conn, []
+    register(conn, NODE, 60, 1)
+    house.renew()
+    next_session_epoch(conn, GROUP, "etl")
+    conn.execute("update session_epoch set drawn_at = now() - interval '2 days'")
+    conn.execute("update lending set session = 'etl', status = 'held'")
+    for times in (10, 3000):
+        conn.execute(DELETED, {"times": times, "group": house.group.group_id})
+        conn.execute("vacuum analyze consumer_group, leadership, lending, lending_history, session_epoch")
+        look(house)
+        before = rows_read(conn)
+        look(house)
+        found.append(rows_read(conn) - before)
+    assert found[1] <= found[0] * 1.2 + 20, found
+    assert conn.execute("select from session_epoch where session = 'etl'").rowcount, "it has a stream"
 
 
 @pytest.mark.conforms("S5")
@@ -891,9 +962,25 @@ def test_epochs_are_rerouted_past_deleted_streams(house: GroupWorld, had_message
         assert publisher.in_epoch(7).publish("t", b"1").result(60).stream == house.open_stream() != former
 
 
-PARTITIONS = """
-select count(*) from pg_locks join pg_inherits on inhrelid = relation
- where pid = pg_backend_pid() and inhparent = 'block'::regclass"""
+OTHER_PARTITIONS = """
+select generation_id from pg_locks join generation on relation = to_regclass('block_' || generation_id)
+  join space using (space_id) where pid = pg_backend_pid() and name = 'other'"""
+
+
+def end_others(conn: Connection) -> None:
+    create_space(conn, "other", "other/#", shards=1)
+    for _ in range(5):
+        put(conn, stream_of(conn, "other"), b"0", topic="other/t")
+        rollover(conn, "other")
+
+
+def reset_to_epoch(conn: Connection) -> None:
+    plan_reset(conn, group_lifecycle.get_live(conn, OWN), ResetTarget.at_epoch([1]))
+
+
+def begin_atomic_group(conn: Connection) -> None:
+    options = GroupOptions(StartingPosition("offset", 1), atomic=True)
+    group_lifecycle.create(conn, Subscription.parse("$share/atomic/own/#"), options, None)
 
 
 @pytest.mark.conforms("E39")
@@ -904,20 +991,47 @@ select count(*) from pg_locks join pg_inherits on inhrelid = relation
         lambda conn, stream, generation: read_block_summaries(conn, stream, generation, 0),
         lambda conn, stream, _: message_log.offset_at_time(conn, stream, datetime.now(UTC)),
         lambda conn, stream, generation: conn.execute("select appended_at(%s, %s, 0)", (generation, stream)),
+        lambda conn, stream, generation: message_log.limit_ranges_by_size(conn, [(stream, generation, 0, 2)], 1),
+        lambda conn, *_: reset_to_epoch(conn),
+        lambda conn, *_: begin_atomic_group(conn),
     ],
-    ids=["messages", "marks of blocks", "positions by time", "when appended"],
+    ids=["messages", "marks of blocks", "positions by time", "when appended", "sizes", "a reset", "a new group"],
 )
 def test_reading_a_stream_locks_no_other_generation(
     house: GroupWorld, look: Callable[[Connection, int, int], object]
 ) -> None:
     """A plan for any generation would lock all of them, and a server has not so many locks."""
-    streams = [house.ended(b"0") for _ in range(5)]
-    asked = "select stream_id, generation_id from stream where stream_id = %s"
-    ((stream, generation),) = house.conn.execute(asked, (streams[-1],)).fetchall()
+    end_others(house.conn)
+    house.store.declare_group(OWN, GroupOptions())
+    stream = house.ended(b"0", b"1")
+    generation = generation_of(house.conn, stream)
     with house.conn.transaction():
         for _ in range(20):  # the server makes such a plan at the sixth
             look(house.conn, stream, generation)
-        assert house.conn.execute(PARTITIONS).fetchone() == (1,)
+        assert house.conn.execute(OTHER_PARTITIONS).fetchall() == []
+
+
+@pytest.mark.conforms("E39")
+def test_moving_payloads_locks_no_other_generation(
+    house: GroupWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does deleting objects, a look for those at a former location, or having payloads back."""
+    conn = house.conn
+    space = alter_space(conn, "default", payload_location=LocalWorld(tmp_path).uri)
+    end_others(conn)
+    stream = house.ended(*(os.urandom(BLOCK_BYTES) for _ in range(12)))  # not to be merged
+    generation = generation_of(conn, stream)
+    for module in (tiering, payload_restore):
+        monkeypatch.setattr(module, "BATCH_BLOCKS", 1)
+    with conn.transaction():
+        assert tier_space(conn, space).blocks == 12
+        ((uri, end),) = conn.execute(f"select uri, end_offset from block_{generation} limit 1").fetchall()
+        mark_for_deletion(conn, BlockOwner(space.space_id, generation, stream), [(uri, end)], was_named=False)
+        assert delete_expired_objects(conn) == 0, "a block names it"
+        conn.execute("update space set payload_location = null")
+        assert any("nothing is moved" in finding.detail for finding in location_checks.check_locations(conn))
+        assert payload_restore.restore_payloads(conn, space.space_id) == 12
+        assert conn.execute(OTHER_PARTITIONS).fetchall() == []
 
 
 @pytest.mark.conforms("E39")

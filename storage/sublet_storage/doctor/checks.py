@@ -48,7 +48,7 @@ select extract(epoch from clock_timestamp() - xact_start)::float8 as age,
        format('%%L, process %%s', application_name, pid), format('select pg_terminate_backend(%%s)', pid)
   from pg_stat_activity
  where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()
-   and backend_type = 'client backend'
+   and backend_type = 'client backend' and datname = current_database()
 union all
 select extract(epoch from clock_timestamp() - prepared)::float8, format('user %%s, prepared as %%L', owner, gid),
        format('rollback prepared %%L', gid) from pg_prepared_xacts where database = current_database()
@@ -229,7 +229,7 @@ def _check_clock(connection: Connection, now_s: float) -> DoctorCheckResult:
 def _check_connections(connection: Connection) -> DoctorCheckResult:
     (row,) = connection.execute(
         "select count(*), current_setting('max_connections')::int from pg_stat_activity"
-        " where backend_type = 'client backend'"
+        " where coalesce(backend_type, 'client backend') = 'client backend' and usesysid is not null"
     ).fetchall()
     used, max_connections = row
     if used > MAX_CONNECTION_SHARE * max_connections:
@@ -244,6 +244,9 @@ def _check_transactions(connection: Connection) -> DoctorCheckResult:
         age_s, owner, command = rows[0]
         detail = f"{len(rows)} open for long or prepared, the oldest for {age_s:.0f} s, by {owner}"
         return DoctorCheckResult("transactions", Severity.WARNING, detail, f"End it: {command}")
+    if connection.execute("select pg_has_role('pg_read_all_stats', 'usage')").fetchone() == (False,):
+        hint = "Where it matters, run this as a member of pg_read_all_stats."
+        return DoctorCheckResult("transactions", Severity.WARNING, "this user does not see those of other users", hint)
     return DoctorCheckResult("transactions", Severity.OK, "none is open for long")
 
 

@@ -23,12 +23,11 @@ _SPACES = """
 select space_id, name, case when dropped_at is null then payload_location end, payload_locations_of(space_id) from space
  where payload_location is not null or payload_locations <> '{}' order by name, space_id"""
 
-_IS_NAMED = """
-select exists (
-  select from stream s join generation g using (generation_id)
-    join block b on b.generation_id = s.generation_id and b.stream_id = s.stream_id
-   where g.space_id = %(space)s and g.state <> 'gone' and s.tiered_offset is not null
-     and starts_with(b.uri, %(prefix)s))"""
+_TIERED = """
+select distinct generation_id from stream s join generation g using (generation_id)
+ where g.space_id = %(space)s and g.state <> 'gone' and s.tiered_offset is not null"""
+
+_NAMED = "select from {block} where starts_with(uri, %s) limit 1"
 
 _WAITING = "select count(*) from payload_object where space_id = %(space)s and starts_with(uri, %(prefix)s)"
 
@@ -44,7 +43,8 @@ select extract(epoch from clock_timestamp() - least(case when g.state = 'closed'
                                                     b.appended_at + make_interval(secs => p.tier_after_s)))::float8
   from generation g join space p using (space_id)
   cross join (
-    select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s
+    select appended_at from {block}
+     where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
      order by end_offset limit 1) b
  where g.generation_id = %(generation)s"""
 
@@ -129,8 +129,10 @@ def _check_former(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorCheckResult]:
     """Check a former location, which matters as long as it still has payloads."""
-    parameters = {"space": space_id, "prefix": f"{location.prefix}/"}
-    ((is_named,),) = conn.execute(_IS_NAMED, parameters).fetchall()
+    prefix = f"{location.prefix}/"
+    parameters = {"space": space_id, "prefix": prefix}
+    tiered = conn.execute(_TIERED, parameters).fetchall()
+    is_named = any(_names_objects(conn, generation_id, prefix) for (generation_id,) in tiered)
     ((waiting,),) = conn.execute(_WAITING, parameters).fetchall()
     if not (is_named or waiting):
         return
@@ -151,6 +153,13 @@ def _check_former(
             yield DoctorCheckResult(
                 "payloads", Severity.OK, f"space {space} at {location}, where nothing is moved to any more"
             )
+
+
+def _names_objects(conn: psycopg.Connection[Any], generation_id: int, prefix: str) -> bool:
+    statement = sql.SQL(_NAMED).format(block=partition_table(generation_id))
+    with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
+        return conn.execute(statement, (prefix,)).rowcount > 0
+    return False
 
 
 def _make_unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorCheckResult:

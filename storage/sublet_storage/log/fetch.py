@@ -114,15 +114,16 @@ _EPOCH_MATCHES = """(epoch_bounds is null or coalesce((epoch_bounds ->> 'has_uns
 
 _WITHIN = """
 select u.stream_id, least(u.range_end, coalesce(max(b.end_offset) filter (where b.size_before < u.most), u.range_end))
-  from (select *, %s::bigint as most from unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
+  from (select *, %(most)s::bigint as most
+          from unnest(%(streams)s::bigint[], %(generations)s::bigint[], %(starts)s::bigint[], %(ends)s::bigint[])
                as r (stream_id, generation_id, range_start, range_end)) u
   left join lateral (
     select end_offset,
            sum(coalesce(octet_length(payload), uri_bytes)) over (order by end_offset)
              - coalesce(octet_length(payload), uri_bytes) as size_before
       from block k
-     where k.generation_id = u.generation_id and k.stream_id = u.stream_id
-       and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
+     where k.generation_id = any(%(generations)s::bigint[]) and k.generation_id = u.generation_id
+       and k.stream_id = u.stream_id and k.end_offset > u.range_start and k.end_offset - k.count < u.range_end
      order by end_offset limit 4096) b on true
  group by u.stream_id, u.range_end"""
 
@@ -290,9 +291,9 @@ def limit_ranges_by_size(
 ) -> dict[int, int]:
     """Return {stream: an end not behind the range's, before which about `limit_bytes` are stored, at least a block} for
     each range (stream, generation, start, end)."""
-    columns = list(zip(*ranges, strict=True))
-    rows = conn.execute(_WITHIN, (limit_bytes, *(list(column) for column in columns)), prepare=True)
-    return dict(rows.fetchall())
+    columns = zip(("streams", "generations", "starts", "ends"), zip(*ranges, strict=True), strict=True)
+    parameters = {"most": limit_bytes, **{name: list(column) for name, column in columns}}
+    return dict(conn.execute(_WITHIN, parameters, prepare=False).fetchall())
 
 
 def read_space_names(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:

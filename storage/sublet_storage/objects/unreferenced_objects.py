@@ -67,12 +67,18 @@ select location from unnest(payload_locations_of(%(space)s)) as location
 # block names one is so by the rules above; it is looked at all the same, as nothing brings a payload back.
 _IS_THERE = "starts_with(uri, %(prefix)s) and substr(uri, length(%(prefix)s::text) + 1) ~ %(name)s"
 _PICKED = f"""
-select uri, exists (
-         select from block b where b.generation_id = o.generation_id and b.stream_id = o.stream_id
-            and b.end_offset = o.end_offset and b.uri = o.uri) or not check_partition(o.generation_id, o.stream_id)
+select uri, generation_id
   from ((select * {_DUE} and {_IS_THERE} order by orphaned_at limit %(most)s)
         union all
         (select * {_STUCK} and {_IS_THERE} order by delete_failed_at limit %(most)s)) o limit %(most)s"""
+
+_NAMED = """
+select uri, exists (
+         select from block b where b.generation_id = any(%(generations)s::bigint[])
+            and b.generation_id = o.generation_id and b.stream_id = o.stream_id
+            and b.end_offset = o.end_offset and b.uri = o.uri)
+       or not check_partition(o.generation_id, o.stream_id)
+  from payload_object o where uri = any(%(uris)s)"""
 
 _GONE = "delete from payload_object where uri = any(%s)"
 _DELETE_FAILED = "update payload_object set delete_failed_at = clock_timestamp() where uri = any(%s)"
@@ -145,9 +151,12 @@ def delete_expired_objects(
 def _pick_objects(conn: Connection, parameters: dict[str, object]) -> list[str]:
     """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
     that cannot be deleted."""
-    rows = conn.execute(_PICKED, parameters).fetchall()
-    conn.execute(_DELETE_FAILED, ([uri for uri, is_named in rows if is_named],))
-    return [uri for uri, is_named in rows if not is_named]
+    picked = conn.execute(_PICKED, parameters).fetchall()
+    # Beside them the generation 0: none at all would rule out no partition.
+    parameters = {"uris": [row[0] for row in picked], "generations": [0, *{row[1] for row in picked}]}
+    is_named = dict(conn.execute(_NAMED, parameters, prepare=False).fetchall())
+    conn.execute(_DELETE_FAILED, ([uri for uri in is_named if is_named[uri]],))
+    return [uri for uri, _ in picked if is_named.get(uri) is False]
 
 
 def _record_uris(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:

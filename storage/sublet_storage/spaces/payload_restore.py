@@ -68,7 +68,7 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
 
 def _read_next(conn: Connection, owner: BlockOwner, last_offset: int) -> list[tuple[Any, ...]]:
     parameters = (owner.space_id, owner.generation_id, owner.stream_id, last_offset, BATCH_BLOCKS)
-    return conn.execute(_BLOCKS, parameters, binary=True).fetchall()
+    return conn.execute(_BLOCKS, parameters, prepare=False, binary=True).fetchall()
 
 
 def _restore_blocks(
@@ -83,7 +83,7 @@ def _restore_blocks(
                 continue
             assert payload is not None, "only what lies outside was asked for"
             block_key = (owner.generation_id, owner.stream_id, row[0], row[5][0])
-            if conn.execute(_BACK, (memoryview(payload), *block_key)).rowcount:
+            if conn.execute(_BACK, (memoryview(payload), *block_key), prepare=False).rowcount:
                 back.append((row[5][0], row[0]))
         unreferenced_objects.mark_for_deletion(conn, owner, back, was_named=True)
     return len(back)

@@ -56,7 +56,9 @@ select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coales
 # Of an open stream the next block, in its partition: for the table itself the server would look up all of them.
 _IS_DUE = """
 select coalesce((
-  select appended_at from {block} where stream_id = %(stream)s and end_offset > %(offset)s order by end_offset limit 1
+  select appended_at from {block}
+   where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
+   order by end_offset limit 1
 ) <= clock_timestamp() - make_interval(secs => %(after)s::float8), false)"""
 
 _BLOCKS = """
@@ -182,7 +184,12 @@ class _Mover:
         return due_streams if due_streams and self._prepare() else []
 
     def _is_due(self, stream: _Stream) -> bool:
-        parameters = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
+        parameters = {
+            "generation": stream.generation_id,
+            "stream": stream.stream_id,
+            "offset": stream.offset,
+            "after": self._space.tier_after_s,
+        }
         with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
             statement = sql.SQL(_IS_DUE).format(block=partition_table(stream.generation_id))
             return self._conn.execute(statement, parameters).fetchone() == (True,)
@@ -190,8 +197,8 @@ class _Mover:
 
     def move_batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; return False if there are no more."""
-        if stream.done is None:
-            self._begin_stream(stream)
+        if stream.done is None and not self._begin_stream(stream):
+            return True
         rows = self._read_blocks(stream)
         blocks = [self._plan_block(stream, row) for row in rows if row[2] is not None]
         written = self._write(stream, blocks) if blocks else []
@@ -199,14 +206,18 @@ class _Mover:
         self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
         return bool(rows)
 
-    def _begin_stream(self, stream: _Stream) -> None:
-        """Begin with a stream: merge small blocks of a closed one, as many as there is time for."""
+    def _begin_stream(self, stream: _Stream) -> bool:
+        """Begin with a stream: merge small blocks of a closed one. Return False if there was no time for all."""
         if stream.is_closed:  # few large objects rather than many small ones
+            deadline = time.monotonic() + MAX_S
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
-                small_block_compaction.compact_stream(
+                saved = small_block_compaction.compact_stream(
                     self._conn, stream.stream_id, older_than_s=0, guard=self._guard, most_s=MAX_S
                 )
+                if saved and time.monotonic() >= deadline:
+                    return False
         stream.done = 0
+        return True
 
     def _prepare(self) -> bool:
         """Ensure that a location in use has a marker, and the space has it; return False if it got another
@@ -249,6 +260,7 @@ class _Mover:
                 "blocks": BATCH_BLOCKS,
                 "bytes": BATCH_BYTES,
             },
+            prepare=False,
             binary=True,
         ).fetchall()
         young = next((index for index, row in enumerate(rows) if not row[3]), len(rows))
@@ -312,7 +324,7 @@ class _Mover:
 
     def _store_uris(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
-        self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
+        self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends), prepare=False)
         parameters = {
             "generation": stream.generation_id,
             "stream": stream.stream_id,
@@ -321,7 +333,7 @@ class _Mover:
             "bytes": [len(block.payload) for block in blocks],
             "digests": [hashlib.sha256(block.payload).digest() for block in blocks],
         }
-        return {row[0] for row in self._conn.execute(_NAME, parameters)}
+        return {row[0] for row in self._conn.execute(_NAME, parameters, prepare=False)}
 
     def _mark_orphans(self, stream: _Stream, blocks: list[_Block]) -> None:
         unreferenced_objects.mark_for_deletion(

@@ -99,7 +99,7 @@ def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[ob
 
 
 def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> int:
-    """Delete changes of access that are older than that and than a day, except the last; return their number."""
+    """Delete changes of access that are older than that and than a day; return their number."""
     ((count,),) = conn.execute(_FORGET, (older_than_s,)).fetchall()
     return int(count)
 

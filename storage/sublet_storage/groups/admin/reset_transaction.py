@@ -32,23 +32,7 @@ from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
 from sublet_storage.spaces.space_queries import MAY_MATCH, STARTING_OFFSET
 
-_PLAN = f"""
-select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
-       s.head, is_later,
-       case when %(kind)s = 'epoch' then exists (
-         select from block b where b.generation_id = s.generation_id and b.stream_id = s.stream_id
-            and b.epoch_bounds is not null) or not check_partition(s.generation_id, s.stream_id) end as has_epochs,
-       case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
-         when 'current' then now.position
-         when 'shift' then case when now.position is not null
-           then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
-         when 'epoch' then coalesce((
-           select b.end_offset - b.count from block b
-            where b.generation_id = s.generation_id and b.stream_id = s.stream_id and exists (
-              select from jsonb_array_elements(b.epoch_bounds -> 'greatest') as e(epoch)
-               where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
-            order by b.end_offset limit 1), s.head)
-         else {STARTING_OFFSET.format(policy="kind", value="value")} end end as after
+_OF_GROUP = f"""
   from stream s join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
@@ -56,13 +40,35 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
   cross join lateral (select coalesce(l.position, case when is_later then 0 end) as position) as now
   left join unnest(%(given_streams)s::bigint[], %(given_offsets)s::bigint[]) as g (stream_id, place)
          on g.stream_id = s.stream_id
- where l.stream_id is not null or ((n.state <> 'gone' or is_later) and {MAY_MATCH})
- order by s.stream_id"""
+ where (l.stream_id is not null or ((n.state <> 'gone' or is_later) and {MAY_MATCH}))"""
 """Of the streams that the group may have, and of those of its rows that lie in a shadow.
 
 Where the group is in a stream that it has no row of: at 0, if the stream came since; one that ended before the group
 began is none of its own, and what goes from where the group is (current, shift) does not concern it. What retention has
 taken of a stream that came since is passed by, whether a leader has noticed the stream or not."""
+
+_GENERATIONS = f"select distinct s.generation_id{_OF_GROUP} and n.state <> 'gone'"
+
+_PLAN = f"""
+select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
+       s.head, is_later,
+       case when %(kind)s = 'epoch' then exists (
+         select from block b where b.generation_id = any(%(generations)s::bigint[])
+            and b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.epoch_bounds is not null)
+         or not check_partition(s.generation_id, s.stream_id) end as has_epochs,
+       case when %(kind)s = 'given' then g.place when n.state = 'gone' then s.head else case %(kind)s
+         when 'current' then now.position
+         when 'shift' then case when now.position is not null
+           then least(greatest(now.position::numeric + %(value)s::bigint, 0), s.head)::bigint end
+         when 'epoch' then coalesce((
+           select b.end_offset - b.count from block b
+            where b.generation_id = any(%(generations)s::bigint[]) and b.generation_id = s.generation_id
+              and b.stream_id = s.stream_id and exists (
+              select from jsonb_array_elements(b.epoch_bounds -> 'greatest') as e(epoch)
+               where epoch_at_or_before(%(epoch)s::jsonb, e.epoch))
+            order by b.end_offset limit 1), s.head)
+         else {STARTING_OFFSET.format(policy="kind", value="value")} end end as after{_OF_GROUP}
+ order by s.stream_id"""
 
 _HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
 
@@ -160,10 +166,13 @@ def plan_reset(
         **target.to_parameters(),
         "epoch": json.dumps(target.epoch),
         "group": group.group_id,
+        "generations": [0],  # none at all would rule out no partition
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
+    if target.kind == "epoch":
+        parameters["generations"] += [row[0] for row in connection.execute(_GENERATIONS, parameters).fetchall()]
     with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
-        all_rows = cursor.execute(_PLAN, parameters).fetchall()
+        all_rows = cursor.execute(_PLAN, parameters, prepare=False).fetchall()
     rows = [row for row in all_rows if not row.is_shadowed]
     unknown = set(streams) - {row.stream_id for row in rows}
     unknown |= {stream_id for stream_id, _ in target.offsets_by_stream} - {row.stream_id for row in all_rows}

@@ -46,6 +46,11 @@ select space_id, name, lower_frontier::text, coalesce(dropped_at < {NOW} - inter
 _SPACES_OF_ROWS = """
 select distinct s.space_id from lending l join stream s using (stream_id) where l.group_id = %(group)s"""
 
+# Of no others blocks are looked at. Beside them is the generation 0: none at all would rule out no partition.
+_PARTLY_READ = """
+select distinct s.generation_id from lending l join stream s using (stream_id)
+ where l.group_id = %(group)s and l.position > 0 and (s.state = 'open' or l.position < s.head)"""
+
 # What had begun before the start positions; of streams without a row, which are consumed, gone, deleted or not the
 # group's, all that had, unless they have nothing for it. A group at the end starts behind all that has begun by now: to
 # leave out what began while its rows were written, all blocks would have to be looked at.
@@ -58,9 +63,10 @@ select u.space_id, space.lower_frontier, before.greatest
     select case when %(at_the_end)s or s.stream_id is null or l.position >= s.head then u.upper_frontier
       when l.stream_id is null then case when n.generation_id <= g.after_generation
         and {MAY_MATCH} then u.upper_frontier end
-      when check_partition(s.generation_id, s.stream_id) then (
+      when l.position > 0 and check_partition(s.generation_id, s.stream_id) then (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
-       where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
+       where b.generation_id = any(%(generations)s::bigint[]) and b.generation_id = s.generation_id
+         and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
  where u.space_id = any(%(spaces)s::bigint[])"""
 
@@ -246,11 +252,12 @@ def _read_initial_frontiers(
         "group": group_id,
         "at_the_end": start.policy == "latest",
         "spaces": list(spaces),
+        "generations": [0, *(row[0] for row in connection.execute(_PARTLY_READ, {"group": group_id}).fetchall())],
         **read_matching_filters(connection, filter),
     }
     lowers: dict[int, LowerFrontier | None] = {}
     begun_epochs: dict[int, set[Epoch]] = {}
-    for space_id, lower, upper in connection.execute(_BEGUN, parameters):
+    for space_id, lower, upper in connection.execute(_BEGUN, parameters, prepare=False):
         lowers[space_id] = lower_frontier_from_json(lower)
         begun_epochs.setdefault(space_id, set()).update(map(tuple, upper or ()))
     frontiers = {

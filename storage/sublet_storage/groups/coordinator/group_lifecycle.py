@@ -54,13 +54,15 @@ select %(group)s, stream_id, position, {NOW} from (
   ) as begun
  where not (%(policy)s = 'time' and state = 'closed' and position = head)"""
 
-# No line of a group is younger than its deletion: of one deleted earlier none is read.
+_STATEMENT = NOW.replace("clock_timestamp", "statement_timestamp")
+# No line of a group is younger than its deletion: of one deleted earlier none is read. The time is that of the
+# statement: one that changes while it runs is not looked up in an index.
 _FORMER = f"""
 update lending l set held_until = former.at
   from (select g.group_id, h.stream_id, max(h.at) as at
           from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
             on h.group_id = f.group_id and h.event in ('delete', 'reset') and h.at > {NOW} - interval '1 hour'
-         where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at > {NOW} - interval '1 hour'
+         where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at > {_STATEMENT} - interval '1 hour'
            and (h.event = 'delete' or h.forced)
          group by g.group_id, h.stream_id) as former
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
@@ -13,6 +14,8 @@ from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, 
 
 STEP = 10_000
 """How many lines are deleted in one transaction, so that none is long."""
+MAX_S = 10.0
+"""A cleanup ends soon after this time; the next goes on."""
 
 RECENT_WINDOW_S, MAX_RECENT_MOVES = 86_400.0, 20
 """The age and number of a group's newest forced moves that count as recent."""
@@ -67,7 +70,8 @@ with forgotten as (
   delete from session_epoch e
    where e.drawn_at < now() - make_interval(secs => %(older)s) and e.session <> '' and not exists (
      select from lending l join consumer_group g using (group_id)
-      where l.session = e.session and '$' || g.kind || '/' || g.name || '/' || g.filter = e.subscription)
+      where l.unfinished and g.deleted_at is null and l.session = e.session
+        and '$' || g.kind || '/' || g.name || '/' || g.filter = e.subscription)
   returning e.last)
 insert into session_epoch as e (subscription, session, last) select '', '', max(last) from forgotten having count(*) > 0
     on conflict (subscription, session) do update set last = greatest(e.last, excluded.last)"""
@@ -160,16 +164,19 @@ def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> Ne
     )
 
 
-def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
-    """Delete the lines older than that, at most `limit` in one statement, of all groups; return their number.
+def delete_old_history(
+    conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP, most_s: float = MAX_S
+) -> int:
+    """Delete the lines older than that, at most `limit` in one statement, of all groups, for about `most_s`; return
+    their number.
 
     On an autocommit connection each statement is a transaction of its own.
     """
-    forgotten = 0
+    forgotten, deadline = 0, time.monotonic() + most_s
     while True:
         deleted = conn.execute(_FORGET, {"older": older_than_s, "limit": limit}).rowcount
         forgotten += deleted
-        if deleted < limit:
+        if deleted < limit or time.monotonic() >= deadline:
             return forgotten
 
 
