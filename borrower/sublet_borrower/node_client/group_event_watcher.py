@@ -140,10 +140,11 @@ class GroupEventWatcher:
     # --- on the loop ------------------------------------------------------------------------------------------------
 
     def _follow(self, addresses: tuple[str, ...]) -> None:
-        followed = (*addresses, self._leader_address)
         for address, connection in tuple(self._connections.items()):
-            is_gone = address not in followed and connection.status is ConnectionStatus.DISCONNECTED
-            if is_gone or connection.status is ConnectionStatus.REJECTED:
+            is_listed = address in (*addresses, self._leader_address)
+            if connection.status is ConnectionStatus.REJECTED or (
+                connection.status is ConnectionStatus.DISCONNECTED and not is_listed
+            ):
                 self._let_go(address)
         for address in addresses:
             if address not in self._connections:
