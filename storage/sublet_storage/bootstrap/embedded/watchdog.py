@@ -3,8 +3,8 @@
 This also holds if users or the server are killed. It is a separate program, run as `python -I -S watchdog.py CONFIG`
 by the process that starts the server, with the locked `watchdog.lock` inherited. CONFIG is a JSON object: `users` and
 `server` (the lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's
-log file in it), `sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run
-them). Standard library only: it must start in milliseconds and outlive every environment.
+log file in it), `sockets` (lock files of its sockets), `start` and `stop` (commands). Standard library only: it must
+start in milliseconds and outlive every environment.
 """
 
 from __future__ import annotations
