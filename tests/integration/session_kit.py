@@ -22,7 +22,6 @@ from sublet_protocol.pubsub.agent_side_machine import AgentConnectionSettings
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.node_side_replies import KeysWithSubscribers
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, OnMessage, PubSubServer, make_node_side_machine
 from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from tests.kit import WAIT_S
@@ -117,9 +116,6 @@ class Node:
             publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
-        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [
-            KeysWithSubscribers(frozenset(), False)
-        ] * 3
         assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:

@@ -342,7 +342,6 @@ def test_a_hub_passes_on_what_is_followed(database: str, caplog: pytest.LogCaptu
             await until(lambda: 3 in grown)
             publisher.receive("b", 1, [Subscribe(Channel.STREAM, "2")], 0.0)
             assert heads(publisher, "b") == [StreamHead(2, 50)], "it was received before"
-            assert publisher.subscribed_keys(Channel.STREAM).keys == {"1", "2"}
             publisher.receive("c", 1, [Subscribe(Channel.STREAM, "x"), Subscribe(Channel.STREAM, None)], 0.0)
             stored = [head.stream_id for head in heads(publisher, "c") if isinstance(head, StreamHead)]
             assert stored == [1, 2], "of others nothing is kept"

@@ -139,15 +139,20 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Play]]:
         play.agent.close(0.0)
 
 
-def test_a_node_that_refuses_is_left_alone(make: Callable[..., Play]) -> None:
-    """Also where another names it as the leader's; the subscription goes on."""
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_node_that_refuses_is_left_alone(
+    make: Callable[..., Play], monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    """For a while, also where another names it as the leader's; the subscription goes on."""
     play = make("h:1", "h:2")
     first = play.first()
     play.run(lambda: first.lost(ReportConnectionLost(ConnectionLostReason.REJECTED, "speaks 99", ())))
     other = play.asked("h:1" if first.address == "h:2" else "h:2")
+    if is_over:
+        monkeypatch.setattr(agent_loop, "REFUSAL_S", 0.0)
     play.name_leader(other, first.address)
-    assert (play.to(first.address), play.ends()) == ([first], [])
-    assert list(play.agent.connection_counters()) == [other.address]
+    assert (len(play.to(first.address)), play.ends()) == (1 + is_over, [])
+    assert list(play.agent.connection_counters()) == [other.address, first.address][: 1 + is_over]
 
 
 @pytest.mark.parametrize(

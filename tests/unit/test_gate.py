@@ -90,13 +90,13 @@ def test_so_many_refused_tokens_are_stored(monkeypatch: pytest.MonkeyPatch) -> N
     gate = AccessGate(AccessCache(snapshot(), Clock()), read_anew)
     first, second, third = (NewToken.draw().token.reveal() for _ in range(3))
     for token, expected in ((first, 1), (second, 2), (first, 2), (second, 2), (third, 3), (third, 3), (first, 4)):
-        asyncio.run(gate.read_unknown(f"Bearer {token}"))
+        assert not asyncio.run(gate.read_unknown(f"Bearer {token}"))
         assert readings == expected
 
 
 @pytest.mark.parametrize("result", [None, False, True])
 def test_a_token_is_read_again_unless_it_was_missing(monkeypatch: pytest.MonkeyPatch, result: bool | None) -> None:
-    """The tokens could not be read, or not in time; or it was there, and is gone now."""
+    """The tokens could not be read, or not in time, and its bearer is to wait; or it was there, and is gone now."""
     monkeypatch.setattr(gate_module, "READ_TIMEOUT_S", 0.01)
     cache, readings = AccessCache(AccessSnapshot("1", AccessRules(), {}), Clock()), list[Future[bool]]()
 
@@ -108,10 +108,16 @@ def test_a_token_is_read_again_unless_it_was_missing(monkeypatch: pytest.MonkeyP
         return readings[-1]
 
     gate = AccessGate(cache, read_anew)
+    expected = "reply" if result else grpc.StatusCode.UNAVAILABLE
     for number in (1, 2):
-        asyncio.run(gate.read_unknown(BEARER[1]))
+        assert call(gate, "/sublet.v1.Session/Poll", _answers, BEARER) == expected
         assert len(readings) == number
         cache.replace(AccessSnapshot("2", AccessRules(), {}))
+
+
+def test_an_unknown_caller_too_many_comes_again() -> None:
+    gate = AccessGate(AccessCache(AccessSnapshot("1", AccessRules(), {}), Clock()), lambda: None)
+    assert call(gate, "/sublet.v1.Session/Poll", _answers, BEARER) is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sublet_borrower.node_client import feed_client
 from sublet_borrower.node_client import node_publish_sender as module
 from sublet_borrower.node_client.feed_client import Feed
 from sublet_borrower.node_client.node_calls import RetryableCallError
-from sublet_protocol.domain.errors import Unavailable, UsageError
+from sublet_protocol.domain.errors import Unavailable, UnknownOutcome, UsageError
 from sublet_protocol.messages.feed_messages import PublishedSpan, PublishResult, encode_published
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -180,7 +181,7 @@ def test_what_waited_behind_a_failure_is_not_sent(nodes: Nodes) -> None:
     other, published_at = feed.publish("t", "other"), time.monotonic()
     eventually(lambda: time.monotonic() > published_at + 0.1)
     nodes.opened.set()
-    with pytest.raises(Unavailable, match=r"node n:1: connection refused\. Given up after 0\.05 s"):
+    with pytest.raises(UnknownOutcome, match=r"node n:1: connection refused\. Given up after 0\.05 s"):
         one.result(WAIT_S)
     with pytest.raises(Unavailable, match=r"not sent within 0\.05 s, as no node, n:1 the last, has answered"):
         other.result(WAIT_S)
@@ -190,7 +191,7 @@ def test_what_waited_behind_a_failure_is_not_sent(nodes: Nodes) -> None:
 
 
 def test_closing_gives_up_what_is_not_answered(nodes: Nodes) -> None:
-    """It is not tried at another node then."""
+    """It is not tried at another node then, and what waits behind it is not sent."""
 
     def lose(values: list[bytes]) -> Any:
         raise LOST
@@ -199,11 +200,25 @@ def test_closing_gives_up_what_is_not_answered(nodes: Nodes) -> None:
     feed = Feed("n:1")
     delivery = feed.publish("t", "one")
     eventually(lambda: nodes.batches)
-    with pytest.raises(Unavailable, match=r"no word from node n:1: connection refused before the feed was closed"):
+    waiting = feed.publish("t", "other")
+    with pytest.raises(UnknownOutcome, match=r"no word from node n:1: connection refused before the feed was closed"):
         feed.close(0.0)
-    with pytest.raises(Unavailable, match="before the feed was closed"):
+    with pytest.raises(UnknownOutcome, match="before the feed was closed"):
         delivery.result(WAIT_S)
+    with pytest.raises(Unavailable, match=r"not sent .* Publish it again"):
+        waiting.result(WAIT_S)
     assert (nodes.batches, nodes.turned) == ([[b"one"]], 0)
+
+
+def test_what_a_sender_that_hangs_has_is_in_doubt(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "close", lambda: None)
+    monkeypatch.setattr(feed_client, "SENDER_STOP_TIMEOUT_S", 0.0)
+    feed = Feed("n:1")
+    feed.publish("t", "one")
+    eventually(lambda: nodes.batches)
+    with pytest.raises(UnknownOutcome, match=r"no word within the 0\.0 s of close\(\)"):
+        feed.close(0.0)
+    nodes.opened.set()
 
 
 def test_an_error_under_way_has_that_of_closing(nodes: Nodes) -> None:

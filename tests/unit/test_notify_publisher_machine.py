@@ -176,7 +176,6 @@ def test_too_long_goes_without_data_or_as_a_hole() -> None:
     harness = opened(300)
     (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
     assert space == sent("space", 2, space_change("eu", 1))
-    assert harness.machine.dropped_change_count == 1
 
 
 def test_many_changes_are_split_at_the_limit() -> None:
@@ -196,7 +195,6 @@ def test_of_too_many_the_oldest_is_left_out() -> None:
     harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
     newest = sent("stream", 2, head(2, 1), head(3, 1))
     assert harness.do(NotificationSendersOpened(None), 0.0) == [hello(stream=1), newest]
-    assert harness.machine.dropped_change_count == 1
 
 
 def test_leaving_sends_what_waits_and_a_goodbye() -> None:

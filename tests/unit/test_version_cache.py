@@ -117,20 +117,25 @@ def test_made_up_changes_are_bounded_by_bytes() -> None:
     """Living and deleted ones, by their keys and data; what was read stays, and what a change has replaced is known."""
     cache = VersionCache(tombstone_s=100.0, notified_bytes=100_000, tombstone_bytes=50_000)
     merge(cache, space("true", 5))
-    for number in range(1_000):
+    deletions = [space(f"{number}" + "x" * 5_000, 1, deleted=True) for number in range(1_000)]
+    for number, deletion in enumerate(deletions):
         assert cache.apply(ObjectChange("space", f"{number}", 1, data={"filter": "x" * 5_000}), NOW).value == "newer"
-        cache.apply(space(f"{number}" + "x" * 5_000, 1, deleted=True), NOW)
-        assert cache.unconfirmed_bytes <= 150_000
+        cache.apply(deletion, NOW)
     assert len(list_objects(cache, "space")) == 1 + 100_000 // 5_900
     assert cache.get("space", "true") == space("true", 5)
     assert cache.get("space", "999") is not None
+    known = [each for each in reversed(deletions) if cache.apply(each, NOW) is ChangeNovelty.OLD]
+    assert len(known) == 50_000 // 5_700
     merge(cache, space("true", 5))
     assert list_objects(cache, "space") == {"true": space("true", 5)}
-    assert cache.unconfirmed_bytes <= 50_000
 
 
 def test_what_a_reading_has_confirmed_takes_no_room() -> None:
-    cache = holding(space("a", 5), ObjectChange("space", "b", 5, data={"filter": "x" * 5_000}))
-    assert merge(cache, space("a", 5), space("b", 5)) == []
-    assert cache.unconfirmed_bytes == 0
-    assert list_objects(cache, "space") == {"a": space("a", 5), "b": space("b", 5)}
+    cache = VersionCache(tombstone_s=100.0, notified_bytes=8_000)
+    a, b, c = (ObjectChange("space", key, 5, data={"filter": "x" * 5_000}) for key in "abc")
+    cache.apply(a, NOW)
+    assert merge(cache, space("a", 5)) == []
+    assert cache.apply(b, NOW) is ChangeNovelty.NEWER
+    assert list_objects(cache, "space") == {"a": space("a", 5), "b": b}
+    cache.apply(c, NOW)
+    assert list_objects(cache, "space") == {"a": space("a", 5), "c": c}

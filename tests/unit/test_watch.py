@@ -45,12 +45,13 @@ class Watch:
         """In the place of a connection to a node: the test says what comes from there."""
 
         async def close(wait_s: float) -> None:
-            self.followed.pop(address, None)
+            if self.followed.get(address) is connection:
+                del self.followed[address]
 
         def ignore(*_: object) -> None:
             """Nothing to send."""
 
-        self.followed[address] = SimpleNamespace(
+        connection = self.followed[address] = SimpleNamespace(
             deliver=deliver,
             lose=lose,
             refuse=more["on_refused"],
@@ -59,7 +60,7 @@ class Watch:
             close=close,
             status=ConnectionStatus.CONNECTED,
         )
-        return self.followed[address]
+        return connection
 
     def on_loop(self, call: Callable[[], object]) -> None:
         """As it comes from the network, and once all that it causes is done."""
@@ -76,7 +77,7 @@ class Watch:
             self.on_loop(lambda message=message: self.followed[address].deliver(message))  # type: ignore[misc]
 
     def loses(self, address: str) -> None:
-        self.on_loop(lambda: self.followed[address].lose(SimpleNamespace(detail="silent")))
+        self.on_loop(lambda: self.followed[address].lose(SimpleNamespace(detail="silent", reason=None)))
 
     def queries(self) -> list[str]:
         """It queries for the leader; where it subscribes by then."""
@@ -193,6 +194,21 @@ def test_a_node_that_is_gone_is_followed_no_more(monkeypatch: pytest.MonkeyPatch
     watch.watcher.set_nodes(["n1:1"])
     watch.on_loop(lambda: None)
     assert list(watch.followed) == ["n1:1", "n2:1"]
+
+
+def test_a_node_that_rejected_a_watcher_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that is not listed, once it is named as the leader's again."""
+    watch = Watch(monkeypatch, "n1:1", "n2:1")
+    watch.loses("n1:1")
+    watch.leads("n2:1", "n2", "n3", "n3:1")
+    for address in ("n1:1", "n3:1"):
+        watch.followed[address].status = ConnectionStatus.REJECTED
+    watch.watcher.set_nodes(["n1:1", "n2:1"])
+    watch.on_loop(lambda: None)
+    assert watch.subscribed == ["n1:1", "n2:1", "n3:1", "n1:1"]
+    watch.loses("n1:1")
+    watch.leads("n2:1", "n2", "n3", "n3:1")
+    assert watch.subscribed[4:] == ["n3:1"]
 
 
 def test_who_leads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ NO_NODE_WARNING_S = 10.0
 """How long sessions wait without a listed node before a warning. A single node that is restarted is back by then."""
 
 REFUSAL_S = 10.0
-"""How long a refusal holds where no other node is left: by then another release may serve at that address."""
+"""How long a refusal holds: by then another release may serve at that address, or with a new certificate."""
 
 
 class AgentLoop:
@@ -237,7 +237,7 @@ class AgentLoop:
                 self._head_subscriptions.remove_session(update.handle)
 
     def _send(self, address: str, message: ToLeader) -> None:
-        if address in self._refusals:
+        if self._is_refused(address):
             return  # a claim sent us there; the next leader may be another node
         connection = self._connections.get(address)
         if connection is None:
@@ -292,7 +292,7 @@ class AgentLoop:
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, reason: str) -> None:
-        """Exclude a node that will never serve this agent, such as one of another protocol version; others may."""
+        """Exclude a node that does not serve this agent, such as one of another protocol version; others may."""
         log.error("agent refused by node: address=%s: %s", address, reason)
         self._refusals[address] = (boottime_clock(), reason)
         connection = self._connections.pop(address, None)
@@ -300,13 +300,14 @@ class AgentLoop:
             self._loop.create_task(connection.close(0.0))
         self._set_nodes(self._listed)
 
+    def _is_refused(self, address: str) -> bool:
+        """Return whether the node has rejected this agent lately."""
+        return address in self._refusals and boottime_clock() < self._refusals[address][0] + REFUSAL_S
+
     def _set_nodes(self, addresses: tuple[str, ...]) -> None:
         """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""
         self._listed = addresses
-        if all(address in self._refusals for address in addresses):
-            valid_since = boottime_clock() - REFUSAL_S
-            self._refusals = {address: each for address, each in self._refusals.items() if each[0] > valid_since}
-        serving = tuple(address for address in addresses if address not in self._refusals)
+        serving = tuple(address for address in addresses if not self._is_refused(address))
         self._handle(NodesDiscovered(serving))
         if addresses and not serving:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))

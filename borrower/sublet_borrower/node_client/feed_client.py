@@ -12,7 +12,7 @@ from sublet_borrower.node_client.feed_reader import FeedReader, FeedStart
 from sublet_borrower.node_client.node_calls import validate_nodes
 from sublet_borrower.node_client.node_publish_sender import NodePublishSender, SingleRouteTable
 from sublet_borrower.util.session_fork_guard import SessionForkGuard
-from sublet_protocol.domain.errors import PositionGone, PublisherClosed, Unavailable, UsageError
+from sublet_protocol.domain.errors import PositionGone, PublisherClosed, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_messages import MAX_MESSAGE_BYTES
@@ -181,7 +181,7 @@ class Feed:
             self._sender.give_up()
             self._sender.join(SENDER_STOP_TIMEOUT_S)
         if self._sender.is_alive():
-            self._buffer.abandon(Unavailable(f"not stored within the {timeout_s} s of close(), and given up."))
+            self._buffer.abandon(UnknownOutcome(f"no word within the {timeout_s} s of close() that it is stored."))
         self._drop_monitor.stop()
         if (error := self._buffer.pop_error()) is not None:
             raise error

@@ -27,7 +27,7 @@ from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.client_access_token import load_access_token
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
-from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
+from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, SequencedMessage, Subscribe
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 
@@ -111,7 +111,8 @@ class GroupEventWatcher:
         self._condition = threading.Condition()
 
     def set_nodes(self, addresses: Iterable[str]) -> None:
-        """Set the addresses of the nodes. One that is no longer among them is dropped once it does not answer."""
+        """Set the addresses of the nodes. One that is no longer among them is dropped once it does not answer;
+        one that has rejected the watcher is tried again."""
         self._loop.call_soon_threadsafe(self._follow, tuple(addresses))
 
     def query_leader(self) -> None:
@@ -139,19 +140,22 @@ class GroupEventWatcher:
     # --- on the loop ------------------------------------------------------------------------------------------------
 
     def _follow(self, addresses: tuple[str, ...]) -> None:
+        for address, connection in tuple(self._connections.items()):
+            is_listed = address in (*addresses, self._leader_address)
+            if connection.status is ConnectionStatus.REJECTED or (
+                connection.status is ConnectionStatus.DISCONNECTED and not is_listed
+            ):
+                self._let_go(address)
         for address in addresses:
             if address not in self._connections:
                 self._connect(address)
-        for address, connection in tuple(self._connections.items()):
-            if address not in (*addresses, self._leader_address) and connection.status is ConnectionStatus.DISCONNECTED:
-                self._let_go(address)
 
     def _connect(self, address: str) -> None:
         connection = NodeConnection(
             address,
             self._key,
             lambda delivery: self._on_delivery(address, delivery),
-            lambda lost: self._on_lost(address, lost.detail),
+            lambda lost: self._on_lost(address, lost.detail, is_refusal=lost.reason is ConnectionLostReason.REJECTED),
             on_refused=lambda command, text: self._on_refused(address, command, text),
             token=self._token,
         )
@@ -178,6 +182,8 @@ class GroupEventWatcher:
             self._send_query(connected[self._turn % len(connected)])
 
     def _let_go(self, address: str) -> None:
+        if address == self._leader_address:
+            self._leader_address = None
         self._unanswered.discard(address)
         self._names.pop(address, None)
         self._loop.create_task(self._connections.pop(address).close(0.0))
@@ -211,7 +217,6 @@ class GroupEventWatcher:
         ]
         if known and self._leader_address is not None and self._names.get(self._leader_address) in (None, leader):
             self._let_go(self._leader_address)
-            self._leader_address = None
         elif not known and not self._unanswered and address is not None and address not in self._connections:
             if not is_tls(address) and any(is_tls(known_address) for known_address in self._names):
                 self._put(GroupEventsUnavailable(address, "a node with TLS names it as the leader's, and it has none"))

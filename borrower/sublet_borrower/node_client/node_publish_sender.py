@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sublet_borrower.node_client.node_calls import FailoverNodeClient, RetryableCallError
-from sublet_protocol.domain.errors import SubletError, Unavailable
+from sublet_protocol.domain.errors import SubletError, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import check_topic
 from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_BYTES,
@@ -116,7 +116,11 @@ class NodePublishSender(threading.Thread):
         self._buffer.release_batches([load])
 
     def _publish(self, batch: pa.RecordBatch, entered_at: float) -> tuple[PublishedSpan, ...]:
-        """Return where the messages of a batch lie. Raise what is wrong with it, or `Unavailable`."""
+        """Return where the messages of a batch lie. Raise what is wrong with it, `Unavailable` where it was not sent,
+        `UnknownOutcome` where it may be stored.
+        """
+        if self._giving_up.is_set():
+            raise Unavailable("not sent before the feed was closed, as no time was left. Publish it again.")
         if self._timeout.is_over(entered_at):
             raise Unavailable(
                 f"not sent within {self._timeout.timeout_s:g} s, as no node, {self._calls.address} the last, has "
@@ -145,8 +149,8 @@ class NodePublishSender(threading.Thread):
         except RetryableCallError as error:
             self._timeout.record_timeout()
             if self._giving_up.is_set():
-                raise Unavailable(f"no word from {error} before the feed was closed. {HINT}") from error
-            raise error.given_up(self._timeout.timeout_s, HINT) from error
+                raise UnknownOutcome(f"no word from {error} before the feed was closed. {HINT}") from error
+            raise UnknownOutcome(f"{error}. Given up after {self._timeout.timeout_s:g} s. {HINT}") from error
         self._timeout.record_success()
         return answer
 

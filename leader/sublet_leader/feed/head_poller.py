@@ -65,8 +65,8 @@ class HeadWaiter:
 class FeedHeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `update_heads` is called from any thread.
 
-    `timeline`: of the database at the last poll, None if unknown. `heads`: the newest of the streams that are followed.
-    `poll_count`: number of polls.
+    `timeline`: of the database at the last poll, None if unknown or nobody follows. `heads`: the newest of the streams
+    that are followed. `poll_count`: number of polls.
     """
 
     def __init__(self, read_heads: ReadHeads) -> None:
@@ -131,7 +131,7 @@ class FeedHeadPoller:
             took_s = self._loop.time() - began
             least_s = LONGEST_PAUSE_S if heads is None else min(4 * took_s, LONGEST_PAUSE_S)
             await self._wait_for_next_poll(least_s, pause_s)
-        self._task = None
+        self._task = self.timeline = None
 
     async def _wait_for_next_poll(self, least_s: float, pause_s: float) -> None:
         """Wait until the next poll, which comes sooner after a hint, but not too soon for the database."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from sublet_protocol.domain.access.certificate import expired_error, parse_expiry, parse_principal
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.access.token import hash_token, parse_token_id
-from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
@@ -23,6 +23,7 @@ UNKNOWN = (
     "SUBLET_TOKEN, or in the file that SUBLET_TOKEN_FILE names; `sublet access token` makes one."
 )
 """The text is the same for every reason."""
+UNREAD = "this node does not know the caller's token, and cannot read the tokens now. Try again when it can."
 
 
 @dataclass(slots=True)
@@ -140,23 +141,27 @@ class AccessGate:
         return self.access is not None
 
     async def read_unknown(self, authorization: str | None) -> bool:
-        """Return `is_known`, once the tokens have been read once more where the caller's is not: it may have been made
-        a moment ago. Once it was not among them it never will be, as a token is stored before it is shown."""
+        """Return whether `identify` can find the caller's principal. Where its token is not known, wait until the
+        tokens have been read once more: it may have been made a moment ago. Once it was not among them it never will
+        be, as a token is stored before it is shown. Raise `Unavailable` where they could not be read."""
         if self.is_known(authorization):
             return True
         token = _parse_token(authorization)
         if self._read_anew is None or token is None or parse_token_id(token) is None:
             return False
         digest = hash_token(token)
-        if digest in self._refused or (reading := self._read_anew()) is None:
+        if digest in self._refused:
             return False
-        await asyncio.wait([asyncio.wrap_future(reading)], timeout=READ_TIMEOUT_S)
-        is_known = self.is_known(authorization)
-        if reading.done() and reading.result() and not is_known:
-            if len(self._refused) >= MAX_REFUSED:
-                self._refused.clear()
-            self._refused.add(digest)
-        return is_known
+        if (reading := self._read_anew()) is not None:
+            await asyncio.wait([asyncio.wrap_future(reading)], timeout=READ_TIMEOUT_S)
+        if self.is_known(authorization):
+            return True
+        if reading is None or not reading.done() or not reading.result():
+            raise Unavailable(UNREAD)
+        if len(self._refused) >= MAX_REFUSED:
+            self._refused.clear()
+        self._refused.add(digest)
+        return False
 
     def identify(
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None

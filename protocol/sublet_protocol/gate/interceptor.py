@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
 from sublet_protocol.domain.limits import MAX_BATCHES_OF_PRINCIPAL
 from sublet_protocol.gate.bounded_request_parser import parse_request
 from sublet_protocol.gate.caller_turns import CallerTurns, SlicedWork
@@ -52,13 +52,15 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None and not self._gate.is_on:
             return None  # gRPC answers that there is no such method
         if handler is None or needed is None:
-            return grpc.stream_unary_rpc_method_handler(_refuse_method)
+            return _make_refusal(grpc.StatusCode.PERMISSION_DENIED, NO_SUCH_METHOD)
         if needed.is_public:
             return self._open_calls.limit_handler(handler, needed.max_bytes)
         authorization = _find_authorization(handler_call_details.invocation_metadata)
-        if not await self._gate.read_unknown(authorization):
-            return self._refuse_stranger(method)
-        return self._wrap_handler(handler, method, needed)
+        try:
+            is_known = await self._gate.read_unknown(authorization)
+        except Unavailable as error:
+            return _make_refusal(grpc.StatusCode.UNAVAILABLE, str(error))
+        return self._wrap_handler(handler, method, needed) if is_known else self._refuse_stranger(method)
 
     def _refuse_stranger(self, method: str) -> Any:
         async def refuse(unread: Any, context: Any) -> None:
@@ -168,5 +170,8 @@ def _find_certificate(context: Any) -> bytes | None:
     return ssl.PEM_cert_to_DER_cert(shown[0].decode()) if shown else None
 
 
-async def _refuse_method(unread: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, NO_SUCH_METHOD)
+def _make_refusal(code: grpc.StatusCode, text: str) -> Any:
+    async def refuse(unread: Any, context: Any) -> None:
+        await context.abort(code, text)
+
+    return grpc.stream_unary_rpc_method_handler(refuse)

@@ -49,14 +49,6 @@ class SubscriptionIndex:
         readers = self._channels.get(channel, {}).get(key, {})
         return readers if isinstance(readers, dict) else {readers: None}
 
-    def keys(self, channel: str) -> Iterator[str]:
-        """Return the keys that are subscribed by name."""
-        return (key for key in self._channels.get(channel, {}) if key is not None)
-
-    def has_all(self, channel: str) -> bool:
-        """Return whether all keys of a channel are subscribed."""
-        return None in self._channels.get(channel, {})
-
     def entries(self) -> Iterator[tuple[str, str, str | None]]:
         """Yield every (subscriber id, channel, key or None)."""
         for channel, keys in self._channels.items():

@@ -3,7 +3,7 @@
 `receive` takes a batch of commands, `poll` returns messages, `publish` and `send` add them, `expire` forgets
 subscribers that have been silent; times are passed in. `on_ready` is called with a subscriber id when a message waits
 for it. `on_interest` is called with (channel, key or None for all, True or False) when the first subscriber of it has
-come, or the last has gone; `subscribed_keys` has the same at any time.
+come, or the last has gone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
-    KeysWithSubscribers,
     PollReply,
     SubscriberRefused,
     UnknownSubscriber,
@@ -258,10 +257,6 @@ class NodeSideMachine:
         """Return the keys (None for all) by channel that this subscriber has subscribed to; none if it is not known."""
         subscriber = self._subscribers.get(subscriber_id)
         return {} if subscriber is None else {channel: keys for channel, keys in subscriber.subjects.items() if keys}
-
-    def subscribed_keys(self, channel: str) -> KeysWithSubscribers:
-        """Return the subscribed keys of a channel: only these are worth reading."""
-        return KeysWithSubscribers(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
         """Return whether this subscriber id is alive."""

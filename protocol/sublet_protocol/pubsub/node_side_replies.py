@@ -44,10 +44,3 @@ class HoldPoll(Struct, frozen=True):
     """The reply that nothing waits: poll again when `on_ready` names the subscriber, or at `hold_until`."""
 
     hold_until: float
-
-
-class KeysWithSubscribers(Struct, frozen=True):
-    """The keys of a channel that are subscribed by name, and whether all keys are."""
-
-    keys: frozenset[str]
-    has_all: bool

@@ -28,7 +28,12 @@ from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, stream_change
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import NotificationDriver, NotificationDriverFactory, NotificationSender
+from sublet_storage.notify.drivers.base import (
+    FLUSH_S,
+    NotificationDriver,
+    NotificationDriverFactory,
+    NotificationSender,
+)
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     Event,
@@ -183,8 +188,8 @@ class NotificationPublisher:
             with self._working:
                 wake_at = self._work(time.monotonic())
         with self._working:
-            self._send(PublisherCloseRequested(), time.monotonic())
-            self._senders.close()
+            self._send(PublisherCloseRequested(), now := time.monotonic())
+            self._senders.close(max(FLUSH_S, self._close_by - now))
 
     def _wait(self, wake_at: float) -> bool:
         """Wait until there is something to do and the rate allows it; return False when it is over."""
@@ -311,16 +316,14 @@ def shared_publisher(url: str) -> NotificationPublisher:
         return shared_publishers[url]
 
 
-def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = CLOSE_S) -> bool:
-    """Publish and leave, for a process that ends at once. Return False if nothing went out in time; never raise."""
+def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = CLOSE_S) -> None:
+    """Publish and leave, for a process that ends at once; as far as it goes out in time. Never raise."""
     try:
         notifier = NotificationPublisher(url, settings=NotifySettings.from_env())
         notifier.publish(changes)
         notifier.close(timeout_s)
     except Exception:
         log.exception("notifications not published")
-        return False
-    return notifier.sent > 0
 
 
 def _close_all() -> None:
@@ -374,23 +377,23 @@ class NotificationSenders:
         channels = {opened.notify_channel for opened in self._senders.values()}
         return channels.pop() if len(channels) == 1 else None
 
-    def set_endpoints(self, endpoints: Iterable[str]) -> bool:
+    def set_endpoints(self, endpoints: Iterable[str], flush_s: float = FLUSH_S) -> bool:
         """Open senders to these endpoints, and close others; return True if one was opened."""
         endpoints_by_driver: dict[str, list[str]] = {}
         for endpoint in endpoints:
             endpoints_by_driver.setdefault(registry.driver_name(endpoint), []).append(endpoint)
         opened = [self._open(name, tuple(sorted(addresses))) for name, addresses in endpoints_by_driver.items()]
         for name in self._senders.keys() - endpoints_by_driver.keys():
-            self._close(name, self._senders.pop(name).sender)
+            self._close(name, self._senders.pop(name).sender, flush_s)
         return any(opened)
 
     def send(self, message: bytes) -> int:
         """Send by all senders; return how many accepted it."""
         return sum(self._send(name, opened.sender, message) for name, opened in self._senders.items())
 
-    def close(self) -> None:
+    def close(self, flush_s: float = FLUSH_S) -> None:
         """Close all senders; others may be opened later."""
-        self.set_endpoints(())
+        self.set_endpoints((), flush_s)
 
     def _send(self, name: str, sender: NotificationSender, message: bytes) -> bool:
         try:
@@ -418,9 +421,9 @@ class NotificationSenders:
             self._close(name, previous.sender)
         return True
 
-    def _close(self, name: str, sender: NotificationSender) -> None:
+    def _close(self, name: str, sender: NotificationSender, flush_s: float = FLUSH_S) -> None:
         try:
-            sender.close()
+            sender.close(flush_s)
         except Exception as error:  # noqa: BLE001 - likewise
             self._log_failure(name, "notification sender not closed: driver=%s: %s", error)
 

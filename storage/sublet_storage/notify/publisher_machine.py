@@ -88,8 +88,6 @@ class NotificationPublisherMachine:
         self, publisher: str, incarnation: str, settings: NotifySettings, max_waiting: int = MAX_WAITING
     ) -> None:
         self.status = NotificationPublisherStatus.WAITING
-        self.dropped_change_count = 0
-        """Changes that were never sent: too many waited, or too long for a message."""
         self.ready_at = -math.inf
         """Until when nothing is sent, to bound the rate."""
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
@@ -162,7 +160,6 @@ class NotificationPublisherMachine:
 
     def _skip(self, channel: str) -> None:
         """Take a number without a message: subscribers will see that one is missing."""
-        self.dropped_change_count += 1
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
     def _close(self) -> list[bytes]:

@@ -88,11 +88,6 @@ class VersionCache:
         self.old += novelty is ChangeNovelty.OLD
         return novelty
 
-    @property
-    def unconfirmed_bytes(self) -> int:
-        """Of changes that no snapshot has confirmed, and of tombstones."""
-        return self._notified.size + self._tombstones.size
-
     def begin_snapshot(self) -> int:
         """Call before a snapshot is read, and hand what it returns to `merge`."""
         return self._turn

@@ -20,6 +20,10 @@ OnLost = Callable[[], None]
 """Called when the connection is lost: messages may be missed until `OnConnected` is called again."""
 
 
+FLUSH_S = 0.25
+"""How long closing a sender waits for queued messages, unless its process ends and has more time."""
+
+
 class NotificationDriverCapabilities(Struct, frozen=True):
     """The capabilities of a driver.
 
@@ -49,8 +53,9 @@ class NotificationSender(Protocol):
         """Send to every endpoint it was opened for. Never blocks for long, never raises: what fails is counted."""
         ...
 
-    def close(self) -> None:
-        """Wait a moment for queued messages, then release everything, in bounded time; harmless when repeated."""
+    def close(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait so long at most for queued messages, then release everything, in bounded time; harmless when
+        repeated."""
         ...
 
 

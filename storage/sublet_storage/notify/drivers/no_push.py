@@ -15,7 +15,7 @@ class NoPushSender:
     def send(self, message: bytes) -> None:
         """Do nothing."""
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 0.0) -> None:
         """Do nothing, as nothing is open."""
 
 

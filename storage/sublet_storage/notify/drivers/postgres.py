@@ -30,7 +30,7 @@ from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
 from sublet_storage.db.connect import connect, newest_stream, resolve_schema_name
 from sublet_storage.notify.codec import HEAD_MARK, VERSION_MARK
-from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import FLUSH_S, NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.stoppable_thread import JOIN_TIMEOUT_S, StoppableThread
@@ -49,8 +49,6 @@ RECEIVE_TIMEOUT_S = 5.0
 """How long a server may not answer before it is treated as lost."""
 QUIET_S = 10.0
 """The silence after which the server is queried to see whether it is still there."""
-FLUSH_S = 0.25
-"""How long closing a sender waits for queued messages."""
 
 _POOLED = (
     "a pooler shares the connection, and no notification would arrive through it. Give the node a URL that leads to "
@@ -170,9 +168,9 @@ class PostgresNotifySender:
         else:
             self._sender.add(message)
 
-    def close(self) -> None:
-        """Wait a moment for queued messages, then close the connection."""
-        self._sender.flush()
+    def close(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait so long at most for queued messages, then close the connection."""
+        self._sender.flush(timeout_s)
         self._sender.stop()
 
 
@@ -215,11 +213,11 @@ class _Sender(StoppableThread):
             connection.pgconn.send_query_prepared(b"sublet_notify", parameters)
             connection.pgconn.flush()
 
-    def flush(self) -> None:
-        """Wait until nothing waits, but not for long."""
+    def flush(self, timeout_s: float) -> None:
+        """Wait until nothing waits, for so long at most."""
         if not self.owner.is_forked and not self.is_stopping:
             with self._changed:
-                self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
+                self._changed.wait_for(lambda: not (self._waiting or self._in_hand), timeout_s)
 
     def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Stop as every driver's thread does; waiting messages are dropped."""

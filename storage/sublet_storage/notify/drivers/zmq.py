@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
-from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import FLUSH_S, NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.no_push import NoPushSender
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.stoppable_thread import StoppableThread
@@ -35,8 +35,6 @@ MAX_WAITING = 256
 """Messages that wait for one node; when there are more, further ones are dropped."""
 MAX_UNREAD = 64
 """Messages of one peer that a receiver has taken and not handed on; further ones wait on the way."""
-LINGER_MS = 250
-"""How long closing waits for messages to be sent."""
 PEER_TIMEOUT_MS = 5000
 """A peer that does not answer a greeting, or acknowledge a byte, for this time is treated as lost."""
 BACK_MS = 1000
@@ -68,10 +66,10 @@ class ZmqSender:
         else:
             self.dropped += False in [_try_send(each, message) for each in self._sockets]
 
-    def close(self) -> None:
-        """Wait a moment for sent messages, then close."""
+    def close(self, timeout_s: float = FLUSH_S) -> None:
+        """Wait so long at most for sent messages, then close."""
         if not self._owner.is_forked:
-            self._context.destroy(LINGER_MS)
+            self._context.destroy(round(1000 * timeout_s))
 
     def _connect(self, endpoint: str) -> Socket | None:
         """Return a socket connected to one node; None, after a log line, if the endpoint is malformed."""
