@@ -86,6 +86,9 @@ class _Leadership:
     lock_key: int | None = None
     previous_leader_until_us: int = 0
 
+    def end(self) -> None:
+        self.previous_leader_until_us, self.expires_us = max(self.previous_leader_until_us, self.expires_us), 0
+
 
 @dataclass(slots=True)
 class _Life:
@@ -160,7 +163,7 @@ class MemoryGroupStore:
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
             self._history += deletion_records(life.rows.values(), leadership.term, now, user)
-            leadership.expires_us = 0
+            leadership.end()
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
@@ -420,7 +423,7 @@ class MemoryGroupStore:
         if life.group.options.atomic:
             life.frontiers.clear()
             self._begin_epochs(life, target.epoch_start)
-        leader.expires_us = 0
+        leader.end()
         return moves
 
     # --- small parts --------------------------------------------------------------------------------------------

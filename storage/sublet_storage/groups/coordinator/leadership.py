@@ -79,6 +79,8 @@ _RENEW = f"""
 update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond', lock_key = %(lock_key)s
  where leadership_id = any(%(ids)s::bigint[])"""
 
+_RELEASE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
+
 _EXPIRE = "select end_leaderships(%(ids)s::bigint[])"
 
 _FIRST_HERE = """
@@ -186,12 +188,13 @@ def release(
 ) -> frozenset[int]:
     """Expire the leases that are still this incarnation's at their terms; return their ids."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
-    expire(connection, own)
+    connection.execute(_RELEASE, {"ids": own})
     return frozenset(own)
 
 
 def expire(connection: Connection, ids: Sequence[int]) -> None:
-    """End the leases of rows that this transaction has locked, for good."""
+    """End others' leases, of rows that this transaction has locked, for good; next leaders read how long these may
+    still answer."""
     connection.execute(_EXPIRE, {"ids": list(ids)})
 
 
