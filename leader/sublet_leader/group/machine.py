@@ -96,7 +96,7 @@ class GroupLeader:
     ) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.streams = StreamTable(rows, term, now, settings, previous_leader_until)
+        self.streams = StreamTable(rows, term, now, settings, previous_leader_until, group.options.session_expiry_s)
         self.timers = GroupTimers(settings, now, previous_leader_until)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
