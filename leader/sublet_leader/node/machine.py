@@ -452,7 +452,7 @@ class Node:
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
             elif isinstance(result, WritesCommitFailed):
-                self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
+                self._answer_leader(writes, group_events.WritesNotCommitted(writes), now)
             else:
                 self._add_watch_events(writes.group_id, result.history)
                 self._answer_leader(writes, group_events.WritesCommitted(result), now)

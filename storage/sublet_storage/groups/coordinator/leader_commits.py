@@ -227,6 +227,7 @@ def make_busy_result(writes: GroupWrites, *, is_outcome_unknown: bool = False) -
         False,
         tuple(LendingChangeResult(change, LendingOutcome.BUSY, None) for change in writes.changes),
         is_outcome_unknown=is_outcome_unknown,
+        needs_stream_sync=writes.needs_stream_sync,
     )
 
 
