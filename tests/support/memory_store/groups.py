@@ -457,7 +457,7 @@ class MemoryGroupStore:
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
         heeding = dict(new)
         for line in self._history if former else ():
-            is_unnoticed = line.event == "delete" or (line.event == "reset" and line.is_forced)
+            is_unnoticed = line.event == "delete" or (line.event in ("reset", "block") and line.is_forced)
             if line.group_id in former and line.at_us > since_us and is_unnoticed and line.stream_id in new:
                 heeding[line.stream_id] = replace(new[line.stream_id], held_until_us=line.at_us)
         return heeding
