@@ -91,7 +91,7 @@ def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
 @pytest.mark.parametrize("target", [ResetTarget.offset(7), ResetTarget.current()], ids=str)
 def test_a_group_goes_on_from_where_it_is_reset_to(halfway: Halfway, target: ResetTarget) -> None:
     world, group, led, _, _ = halfway
-    assert count_held(world.connection, group) == 0
+    assert count_held(world.connection, group, ()) == 0
     planned = plan_reset(world.connection, group, target)
     assert world.reset(group, target) == {move.stream_id: (move.before, move.after) for move in planned}
     assert places(world, group) == {move.stream_id: f"free at {move.after}" for move in planned}

@@ -64,7 +64,16 @@ Where the group is in a stream that it has no row of: at 0, if the stream came s
 began is none of its own, and what goes from where the group is (current, shift) does not concern it. What retention has
 taken of a stream that came since is passed by, whether a leader has noticed the stream or not."""
 
-_HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
+# Upwards from what is granted: ids grow from parent to child.
+_HELD = """
+with recursive up (stream_id, ancestor) as (
+  select stream_id, stream_id from lending where group_id = %(group)s and status = 'held'
+  union
+  select up.stream_id, p.ancestor
+    from up join stream s on s.stream_id = up.ancestor cross join lateral unnest(s.parents) as p (ancestor)
+   where p.ancestor >= %(oldest)s::bigint
+)
+select count(distinct stream_id) from up where %(oldest)s::bigint is null or ancestor = any(%(streams)s::bigint[])"""
 
 _GRANTED = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
@@ -142,9 +151,10 @@ class _StreamPlan(Struct, frozen=True):
         )
 
 
-def count_held(connection: Connection, group: Group) -> int:
-    """Return how many streams are granted."""
-    (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
+def count_held(connection: Connection, group: Group, streams: Collection[int]) -> int:
+    """Return how many streams are granted: of these and those that follow them, or of all if there are none."""
+    parameters = {"group": group.group_id, "streams": list(streams), "oldest": min(streams, default=None)}
+    (row,) = connection.execute(_HELD, parameters).fetchall()
     return int(row[0])
 
 
