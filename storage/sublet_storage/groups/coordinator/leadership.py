@@ -92,8 +92,6 @@ _OLDER_GRANTS = """
 select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
  where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
 
-_MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
-
 
 class LockedLeadership(Struct, frozen=True):
     """A leadership row locked by this transaction, at the time of the lock, with the policy of its group."""
@@ -146,12 +144,6 @@ def is_first_here(connection: Connection, leadership_id: int) -> bool:
 def read_older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
     """Return (stream, grant id) of what was granted before the term in force."""
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
-
-
-def mark_never_granted(connection: Connection, leadership_id: int) -> None:
-    """Give streams that were never granted, as far as is known on this timeline, an id of the one before, as they may
-    have been granted there since."""
-    connection.execute(_MARK_NEVER_GRANTED, {"id": leadership_id})
 
 
 def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:
