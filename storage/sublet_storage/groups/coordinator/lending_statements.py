@@ -370,10 +370,10 @@ def note_failover(
     """Give streams that were never granted, as far as is known on this timeline, an id of the one before, as they may
     have been granted there since; and record that what follows on any position may be seen twice, but for streams of
     which that is `recorded`."""
-    said = {"group": group_id, "term": term, "reason": FAILED_OVER, "recorded": recorded, "now_us": now_us}
+    parameters = {"group": group_id, "term": term, "reason": FAILED_OVER, "recorded": recorded, "now_us": now_us}
     after = 0
     while after is not None:
-        ((after,),) = connection.execute(_NOTE_FAILOVER, {**said, "after": after, "page": PAGE}).fetchall()
+        ((after,),) = connection.execute(_NOTE_FAILOVER, {**parameters, "after": after, "page": PAGE}).fetchall()
 
 
 def _format_array(numbers: list[int]) -> str:
