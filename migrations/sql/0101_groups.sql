@@ -137,11 +137,12 @@ begin
       on conflict do nothing;
 end $$;
 
--- End leases, also for a clock that is set back later.
+-- End leases of others, also for a clock that is set back later.
 create function end_leaderships(p_groups bigint[]) returns void
 language plpgsql security definer set search_path from current as $$
 begin
-  update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(p_groups);
+  update leadership set deposed_until = greatest(deposed_until, expires_at), expires_at = timestamptz 'epoch'
+   where leadership_id = any(p_groups);
 end $$;
 
 -- Orders the processes of one session name in a group. Draws of one name are serialized and increase; the clock keeps

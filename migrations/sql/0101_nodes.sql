@@ -38,7 +38,8 @@ create table leadership (
   previous_node text,                                  -- the leader before this term; null: none
   previous_incarnation text,
   timeline text,                                       -- on which it was elected, and leads
-  previous_timeline text
+  previous_timeline text,
+  deposed_until timestamptz                            -- until then one whose lease ended early may believe it leads
 ) with (fillfactor = 50);
 create index leadership_step_down on leadership (incarnation) where step_down_term is not null;
 

@@ -13,16 +13,12 @@ incarnation."""
 
 
 def upgrade() -> None:
-    op.execute("alter table leadership add column lock_key integer, add column deposed_until timestamptz")
+    op.execute("alter table leadership add column lock_key integer")
     op.execute(
         "comment on column leadership.lock_key is "
         "'of the advisory lock that the leader holds as long as its process lives; null: its lease alone decides'"
     )
-    op.execute(
-        "comment on column leadership.deposed_until is "
-        "'until then a leader from which it was claimed by its free lock may believe that it leads'"
-    )
 
 
 def downgrade() -> None:
-    op.execute("alter table leadership drop column lock_key, drop column deposed_until")
+    op.execute("alter table leadership drop column lock_key")

@@ -11,6 +11,7 @@ from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.admin.reset_transaction import count_held
 from sublet_storage.groups.model.records import Group, OnDataLoss
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.groups.status.diagnosis_queries import diagnose_group
@@ -189,6 +190,7 @@ def test_a_forced_reset_takes_back_what_follows(descended: Descended) -> None:
 @pytest.mark.conforms("E33")
 def test_a_reset_waits_for_holders_of_what_follows(descended: Descended) -> None:
     world, led, last, _ = descended
+    assert count_held(world.connection, led.group, (led.stream,)) == 1, "what is beside it is not waited for"
     with pytest.raises(Conflict, match=f"1 of its streams are granted.* the first is {last.stream}"):
         world.reset(led, ResetTarget.earliest(), led.stream)
     assert not led.write().has_stale_term, "nothing was done"

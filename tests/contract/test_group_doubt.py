@@ -24,9 +24,10 @@ from sublet_storage.groups.model.records import (
 from tests.contract.group_world import LEASE_S, ONE, TWO, Held, Led, PostgresWorld, World, outcome, row_of
 
 HOLD_S = 90.0
-SLOW_HISTORY = """
+SLOW = """
 create function nap() returns trigger language plpgsql as $$ begin perform pg_sleep(0.05); return new; end $$;
-create trigger nap before insert on lending_history for each row execute function nap()"""
+create trigger nap before insert on lending_history for each row execute function nap();
+create trigger nap before update on lending for each row when (new.grant_id = 1) execute function nap()"""
 
 
 def to_etl(led: Led, stream: int | None = None, epoch: int | None = 7, session: str | None = "etl") -> Held:
@@ -302,16 +303,16 @@ def test_a_claim_again_ends_no_grant_of_its_term(postgres: PostgresWorld) -> Non
 
 @pytest.mark.conforms("E11", "P10")
 def test_a_failover_ends_grants_page_by_page(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The statements of a large group would be canceled, at each claim: here each line of history takes 0.05 s."""
+    """The statements of a large group would be canceled, at each claim: here a line, or a mark, takes 0.05 s."""
     led = postgres.led(60)
     for stream in led.streams:
         postgres.append(stream, 1)
     for stream in led.streams[:30]:
         led.grant(stream)
     postgres.connection.execute("update leadership set timeline = 'the former'")
-    postgres.connection.execute(SLOW_HISTORY)
+    postgres.connection.execute(SLOW)
     monkeypatch.setattr(lending_statements, "PAGE", 5)
-    store = postgres.another_store(postgres.clock, statement_timeout_s=1.2)
+    store = postgres.another_store(postgres.clock, statement_timeout_s=1.4)
     term = store.claim(led.group_id, TWO, LEASE_S).term
     assert {line.stream_id for line in led.history() if line.term == term} >= set(led.streams)
     rows = postgres.store.load(led.group_id, term)

@@ -26,23 +26,27 @@ def since(led: Led) -> dict[int, float]:
 
 @pytest.mark.conforms("E23", "E34")
 def test_the_next_life_knows_when_streams_were_taken(world: World) -> None:
-    first = world.led(3)
-    had, free, freed = first.streams
+    first = world.led(4)
+    had, free, freed, blocked = first.streams
     world.append(had, 2)
     first.grant(had)
     first.grant(freed).force_release()
+    world.append(blocked, 2)
+    first.grant(blocked).advance(2)
+    world.lower_head(blocked, 1)
+    first.sync()
     other = world.lead(world.group(Subscription.parse("$share/billing/#")))
     other.grant(free)
     third = world.group(Subscription.parse("$share/third/#"))
     for led in (first, other):
         world.store.delete_group(led.group.subscription)
     world.clock.advance(3)
-    assert since(world.lead(world.declare())) == {had: 3.0}
+    assert since(world.lead(world.declare())) == {had: 3.0, blocked: 3.0}
     assert since(world.lead(third)) == {}
     world.store.delete_group(SHARE)
     world.clock.advance(2)
     led = world.lead(world.declare())
-    assert since(led) == {had: 5.0}, "also if it is made anew twice"
+    assert since(led) == {had: 5.0, blocked: 5.0}, "also if it is made anew twice"
     assert led.grant(had).row.reserved_s == 0, "which is for the leader to see to"
     world.rollover(1)
     assert led.sync()[had].reserved_s == 0, "what is granted is not marked again as streams come"

@@ -16,7 +16,7 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
+from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_history_event
 from sublet_storage.groups.model.records import (
     ForceRelease,
     Group,
@@ -146,7 +146,8 @@ class WatchedGroups(MemoryGroupStore):
             after = rows[row.stream_id]
             if row.status is LendingStatus.HELD and after.status is not LendingStatus.RESERVED:
                 continue
-            if (event := make_failover_event(after, self._facts(row.stream_id))) is not None:
+            if after.position < (head := self._facts(row.stream_id).head):
+                event = make_history_event("failover", after, FAILED_OVER, head)
                 self._history.append(to_history_record(after, event, term, now))
 
     # --- operators' actions that the twin does not have -------------------------------------------------------------

@@ -126,7 +126,7 @@ class Bench:
     def fail(self) -> None:
         """The transaction did not happen."""
         lost, self.entries, self.renew = tuple(self.entries), [], False
-        self.give(WritesNotCommitted(lost))
+        self.give(WritesNotCommitted(GroupWrites(self.group.group_id, self.term, lost)))
 
     def settle(self) -> None:
         """Commit until nothing waits."""

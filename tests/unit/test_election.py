@@ -152,12 +152,13 @@ def test_an_answer_is_about_its_own_term() -> None:
 
 
 @pytest.mark.conforms("E12")
-def test_the_loser_asks_again_when_that_lease_ends() -> None:
+@pytest.mark.parametrize(("remaining_s", "retry_at"), [(8.0, 8.75), (3600.0, 10.75)], ids=["running", "clock set back"])
+def test_the_loser_asks_again_when_that_lease_ends(remaining_s: float, retry_at: float) -> None:
     machine = election()
-    outcome = play(machine, (0.0, StartCampaign(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
-    assert outcome == ElectionOutcome(notices=(LeadershipHeldElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
-    assert machine.decide(Tick(), 8.7).claims == ()
-    assert machine.decide(Tick(), 8.75).claims == (5,)
+    outcome = play(machine, (0.0, StartCampaign(5)), (0.5, beaten(5, 0.0, remaining_s, jitter_s=0.25)))
+    assert outcome == ElectionOutcome(notices=(LeadershipHeldElsewhere(5, "there:1"),), wake_at=retry_at)
+    assert machine.decide(Tick(), retry_at - 0.05).claims == ()
+    assert machine.decide(Tick(), retry_at).claims == (5,)
 
 
 @pytest.mark.conforms("E15")

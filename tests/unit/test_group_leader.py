@@ -30,6 +30,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_storage.groups.coordinator.leader_commits import make_busy_result
 from sublet_storage.groups.model.records import (
     SUSPECT_LOSSES,
     AdvancePosition,
@@ -546,7 +547,7 @@ def test_a_stream_finished_before_its_grant_is_dropped(fails_first: bool) -> Non
     [grant], bench.entries = bench.entries, []
     assert isinstance(grant, GrantStream)
     if fails_first:
-        bench.give(WritesNotCommitted((grant,)))
+        bench.give(WritesNotCommitted(GroupWrites(bench.group.group_id, bench.term, (grant,))))
     bench.change_row(position=HEAD)
     bench.give(StreamsChanged())
     bench.debounce()
@@ -554,7 +555,7 @@ def test_a_stream_finished_before_its_grant_is_dropped(fails_first: bool) -> Non
     assert bench.row().status is LendingStatus.FINISHED
     bench.leave()
     if not fails_first:
-        bench.give(WritesNotCommitted((grant,)))
+        bench.give(WritesNotCommitted(GroupWrites(bench.group.group_id, bench.term, (grant,))))
     bench.join(OTHER)
     bench.pass_time(bench.settings.resend_interval_s + 1.0, OTHER)
     assert bench.holders() == {2: OTHER}
@@ -1000,6 +1001,15 @@ def test_members_receive_how_far_an_atomic_group_is() -> None:
     assert bench.received(PingResponse) == [], "it has not moved"
     bench.receive(Ping((BORROWER,), sent_at=18.0))
     assert [each.epochs for each in bench.received(PingResponse)] == [answer.epochs]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_sync_that_fails_is_soon_made_again(is_busy: bool) -> None:
+    bench = Bench()
+    lost = GroupWrites(bench.group.group_id, bench.term, needs_stream_sync=True)
+    bench.give(WritesCommitted(make_busy_result(lost)) if is_busy else WritesNotCommitted(lost))
+    bench.tick(bench.settings.resend_interval_s)
+    assert bench.renew
 
 
 def test_only_written_progress_causes_a_sync() -> None:

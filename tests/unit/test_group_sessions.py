@@ -81,10 +81,16 @@ def test_one_that_returns_in_time_gets_its_own_back(
 @pytest.mark.conforms("E26")
 @RESERVED
 @pytest.mark.parametrize("is_led_anew", [False, True])
-def test_what_is_reserved_is_given_away_in_time(reserve: Callable[[], Bench], is_led_anew: bool) -> None:
-    """A successor of the leader keeps it as long."""
+@pytest.mark.parametrize("set_back_s", [0, 3600])
+def test_what_is_reserved_is_given_away_in_time(
+    reserve: Callable[[], Bench], set_back_s: int, is_led_anew: bool
+) -> None:
+    """A successor of the leader keeps it as long, by its own clock if the database's was set back."""
     bench = reserve()
     before = bench.row()
+    assert before.held_until_us is not None
+    bench.change_row(held_until_us=before.held_until_us + set_back_s * 1_000_000)
+    bench.streams.rollover(1)
     if is_led_anew:
         bench.lead()
     bench.named("b/1", "other")

@@ -275,6 +275,22 @@ def test_sessions_of_one_caller_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.conforms("X4")
+@pytest.mark.parametrize("state", ["waiting", "led", "gone"])
+def test_who_is_replaced_soon_takes_no_room(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """Nor does what is waited for by an agent that is gone."""
+    monkeypatch.setattr(group_registry, "MAX_BORROWERS_OF_PRINCIPAL", 2)
+    play = Play()
+    for number in range(1, 6):
+        play.want(f"a/{number}", predecessor=None if state == "gone" else f"a/{number - 1}")
+        if state == "gone":
+            play.do(AgentsExpired(frozenset({"a"})))
+        elif state == "led":
+            play.settle()
+        play.do(Tick(), play.now + 1.1)
+    assert play.received(Invalidate) == []
+
+
+@pytest.mark.conforms("X4")
 def test_who_is_sent_on_soon_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_registry, "MAX_BORROWERS_OF_PRINCIPAL", 1)
     play = Play()

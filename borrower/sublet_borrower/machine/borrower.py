@@ -216,10 +216,9 @@ class Borrower:
 
     def _destroy(self, reason: BorrowerEndReason, detail: str) -> None:
         self._move(BorrowerStatus.DESTROYED)
-        leaving = self._leave_deadline is not None
-        if leaving and reason is BorrowerEndReason.RETRY and not len(self.streams):
+        if self._leave_deadline is not None and reason is BorrowerEndReason.RETRY and not len(self.streams):
             reason = BorrowerEndReason.DONE
-        self._out.ended = BorrowerEnded(reason, detail, leaving)
+        self._out.ended = BorrowerEnded(reason, detail)
 
     # --- looking for a leader ---------------------------------------------------------------------------------------
 

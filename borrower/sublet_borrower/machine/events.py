@@ -128,7 +128,6 @@ class BorrowerEnded(Struct, frozen=True):
 
     reason: BorrowerEndReason
     detail: str
-    is_leaving: bool
 
 
 class BorrowerOutcome(Struct, frozen=True):

@@ -69,12 +69,10 @@ class LeadershipAcquired(Struct, frozen=True):
 
 
 class LeadershipHeldElsewhere(Struct, frozen=True):
-    """That node leads; this one claims again at `retry_at`, or sooner if it campaigns again."""
+    """The node of that address leads; this one claims again in time."""
 
     leadership_id: int
     address: str
-    node: str
-    retry_at: float
 
 
 class LeadershipLost(Struct, frozen=True):

@@ -289,14 +289,13 @@ class Election:
         assert answer is not None
         assert answer.leadership is not None
         claim = answer.leadership
-        retry_at = max(
-            now + claim.remaining_s + answer.jitter_s, record.attempted_at + self._settings.claim_retry_interval_s
+        remaining_s = min(claim.remaining_s, self._settings.lease_duration_s)  # above it, as in `_lead`
+        self._sleep(
+            record,
+            max(now + remaining_s + answer.jitter_s, record.attempted_at + self._settings.claim_retry_interval_s),
         )
-        self._sleep(record, retry_at)
         if not self._has_rival_gone(record, now):
-            self._notices.append(
-                LeadershipHeldElsewhere(record.leadership_id, claim.node.address, claim.node.name, retry_at)
-            )
+            self._notices.append(LeadershipHeldElsewhere(record.leadership_id, claim.node.address))
 
     def _retry(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(record, now + self._settings.claim_retry_interval_s + (answer.jitter_s if answer else 0.0))

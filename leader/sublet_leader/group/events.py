@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord, LendingChange
+from sublet_storage.groups.model.records import GroupWriteResult, GroupWrites, HistoryRecord, LendingChange
 
 
 class BorrowerMessageReceived(Struct, frozen=True):
@@ -23,9 +23,9 @@ class WritesCommitted(Struct, frozen=True):
 
 
 class WritesNotCommitted(Struct, frozen=True):
-    """The transaction certainly did not commit: these changes are still to be written."""
+    """The transaction certainly did not commit: these writes are still to be done."""
 
-    changes: tuple[LendingChange, ...]
+    writes: GroupWrites
 
 
 class ForcedRevokeRequested(Struct, frozen=True):

@@ -54,6 +54,7 @@ from sublet_storage.groups.model.records import (
     Group,
     GroupDesiredState,
     GroupWriteResult,
+    GroupWrites,
     HistoryRecord,
     Lending,
     LendingChange,
@@ -95,7 +96,7 @@ class GroupLeader:
     ) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.streams = StreamTable(rows, term, now, settings, previous_leader_until)
+        self.streams = StreamTable(rows, term, now, settings, previous_leader_until, group.options.session_expiry_s)
         self.timers = GroupTimers(settings, now, previous_leader_until)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
@@ -117,7 +118,7 @@ class GroupLeader:
             case WritesCommitted():
                 self._apply_result(event.result, now)
             case WritesNotCommitted():
-                self._put_back(event.changes, now)
+                self._put_back(event.writes, now)
             case ForcedRevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case MemberRightRevoked():
@@ -138,8 +139,10 @@ class GroupLeader:
         out = self._out
         return GroupOutcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
 
-    def _put_back(self, changes: Iterable[LendingChange], now: float) -> None:
-        for change in changes:
+    def _put_back(self, writes: GroupWrites, now: float) -> None:
+        if writes.needs_stream_sync:
+            self.timers.sync_soon(now + self.settings.resend_interval_s)
+        for change in writes.changes:
             entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
             self._assignments.free_denied(entry)
             if self.streams.drop_finished(entry) or entry.is_quiet:
@@ -271,9 +274,8 @@ class GroupLeader:
 
     def _send_ping_response(self, member: Member, without: tuple[tuple[int, int], ...]) -> None:
         self.members.unannounced.pop(member.borrower_id, None)
-        sent_at, valid_for_s = member.last_ping_sent_at or 0.0, self.settings.ping_valid_for_s
-        answer = PingResponse(member.borrower_id, self.term, sent_at, valid_for_s, self.epochs, without)
-        self._send(member.agent, answer)
+        sent_at, valid_s = member.last_ping_sent_at or 0.0, self.settings.ping_valid_for_s
+        self._send(member.agent, PingResponse(member.borrower_id, self.term, sent_at, valid_s, self.epochs, without))
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
         assignment = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
@@ -330,6 +332,8 @@ class GroupLeader:
                 self._take_answer(entry, answer, now)
         for row in result.synced:
             self._take_row(row, now)
+        if result.needs_stream_sync:
+            self.timers.sync_soon(now + self.settings.resend_interval_s)
         if result.epochs not in ((), self.epochs):
             self.epochs = result.epochs
             self.members.mark_unannounced()
@@ -338,13 +342,11 @@ class GroupLeader:
             self._apply_desired_state(result.desired_state, now)
 
     def _apply_desired_state(self, desired_state: GroupDesiredState, now: float) -> None:
-        """Apply a change of the desired state."""
         self.desired_state = desired_state
         self.members.set_weights(desired_state.weights)
         if desired_state.pause_reason is not None:
             self._take_back(self.streams.assigned_stream_ids(), now)
-        record = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
-        self._out.history.append(record)
+        self._out.history.append(transient_record(self.group.group_id, self.term, COMMAND, desired_state.format()))
         self._note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
@@ -398,8 +400,7 @@ class GroupLeader:
                 self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem, ends_doubt=True))
             elif holder is not None:
                 holder.is_final_queued = False
-        sender = self.members.get(getattr(change if holder is None else holder, "borrower_id", ""))
-        if sender is not None:
+        if (sender := self.members.get(getattr(holder or change, "borrower_id", ""))) is not None:
             self._evict(sender, BorrowerEndReason.DENIED, problem, now)
 
     def _take_row(self, row: Lending, now: float) -> None:

@@ -72,5 +72,4 @@ class SessionFencing:
                 self._assignments.force_release(entry, reason, now, self._reserve_s)
         for older in self._members.older_than(session, epoch):
             self._assignments.evict(older, reason, now, self._reserve_s)
-            self._members.mark_replaced(older.borrower_id, now)
             self._end(older.agent, older.borrower_id, term, session)

@@ -139,8 +139,10 @@ class StreamTable:
         term: int,
         now: float,
         settings: LeaderSettings,
-        previous_leader_until: float = float("-inf"),
+        previous_leader_until: float,
+        session_expiry_s: float,
     ) -> None:
+        self._max_reserved_s = max(session_expiry_s, settings.eviction_timeout_s)
         self._streams: dict[int, StreamEntry] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
@@ -296,7 +298,9 @@ class StreamTable:
             entry = self._streams[row.stream_id] = StreamEntry(row, valid_until=self._compute_valid_until(row, now))
             self._store_row(entry, row, now)
         elif row.grant_id >= entry.lending.grant_id:
+            until = entry.reserved_until if row.grant_id == entry.lending.grant_id else float("inf")
             self._store_row(entry, row, now)
+            entry.reserved_until = min(entry.reserved_until, until)
         return entry
 
     def _compute_valid_until(self, row: Lending, now: float) -> float:
@@ -311,13 +315,19 @@ class StreamTable:
             return since + lease_s + grant_validity_s
         return float("-inf")
 
+    def _compute_reserved_until(self, row: Lending, now: float) -> float:
+        if row.reserved_s <= 0:
+            return 0.0
+        doubt = row.pending_in_doubt  # none is reserved for longer: then the database's clock was set back
+        return now + min(row.reserved_s, self._max_reserved_s if doubt is None else doubt.hold_s)
+
     def _store_row(self, entry: StreamEntry, row: Lending, now: float) -> None:
         """Store the row as it was just read."""
         previous_session = entry.lending.session
         if row.grant_id != entry.lending.grant_id:
             entry.pending_release = None
         entry.lending = row
-        entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
+        entry.reserved_until = self._compute_reserved_until(row, now)
         if previous_session is not None:
             self._forget_name(previous_session, row.stream_id)
         if row.session is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct, field
 
@@ -11,6 +11,7 @@ from sublet_leader.node.caller_count_limit import CallerCountLimit
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.limits import MAX_BORROWERS_OF_NODE, MAX_BORROWERS_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import LeaderWanted
 from sublet_storage.groups.model.records import Group
 
 REDIRECT_EXPIRY_S = 1.0
@@ -60,7 +61,7 @@ class GroupRegistry:
         self, subscription: Subscription, received: AgentMessageReceived, borrower_id: str, now: float
     ) -> str:
         """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
-        group. Return "", or why it cannot be added."""
+        group, and that of its predecessor. Return "", or why it cannot be added."""
         borrower = received.agent, borrower_id
         if borrower not in self._callers:
             if not self._borrower_counts.add(received.caller):
@@ -68,6 +69,8 @@ class GroupRegistry:
                     f"{received.caller} has as many sessions at this node as it may, or all together have. Close some."
                 )
             self._callers[borrower] = received.caller
+        if isinstance(received.message, LeaderWanted):
+            self.remove_waiter(received.agent, received.message.predecessor or "")
         if self._subscriptions.get(borrower) != subscription:
             self.remove_waiter(*borrower)
         self._subscriptions[borrower] = subscription
@@ -85,6 +88,11 @@ class GroupRegistry:
             entry = self._entries[subscription]
             entry.waiting.pop((agent, borrower_id), None)
             entry.sent_on.pop((agent, borrower_id), None)
+
+    def remove_agents(self, agents: Collection[str]) -> None:
+        """Remove what borrowers of these agents wait for."""
+        for borrower in [borrower for borrower in self._subscriptions if borrower[0] in agents]:
+            self.remove_waiter(*borrower)
 
     def remove_group(self, group: Group) -> tuple[AgentMessageReceived, ...]:
         """Remove a deleted group, so that its subscription can have a new one. Return all waiting requests, once."""
@@ -172,7 +180,8 @@ class GroupRegistry:
         for subscription in stale:
             self.take_waiters(subscription)
         dropped = [self._entries.pop(subscription) for subscription in stale]
-        for borrower in self._callers.keys() - self._subscriptions.keys() - self._group_by_borrower.keys():
+        members = {b for b, group_id in self._group_by_borrower.items() if leaders[group_id].members.get(b[1])}
+        for borrower in self._callers.keys() - self._subscriptions.keys() - members:
             self._borrower_counts.remove(self._callers.pop(borrower))
         self._check_at = now + 1.0 if self._entries else float("inf")
         groups = tuple(entry.group for entry in dropped if entry.group is not None)

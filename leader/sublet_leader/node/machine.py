@@ -205,6 +205,7 @@ class Node:
             self._dead_agents.note_poll(event.agent, event.is_held, now)
         else:
             self._parts.remove_agents(event.agents)
+            self.registry.remove_agents(event.agents)
 
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         admitted = self._parts.admit(received, now)
@@ -332,11 +333,10 @@ class Node:
 
     def _elect(self, event: el.Event, now: float) -> None:
         outcome = self.election.decide(event, now)
-        lock_key = self.election.lock_key
-        for claimed in outcome.claims:
-            self._out.requests.append(ClaimLeadership(claimed, now, lock_key, outcome.rivals.get(claimed)))
+        key = self.election.lock_key
+        self._out.requests.extend(ClaimLeadership(each, now, key, outcome.rivals.get(each)) for each in outcome.claims)
         if outcome.renew:
-            self._out.requests.append(RenewLeaderships(outcome.renew, now, lock_key))
+            self._out.requests.append(RenewLeaderships(outcome.renew, now, key))
         if outcome.release:
             self._out.requests.append(ReleaseLeaderships(outcome.release))
         self._election_wake = _NEVER if outcome.wake_at is None else outcome.wake_at
@@ -452,7 +452,7 @@ class Node:
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
             elif isinstance(result, WritesCommitFailed):
-                self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
+                self._answer_leader(writes, group_events.WritesNotCommitted(writes), now)
             else:
                 self._add_watch_events(writes.group_id, result.history)
                 self._answer_leader(writes, group_events.WritesCommitted(result), now)

@@ -121,7 +121,8 @@ messages, and errors of batches. From half of it on a new batch is refused; beyo
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
 MAX_BORROWERS_OF_PRINCIPAL = 10_000
-"""Most sessions of one principal at an authenticating node; at others, of one agent."""
+"""Most sessions of one principal at an authenticating node; at others, of one agent. A borrower that another one
+replaces counts for a second more."""
 MAX_BORROWERS_OF_NODE = 100_000
 """Most sessions at a node."""
 MAX_GROUPS_PER_MINUTE = 60

@@ -87,6 +87,9 @@ class _Leadership:
     lock_key: int | None = None
     previous_leader_until_us: int = 0
 
+    def end(self) -> None:
+        self.previous_leader_until_us, self.expires_us = max(self.previous_leader_until_us, self.expires_us), 0
+
 
 @dataclass(slots=True)
 class _Life:
@@ -162,7 +165,7 @@ class MemoryGroupStore:
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
             self._history += deletion_records(life.rows.values(), leadership.term, now, user)
-            leadership.expires_us = 0
+            leadership.end()
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
@@ -422,7 +425,7 @@ class MemoryGroupStore:
         if life.group.options.atomic:
             life.frontiers.clear()
             self._begin_epochs(life, target.epoch_start)
-        leader.expires_us = 0
+        leader.end()
         return moves
 
     # --- small parts --------------------------------------------------------------------------------------------
@@ -456,7 +459,7 @@ class MemoryGroupStore:
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}
         heeding = dict(new)
         for line in self._history if former else ():
-            is_unnoticed = line.event == "delete" or (line.event == "reset" and line.is_forced)
+            is_unnoticed = line.event == "delete" or (line.event in ("reset", "block") and line.is_forced)
             if line.group_id in former and line.at_us > since_us and is_unnoticed and line.stream_id in new:
                 heeding[line.stream_id] = replace(new[line.stream_id], held_until_us=line.at_us)
         return heeding

@@ -108,7 +108,7 @@ def reset_live_group(
     """
     with hold_reset_lock(url, group), pause_during_reset(url, group, target):
         if not force:
-            _wait(connection, group, drain_timeout_s, waiting)
+            _wait(connection, group, streams, drain_timeout_s, waiting)
         try:
             with connection.transaction():
                 reason = reason_with_user(f"reset to {target}", read_database_user(connection))
@@ -138,11 +138,18 @@ def pause_during_reset(url: str, group: Group, target: ResetTarget) -> Iterator[
         send_command(url, subscription, ResumeGroup(only=reason))
 
 
-def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting: Callable[[int], None]) -> None:
-    """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raise
-    `Conflict` where the group was resumed, whose members then hand nothing over."""
+def _wait(
+    connection: Connection,
+    group: Group,
+    streams: Collection[int],
+    drain_timeout_s: float,
+    waiting: Callable[[int], None],
+) -> None:
+    """Wait until none of these streams, nor one that follows them, is held (none: of all), or the time is over: then
+    the next step reports what is still granted. Raise `Conflict` where the group was resumed, whose members then hand
+    nothing over."""
     deadline, last_count = time.monotonic() + drain_timeout_s, -1
-    while (held_count := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:
+    while (held_count := reset_transaction.count_held(connection, group, streams)) and time.monotonic() < deadline:
         live_group = group_lifecycle.find_by_id(connection, group.group_id)
         if live_group is not None and live_group.desired_state.pause_reason is None:
             raise _resumed_error(group)

@@ -70,7 +70,16 @@ select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone
          else {STARTING_OFFSET.format(policy="kind", value="value")} end end as after{_OF_GROUP}
  order by s.stream_id"""
 
-_HELD = "select count(*) from lending where group_id = %(group)s and status = 'held'"
+# Upwards from what is granted: ids grow from parent to child.
+_HELD = """
+with recursive up (stream_id, ancestor) as (
+  select stream_id, stream_id from lending where group_id = %(group)s and status = 'held'
+  union
+  select up.stream_id, p.ancestor
+    from up join stream s on s.stream_id = up.ancestor cross join lateral unnest(s.parents) as p (ancestor)
+   where p.ancestor >= %(oldest)s::bigint
+)
+select count(distinct stream_id) from up where %(oldest)s::bigint is null or ancestor = any(%(streams)s::bigint[])"""
 
 _GRANTED = "select stream_id from lending where group_id = %(group)s and status in ('held', 'reserved')"
 
@@ -148,9 +157,10 @@ class _StreamPlan(Struct, frozen=True):
         )
 
 
-def count_held(connection: Connection, group: Group) -> int:
-    """Return how many streams are granted."""
-    (row,) = connection.execute(_HELD, {"group": group.group_id}).fetchall()
+def count_held(connection: Connection, group: Group, streams: Collection[int]) -> int:
+    """Return how many streams are granted: of these and those that follow them, or of all if there are none."""
+    parameters = {"group": group.group_id, "streams": list(streams), "oldest": min(streams, default=None)}
+    (row,) = connection.execute(_HELD, parameters).fetchall()
     return int(row[0])
 
 

@@ -181,7 +181,7 @@ def insert_exported_frontiers(
     _insert(connection, group_id, {**exported, **initial}, None)
 
 
-def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> None:
+def add_spaces(connection: Connection, keys: Collection[Key], now_us: int | None) -> None:
     """Begin frontiers for the spaces of these streams where their groups, which are atomic, have none."""
     parameters = {"groups": [group for group, _ in keys], "streams": [stream for _, stream in keys], "now_us": now_us}
     connection.execute(_ADD, parameters)

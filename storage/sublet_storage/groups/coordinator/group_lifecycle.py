@@ -61,7 +61,7 @@ _FORMER = f"""
 update lending l set held_until = former.at
   from (select g.group_id, h.stream_id, max(h.at) as at
           from consumer_group g join consumer_group f using (kind, name, filter) join lending_history h
-            on h.group_id = f.group_id and h.event in ('delete', 'reset') and h.at > {NOW} - interval '1 hour'
+            on h.group_id = f.group_id and h.event in ('delete', 'reset', 'block') and h.at > {NOW} - interval '1 hour'
          where g.group_id = any(%(groups)s::bigint[]) and f.deleted_at > {_STATEMENT} - interval '1 hour'
            and (h.event = 'delete' or h.forced)
          group by g.group_id, h.stream_id) as former

@@ -18,13 +18,11 @@ from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_statements
 from sublet_storage.groups.coordinator.lending_statements import Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
-from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
-from sublet_storage.groups.model.history_record_builder import to_history_record
+from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, add_streams, sync_streams
 from sublet_storage.groups.model.lending_row import (
     FAILED_OVER,
     LendingRow,
     StreamFacts,
-    make_failover_event,
     to_lending,
 )
 from sublet_storage.groups.model.lending_rules import apply_change, has_consumed_completed
@@ -176,38 +174,24 @@ def elect(
             raise TransactionRolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
-        leadership.mark_never_granted(connection, leadership_id)
-        _announce_redelivery(connection, claim, results, now_us)
+        recorded = [
+            result.change.stream_id
+            for result in results
+            if result.lending is not None and result.lending.status is not LendingStatus.RESERVED
+        ]
+        lending_statements.note_failover(connection, leadership_id, claim.term, recorded, now_us)
     return claim
 
 
 def _end_older_grants(connection: Connection, claim: Leadership, now_us: int | None) -> list[LendingChangeResult]:
-    """End all grants of former leaders, page by page, then sync the streams; return the results of the ends."""
+    """End all grants of former leaders, page by page, then add streams; return the results of the ends."""
     group_id, results = claim.leadership_id, list[LendingChangeResult]()
     ends = [ForceRelease(*grant, FAILED_OVER) for grant in leadership.read_older_grants(connection, group_id)]
     for start in range(0, len(ends), lending_statements.PAGE):
         page = tuple(ends[start : start + lending_statements.PAGE])
         results += commit_batch(connection, (GroupWrites(group_id, claim.term, page),), now_us)[0].results
-    commit_batch(connection, (GroupWrites(group_id, claim.term, needs_stream_sync=True),), now_us)
+    add_streams(connection, [group_id], now_us, adds_all=False)
     return results
-
-
-def _announce_redelivery(
-    connection: Connection, claim: Leadership, expiry_results: Sequence[LendingChangeResult], now_us: int | None
-) -> None:
-    """Record possible redelivery for all rows except those whose end of a grant records it."""
-    announced = {
-        result.change.stream_id
-        for result in expiry_results
-        if result.lending is not None and result.lending.status is not LendingStatus.RESERVED
-    }
-    records = [
-        to_history_record(row, event, claim.term, at_us)
-        for row, stream, at_us in lending_statements.read_unfinished(connection, claim.leadership_id, now_us)
-        if row.stream_id not in announced and (event := make_failover_event(row, stream)) is not None
-    ]
-    for start in range(0, len(records), lending_statements.PAGE):
-        lending_statements.write_history(connection, records[start : start + lending_statements.PAGE], records[0].at_us)
 
 
 def _make_result(
@@ -227,6 +211,7 @@ def make_busy_result(writes: GroupWrites, *, is_outcome_unknown: bool = False) -
         False,
         tuple(LendingChangeResult(change, LendingOutcome.BUSY, None) for change in writes.changes),
         is_outcome_unknown=is_outcome_unknown,
+        needs_stream_sync=writes.needs_stream_sync,
     )
 
 

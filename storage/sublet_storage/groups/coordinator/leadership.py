@@ -79,6 +79,8 @@ _RENEW = f"""
 update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond', lock_key = %(lock_key)s
  where leadership_id = any(%(ids)s::bigint[])"""
 
+_RELEASE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
+
 _EXPIRE = "select end_leaderships(%(ids)s::bigint[])"
 
 _FIRST_HERE = """
@@ -89,8 +91,6 @@ select l.timeline <> coalesce(l.previous_timeline, g.created_timeline)
 _OLDER_GRANTS = """
 select l.stream_id, l.grant_id from leadership d join lending l on l.group_id = d.leadership_id
  where d.leadership_id = %(id)s and l.status = 'held' and l.grant_id < d.term"""
-
-_MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s and grant_id = 0 and unfinished"
 
 
 class LockedLeadership(Struct, frozen=True):
@@ -146,12 +146,6 @@ def read_older_grants(connection: Connection, leadership_id: int) -> list[tuple[
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
 
 
-def mark_never_granted(connection: Connection, leadership_id: int) -> None:
-    """Give streams that were never granted, as far as is known on this timeline, an id of the one before, as they may
-    have been granted there since."""
-    connection.execute(_MARK_NEVER_GRANTED, {"id": leadership_id})
-
-
 def lock(connection: Connection, ids: Iterable[int], now_us: int | None, *, wait: bool = True) -> psycopg.Cursor[Any]:
     """Lock the rows in the order of their ids; read the cursor with `locked`, statements may be queued meanwhile."""
     return connection.execute(_WAIT if wait else _SKIP, {"ids": sorted(set(ids)), "now_us": now_us})
@@ -186,12 +180,13 @@ def release(
 ) -> frozenset[int]:
     """Expire the leases that are still this incarnation's at their terms; return their ids."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
-    expire(connection, own)
+    connection.execute(_RELEASE, {"ids": own})
     return frozenset(own)
 
 
 def expire(connection: Connection, ids: Sequence[int]) -> None:
-    """End the leases of rows that this transaction has locked, for good."""
+    """End others' leases, of rows that this transaction has locked, for good; next leaders read how long these may
+    still answer."""
     connection.execute(_EXPIRE, {"ids": list(ids)})
 
 

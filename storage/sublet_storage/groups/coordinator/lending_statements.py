@@ -23,7 +23,7 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import RowLockHolder
-from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
+from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, AdvancePosition, HistoryRecord, LendingStatus
 
 Key = tuple[int, int]
@@ -171,6 +171,23 @@ _UNFINISHED = f"""
 select {ROW}, {FACTS}, {format_microseconds(NOW)}
   from lending l join stream s using (stream_id) join generation n using (generation_id)
  where l.group_id = %(group)s and l.unfinished{BEHIND_PAGE}"""
+
+_NOTE_FAILOVER = f"""
+with page as materialized (
+  select l.group_id, l.stream_id, l.grant_id, l.grant_key_sha256, l.borrower_id, l.agent, l.session, l.position, s.head
+    from lending l join stream s using (stream_id)
+   where l.group_id = %(group)s and l.unfinished and l.stream_id > %(after)s order by l.stream_id limit %(page)s
+), marked as (
+  update lending l set grant_id = 1
+    from page p where l.group_id = p.group_id and l.stream_id = p.stream_id and p.grant_id = 0
+), recorded as (
+  insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
+                               term, forced, redelivery_end, grant_key_sha256)
+  select {NOW}, group_id, stream_id, 'failover', %(reason)s, greatest(grant_id, 1), borrower_id, agent, session,
+         position, %(term)s, true, head, grant_key_sha256
+    from page where position < head and stream_id <> all(%(recorded)s::bigint[])
+)
+select max(stream_id) from page"""
 
 _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
@@ -346,6 +363,18 @@ def write_history(connection: Connection, records: Sequence[HistoryRecord], now_
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
+
+
+def note_failover(
+    connection: Connection, group_id: int, term: int, recorded: Sequence[int], now_us: int | None
+) -> None:
+    """Give streams that were never granted, as far as is known on this timeline, an id of the one before, as they may
+    have been granted there since; and record that what follows on any position may be seen twice, but for streams of
+    which that is `recorded`."""
+    parameters = {"group": group_id, "term": term, "reason": FAILED_OVER, "recorded": recorded, "now_us": now_us}
+    after = 0
+    while after is not None:
+        ((after,),) = connection.execute(_NOTE_FAILOVER, {**parameters, "after": after, "page": PAGE}).fetchall()
 
 
 def _format_array(numbers: list[int]) -> str:

@@ -145,9 +145,12 @@ def _read_report(
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
-def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
-    """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
-    return _add_streams(connection, _read_groups(connection, group_ids), now_us, adds_all=True)
+def add_streams(
+    connection: Connection, group_ids: Sequence[int], now_us: int | None, *, adds_all: bool = True
+) -> set[Key]:
+    """Insert the rows that these groups do not have yet, or (not `adds_all`) those that a sync would; return the keys
+    of those with something to read."""
+    return _add_streams(connection, _read_groups(connection, group_ids), now_us, adds_all=adds_all)
 
 
 def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_SyncedGroup]:
@@ -155,7 +158,7 @@ def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_Sync
 
 
 def _add_streams(
-    connection: Connection, groups: list[_SyncedGroup], now_us: int, *, adds_all: bool = False
+    connection: Connection, groups: list[_SyncedGroup], now_us: int | None, *, adds_all: bool = False
 ) -> set[Key]:
     """Insert missing rows: of some streams, oldest first, or of all (`adds_all`). An atomic group has all, as an epoch
     may have messages in any. Return the keys of those that are free."""

@@ -229,13 +229,6 @@ def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: 
     )
 
 
-def make_failover_event(row: LendingRow, stream: StreamFacts) -> LendingEvent | None:
-    """Return the event of a row that another timeline of the database has: on the former one its stream may have been
-    consumed further. None where nothing follows."""
-    redelivery_end = find_redelivery_end(row, stream)
-    return None if redelivery_end == row.position else make_history_event("failover", row, FAILED_OVER, redelivery_end)
-
-
 def find_redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
     """Return the offset up to which messages from the row's position on may be seen twice when its grant ends without a
     final report."""

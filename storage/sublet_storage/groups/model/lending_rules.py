@@ -179,8 +179,10 @@ def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
 
 
 def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransitionResult:
-    is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
-    if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
+    reserved_us = (row.held_until_us or now_us) - now_us
+    max_reserved_us = MICROSECONDS * (0 if row.in_doubt is None else row.in_doubt.hold_s)
+    is_early = 0 < reserved_us <= round(max_reserved_us) and not change.is_forced  # above it, the clock was set back
+    if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or is_early:
         return LendingTransitionResult(LendingOutcome.REFUSED, row)
     free_row = replace(
         row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None

@@ -315,7 +315,8 @@ class GroupWrites(Struct, frozen=True):
 
 class GroupWriteResult(Struct, frozen=True):
     """The results in the order of the changes. `has_stale_term`: the term is over and nothing of this group was
-    written. `is_outcome_unknown`: all of it was written, or nothing.
+    written. `is_outcome_unknown`: all of it was written, or nothing. `needs_stream_sync`: streams are
+    still to be synced.
 
     `history`: the history records of this commit, in their order, those of the stream sync last. `desired_state`, of a
     stream sync: the present one.
@@ -329,6 +330,7 @@ class GroupWriteResult(Struct, frozen=True):
     epochs: tuple[GroupFrontier, ...] = ()
     desired_state: GroupDesiredState | None = None
     is_outcome_unknown: bool = False
+    needs_stream_sync: bool = False
 
 
 @dataclass(frozen=True, slots=True)
