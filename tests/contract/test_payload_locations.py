@@ -164,17 +164,20 @@ def test_old_blocks_of_an_open_generation_move(conn: Connection, world: PlaceWor
     assert len(outside(conn)) == 3
 
 
+@pytest.mark.parametrize("is_poisoned", [False, True])
 def test_small_blocks_are_merged_before_they_move(
-    conn: Connection, world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch
+    conn: Connection, world: PlaceWorld, space: Space, monkeypatch: pytest.MonkeyPatch, is_poisoned: bool
 ) -> None:
-    """However long that takes."""
+    """However long that takes, and though one cannot be decoded."""
     monkeypatch.setattr(tiering, "MAX_S", 0.0)
     stream = stream_of(conn, "eu")
     fill(conn, stream, 40, size=20_000)
     rollover(conn, "eu")
     before = read(conn, stream)
+    if is_poisoned:
+        conn.execute("update block set payload = 'x' where (stream_id, end_offset) = (%s, 2)", (stream,))
     assert move(conn, space) == len(world.names()) == 7
-    assert read(conn, stream) == before
+    assert is_poisoned or read(conn, stream) == before
 
 
 # --- what is not as it should be --------------------------------------------------------------------------------------

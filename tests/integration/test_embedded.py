@@ -23,9 +23,9 @@ import psycopg
 import pytest
 
 import sublet
-from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
+from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
-from sublet_storage.bootstrap.embedded.watchdog import is_stale
+from sublet_storage.bootstrap.embedded.watchdog import is_of_another, is_zombie
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from tests.kit import WAIT_S, eventually, for_root, waiting_for
 from tools.source_path import source_path
@@ -221,26 +221,39 @@ def test_the_watchdog_looks_again_before_it_stops(home: Path, user: Callable[[],
 
 
 @pytest.mark.parametrize(
-    ("content", "expected"),
-    [(None, False), ("", False), (str(2**30), False), (str(os.getpid()), True)],
-    ids=["no file", "empty", "nobody", "another"],
+    "content", [None, "", str(2**30), str(os.getpid())], ids=["no file", "empty", "nobody", "alive"]
 )
-def test_a_lock_file_with_anothers_number_is_stale(tmp_path: Path, content: str | None, expected: bool) -> None:
+def test_who_lives_or_was_reaped_is_no_zombie(tmp_path: Path, content: str | None) -> None:
+    """Who has the number and is no Postgres is another."""
     lock_file = tmp_path / "postmaster.pid"
     if content is not None:
         lock_file.write_text(content)
-    assert is_stale(str(lock_file), str(tmp_path)) is expected
+    assert not is_zombie(str(lock_file))
+    assert is_of_another(str(lock_file), str(tmp_path)) is (content == str(os.getpid()))
 
 
-def test_a_copy_is_a_server_of_its_own(home: Path) -> None:
-    """Though the copy has the lock file of the other, which runs."""
-    with EmbeddedPostgres(home / "data") as server:
-        subprocess.run(["cp", "-a", home / "data", home / "copy"], check=True)
+@pytest.mark.parametrize("is_used", [False, True], ids=["alone", "with a user elsewhere"])
+def test_a_copy_is_a_server_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch, is_used: bool) -> None:
+    """Though the copy has the lock file of the other, which runs. Whoever uses it may be in another container, where
+    the number is the server's."""
+    with EmbeddedPostgres(home / "data"):
+        pass
+    subprocess.run(["cp", "-a", home / "data", home / "copy"], check=True)
+    lock_file = home / "copy" / "pg" / "postmaster.pid"
+    with EmbeddedPostgres(home / "data") as server, (home / "copy" / "users.lock").open() as users:
+        subprocess.run(["cp", "-a", home / "data" / "pg" / "postmaster.pid", lock_file], check=True)
         with psycopg.connect(server.url, autocommit=True) as conn:
             conn.execute("create table mine ()")
-        with EmbeddedPostgres(home / "copy") as copy, psycopg.connect(copy.url) as conn:
-            assert conn.execute("select to_regclass('mine')").fetchone() == (None,)
+        if is_used:
+            monkeypatch.setattr("sublet_storage.bootstrap.embedded.server.START_TIMEOUT_S", 3.0)
+            fcntl.flock(users, fcntl.LOCK_SH)
+            with pytest.raises(DatabaseUnreachable, match=r'lock file "postmaster.pid" already exists'):
+                EmbeddedPostgres(home / "copy").start()
+        else:
+            with EmbeddedPostgres(home / "copy") as copy, psycopg.connect(copy.url) as conn:
+                assert conn.execute("select to_regclass('mine')").fetchone() == (None,)
         assert answers(server.url)
+        assert lock_file.exists() is is_used
 
 
 @pytest.mark.long

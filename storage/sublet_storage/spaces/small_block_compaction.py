@@ -176,7 +176,7 @@ def compact_stream(
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged, and the stream is not
     listed again before it has more. After `most_s` the pass ends. With `progress` it begins behind what earlier passes
-    have seen, and else at the stream's first block.
+    have seen, so that each raises what it has met; else at the stream's first block.
     """
     row = conn.execute(
         "select s.generation_id, p.compression, s.seen_offset from stream s join space p using (space_id)"
@@ -210,7 +210,7 @@ def compact_stream(
         del progress.unfinished[stream_id]
     if done > begin and not has_changed:
         _set_seen(conn, guard, [(stream_id, done)])
-    if poison is not None:
+    if poison is not None and (is_complete or progress is not None):
         raise poison
     return saved
 

@@ -32,7 +32,8 @@ from sublet_storage.bootstrap.embedded.data_directory_and_user import (
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
 from sublet_storage.bootstrap.embedded.watchdog import (
     ZOMBIE_TIMEOUT_S,
-    is_stale,
+    is_of_another,
+    is_zombie,
     make_environment,
     remove_stale_lock_files,
 )
@@ -105,7 +106,7 @@ class EmbeddedPostgres:
             return
         with self._hold_server_lock():
             self._close_locks()
-            if self._is_only_user() and not is_stale(str(self._postmaster), str(self._cluster)):
+            if self._has_no_user() and not is_zombie(str(self._postmaster)):
                 directory = self._find_socket_directory()
                 self._run_program(self._make_stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
@@ -128,16 +129,11 @@ class EmbeddedPostgres:
             os.close(self._users)
             self._users = None
 
-    def _is_only_user(self) -> bool:
-        """Return whether no other process uses the server. Retries, as the watchdog may hold the lock for a moment."""
+    def _has_no_user(self) -> bool:
+        """Return whether no process uses the server."""
         users = self._open("users.lock", os.O_RDWR)
         try:
-            for _ in range(3):
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    return True
-                fcntl.flock(users, fcntl.LOCK_SH)
-            return False
+            return _is_only_user(users)
         finally:
             os.close(users)
 
@@ -186,7 +182,7 @@ class EmbeddedPostgres:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_TIMEOUT_S:
-                remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)], str(self._cluster))
+                self._remove_stale_lock_files()
             code, output = self._run_program(self._make_start_command())
             if code != 0:
                 time.sleep(0.1)
@@ -207,6 +203,17 @@ class EmbeddedPostgres:
 
     def _list_socket_locks(self) -> list[str]:
         return [str(self._find_socket_directory() / f".s.PGSQL.{PORT}.lock")]
+
+    def _remove_stale_lock_files(self) -> None:
+        """Drop lock files that keep the server from starting for ever. Numbers of other processes mean nothing where
+        others use the directory: their server may run in another container, which numbers its processes itself."""
+        files = [*self._list_socket_locks(), str(self._postmaster)]
+        remove_stale_lock_files(files)
+        assert self._users is not None
+        if _is_only_user(self._users):
+            for file in files:
+                if is_of_another(file, str(self._cluster)):
+                    os.unlink(file)
 
     def _watch(self) -> None:
         """Ensure that there is a watchdog: the process that gets its lock starts one, which inherits the lock."""
@@ -306,6 +313,20 @@ def _make(data_dir: Path, user: PostgresOsUser | None) -> None:
         os.close(open_directory(data_dir, list_other_owners(user), make=True))
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no right to write in {data_dir}")
+
+
+def _is_only_user(users: int) -> bool:
+    """Return whether no other process uses the server, and hold the lock as one that does. Retries, as the watchdog may
+    hold it for a moment."""
+    for _ in range(3):
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            pass
+        finally:
+            fcntl.flock(users, fcntl.LOCK_SH)
+    return False
 
 
 def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:

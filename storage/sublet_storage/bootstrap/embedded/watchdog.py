@@ -60,7 +60,7 @@ def _try_stop(spec: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, spec["users"]) and not is_stale(_format_pid_path(spec), spec["cluster"]):
+    if _is_still(users, spec["users"]) and not is_zombie(_format_pid_path(spec)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             _run_command(spec, "stop", subprocess.DEVNULL)
     os.close(spec["lock"])  # before the server's lock is dropped: the next starter must find it free
@@ -92,9 +92,9 @@ def _revive(spec: dict[str, Any]) -> None:
 
 
 def _is_running(spec: dict[str, Any]) -> bool:
-    """Return whether the process of the server's lock file runs, and is that server."""
+    """Return whether the process of the server's lock file runs and is a Postgres: process ids are reused."""
     pid = _read_pid(_format_pid_path(spec))
-    if pid is None or is_stale(_format_pid_path(spec), spec["cluster"]):
+    if pid is None:
         return False
     try:
         os.kill(pid, 0)
@@ -102,7 +102,8 @@ def _is_running(spec: dict[str, Any]) -> bool:
         return False
     except PermissionError:
         pass
-    return True
+    status = _read_status(pid)
+    return status is None or (status[0] == "postgres" and status[1] != "Z")
 
 
 def _is_used(users: int, path: str) -> bool:
@@ -122,9 +123,9 @@ def _start(spec: dict[str, Any]) -> None:
     with _open_log(spec) as log:
         _write_log(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
-        while is_stale(_format_pid_path(spec), spec["cluster"]) and time.monotonic() < deadline:
+        while is_zombie(_format_pid_path(spec)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)], spec["cluster"])
+        remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)])
         try:
             code = _run_command(spec, "start", log)
             _write_log(log, "server restarted" if code == 0 else "server not restarted, retrying")
@@ -166,28 +167,37 @@ def make_environment(cluster: str) -> dict[str, str]:
     return variables | {"LC_ALL": "C", "PGDATA": cluster}
 
 
-def is_stale(lock_file: str, cluster: str) -> bool:
-    """Return whether the process that has the number in this file is none of the server in that directory: a dead one
-    that is not reaped (signals to it succeed and have no effect), or another one, since numbers are used again and
-    files are copied. Where there is no /proc, none is."""
+def is_zombie(lock_file: str) -> bool:
+    """Return whether the postmaster that wrote this file is dead but not reaped: signals to it succeed and have no
+    effect."""
+    pid = _read_pid(lock_file)
+    status = None if pid is None else _read_status(pid)
+    return status is not None and status[1] == "Z"
+
+
+def is_of_another(lock_file: str, cluster: str) -> bool:
+    """Return whether the process that has the number in this file is certainly none of the server in that directory:
+    numbers are used again, and files are copied with their directory."""
     pid = _read_pid(lock_file)
     status = None if pid is None else _read_status(pid)
     if status is None:
         return False
-    try:
-        return status[0] != "postgres" or status[1] == "Z" or not os.path.samefile(f"/proc/{pid}/cwd", cluster)
-    except OSError:  # it has ended
-        return False
+    if status[0] != "postgres":
+        return True
+    for directory in (_read_directory(lock_file), f"/proc/{pid}/cwd"):
+        with contextlib.suppress(OSError):  # gone, or another user's
+            if not os.path.samefile(directory, cluster):
+                return True
+    return False
 
 
-def remove_stale_lock_files(lock_files: Iterable[str], cluster: str) -> None:
-    """Drop lock files of a server of that directory that would keep it from starting for ever: an init that does not
-    reap zombies, or a process with the same number.
+def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
+    """Drop the lock files of a postmaster that is a zombie: an init that does not reap would keep it for ever.
 
     Its children, if any lived, still hold the shared memory segment, and the next server refuses to start.
     """
     for lock_file in lock_files:
-        if is_stale(lock_file, cluster):
+        if is_zombie(lock_file):
             os.unlink(lock_file)
 
 
@@ -223,6 +233,15 @@ def _read_pid(lock_file: str) -> int | None:
             return int(file.readline())
     except (OSError, ValueError):
         return None
+
+
+def _read_directory(lock_file: str) -> str:
+    """Return the directory of the server that wrote it; "" if it has none."""
+    try:
+        with open(lock_file) as file:
+            return [*file.read().split("\n"), ""][1]
+    except OSError:
+        return ""
 
 
 def _read_status(pid: int) -> tuple[str, str] | None:
