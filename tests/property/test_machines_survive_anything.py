@@ -18,6 +18,7 @@ from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node import events
+from sublet_protocol.domain.limits import MAX_WEIGHT, MIN_WEIGHT
 from sublet_protocol.messages import borrower_leader as messages
 from sublet_protocol.tick import Tick
 from tests.kit import GRANT_KEY
@@ -82,7 +83,7 @@ class Ids:
                 )
                 group_id = draw(st.sampled_from([None, None, 1, 2, -1, BIG]))
                 leaving, predecessor = draw(st.booleans()), draw(st.one_of(st.none(), BORROWERS))
-                weight = draw(st.one_of(st.just(1.0), FLOATS))
+                weight = draw(st.floats(MIN_WEIGHT, MAX_WEIGHT))  # others are refused as they are decoded
                 return messages.LeaderWanted(
                     who,
                     draw(SUBSCRIPTIONS),
