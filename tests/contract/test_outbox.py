@@ -26,6 +26,7 @@ from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox_conversion, outbox_mover
 from sublet_storage.producer.batches.input_conversion import as_headers, check_size, size_of, to_record_batches
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.outbox_mover import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
@@ -458,6 +459,7 @@ def test_a_malformed_space_delays_no_other(conn: Connection, change: str, mend: 
     assert len(moved.rejected) == 2
     for reason in moved.rejected.values():
         assert reason.startswith("space 'eu': the open streams do not tile the ring")
+    PublisherRoutingTable.load(conn).check_timeline(conn, "p")  # the stream is no other
     conn.execute(f"update stream set {mend} where space_id = {space_id}".encode())
     page = (ROOT / "docs" / "sql-publishing.md").read_text()
     (again,) = re.findall(r"^with gone as .*?;", page, re.DOTALL | re.MULTILINE)

@@ -8,6 +8,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.spaces.drop_check import DropAffectedGroup, SpaceDropImpact, list_dropped_spaces, read_usage
+from sublet_storage.spaces.space_changes import MAX_S
 from sublet_storage.spaces.space_queries import find_space
 from tests.contract.group_world import PostgresWorld
 
@@ -92,5 +93,10 @@ def test_dropped_spaces_are_listed_while_they_retain(postgres: PostgresWorld) ->
     (found,) = list_dropped_spaces(postgres.connection)
     assert (found.space.name, found.messages) == ("dropped", 13)
     assert found.retained_until == datetime(1970, 1, 1, 0, 1, tzinfo=UTC), "what had no message is not retained"
+    postgres.connection.execute("update generation set closed_at = '294276-12-31'")
+    postgres.connection.execute(f"update space set retention_s = {MAX_S}")
+    (found,) = list_dropped_spaces(postgres.connection)
+    assert found.retained_until is not None
+    assert found.retained_until.year == 9999, "later than any that can be shown"
     postgres.retire(postgres.streams.streams[retained].generation.generation_id)
     assert [each.messages for each in list_dropped_spaces(postgres.connection)] == [3]

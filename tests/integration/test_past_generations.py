@@ -35,6 +35,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.admin.access_snapshot import read_deleted_groups
 from sublet_storage.groups.admin.node_desired_state import read_desired_state
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
@@ -845,8 +846,9 @@ select %(group)s, group_id + 1000000, 'finished', 0 from deleted"""
         lambda house: read_desired_state(house.conn, NODE),
         lambda house: group_lifecycle.set_revoked_at(house.conn, [house.group.group_id], None),
         lambda house: delete_old_session_epochs(house.conn, 3600),
+        lambda house: read_deleted_groups(house.conn),
     ],
-    ids=["a node's desired state", "what was revoked", "epochs of sessions"],
+    ids=["a node's desired state", "what was revoked", "epochs of sessions", "a refused read"],
 )
 def test_looks_cost_nothing_per_deleted_group(house: GroupWorld, look: Callable[[GroupWorld], object]) -> None:
     conn, found = house.conn, []

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import PositionGone, StaleTerm, SubletError
+from sublet_protocol.domain.errors import MalformedRow, PositionGone, StaleTerm, SubletError
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
+from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention, drop_gone, mark_expired_gone
 from sublet_storage.spaces.space_changes import alter_space, drop_space, rollover
 from tests.integration.log_kit import (
@@ -96,6 +97,11 @@ def test_retention_takes_what_is_old_in_its_space(conn: Connection, old: int) ->
     assert is_gone(conn, new)
     conn.execute("update generation set state = 'gone' where state = 'open'")
     assert apply_retention(conn) == [], "what is published to has to stay"
+    pending = generation_of(conn, stream_of(conn, "eu"))
+    conn.execute(f"update pg_inherits set inhdetachpending = true where inhrelid = 'block_{pending}'::regclass")
+    with pytest.raises(MalformedRow, match="space 'eu'"):
+        PublisherRoutingTable.load(conn).find_stream("eu/1", None)
+    assert apply_retention(conn) == [pending], "no other could be detached"
 
 
 @pytest.mark.conforms("W4")

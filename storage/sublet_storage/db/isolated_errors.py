@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 def select_done(conn: psycopg.Connection[Any], items: Iterable[_T], act: Callable[[_T], bool]) -> Iterator[_T]:
     """Yield the items for which `act` returns True. Raise the first error of the database, or of a stored value, after
-    all others were done."""
+    all others were done; a lock that others hold is waited for once."""
     errors: list[Exception] = []
     for item in items:
         try:
@@ -24,5 +24,7 @@ def select_done(conn: psycopg.Connection[Any], items: Iterable[_T], act: Callabl
             if conn.closed:
                 raise
             errors.append(error)
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                break
     if errors:
         raise errors[0]

@@ -42,10 +42,12 @@ select line.group_id, count(*), sum(s.head - line.position)
  where n.state <> 'gone' and line.status <> 'finished' and line.position < s.head
  group by line.group_id"""
 
+# Python has no time after the year 9999: the longest retention leads there from 9000.
 _LEFT = """
 select p.space_id, p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression, p.payload_location,
        p.tier_after_s,
-       p.dropped_at, sum(s.head), max(g.closed_at) filter (where s.head > 0) + make_interval(secs => p.retention_s)
+       p.dropped_at, sum(s.head),
+       least(max(g.closed_at) filter (where s.head > 0), '9000-01-01') + make_interval(secs => p.retention_s)
   from space p join generation g using (space_id) join stream s using (generation_id)
  where p.dropped_at is not null and g.state <> 'gone'
  group by p.space_id having sum(s.head) > 0 order by p.name, p.space_id"""

@@ -108,7 +108,7 @@ class EmptyGenerationCleaner:
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
         """Find past generations, and delete those that every group is past; return the deleted ones. Raise an error
-        with one after all others were done."""
+        with one after all others were done, and at once where others hold a lock."""
         _record_ended(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._last_generation_id, "step": self._step}).fetchall()
         self._last_generation_id = past[-1][0] if len(past) == self._step else 0

@@ -89,7 +89,8 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' and g.is_past is not true
-   and not exists (select from stream s where s.generation_id = g.generation_id and s.state = 'open')
+   and (coalesce(i.inhdetachpending, false)
+        or not exists (select from stream s where s.generation_id = g.generation_id and s.state = 'open'))
  order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
 # Those of `block` itself, which each detach waits for, only where nobody has one of the partitions.

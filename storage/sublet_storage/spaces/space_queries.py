@@ -14,10 +14,9 @@ from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamC
 DEFAULT_SPACE = "default"
 
 _SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
-# A stream without a partition has no hash, so that its space takes no messages.
 _ROUTING = """
-select s.stream_id, s.space_id, s.generation_id, s.hash_from::text,
-       case when to_regclass('block_' || s.generation_id) is null then s.hash_from else s.hash_to end::text, s.head,
+select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
+       'block'::regclass in (select pg_partition_ancestors(to_regclass('block_' || s.generation_id))),
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
        p.payload_location, p.tier_after_s
   from stream s join space p using (space_id)
@@ -93,11 +92,13 @@ def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter)
 
 
 def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamCatalogRow, ...]]:
-    """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
+    """Return the live spaces and their open streams that are attached, of one instant: what a publisher routes by. A
+    space without one of its streams takes no messages."""
     spaces: dict[int, Space] = {}
     streams = []
-    for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
-        streams.append(StreamCatalogRow(stream_id, space_id, generation_id, int(low), int(high), head))
+    for stream_id, space_id, generation_id, low, high, head, is_attached, *settings in conn.execute(_ROUTING):
+        if is_attached:
+            streams.append(StreamCatalogRow(stream_id, space_id, generation_id, int(low), int(high), head))
         if space_id not in spaces:
             spaces[space_id] = _make_space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)

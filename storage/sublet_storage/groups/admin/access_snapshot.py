@@ -33,7 +33,7 @@ _GROUPS = """
 select group_id, name, filter from consumer_group
  where deleted_at is null and group_id in (select l.group_id from lending l where l.stream_id = any(%s::bigint[]))"""
 _DELETED_GROUPS = """
-select name, filter from consumer_group where deleted_at > clock_timestamp() - interval '1 minute'"""
+select name, filter from consumer_group where deleted_at > statement_timestamp() - interval '1 minute'"""
 _STREAMS = """
 select u.stream_id, l.group_id from unnest(%s::bigint[]) as u (stream_id) cross join lateral (
   select group_id from lending where stream_id = u.stream_id and group_id = any(%s::bigint[]) limit 1) as l"""
