@@ -33,8 +33,8 @@ from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_
 from sublet_storage.bootstrap.embedded.watchdog import (
     ZOMBIE_TIMEOUT_S,
     is_of_another,
-    is_zombie,
     make_environment,
+    may_be_stopped,
     remove_stale_lock_files,
 )
 
@@ -106,7 +106,7 @@ class EmbeddedPostgres:
             return
         with self._hold_server_lock():
             self._close_locks()
-            if self._has_no_user() and not is_zombie(str(self._postmaster)):
+            if self._has_no_user() and may_be_stopped(str(self._postmaster), str(self._cluster)):
                 directory = self._find_socket_directory()
                 self._run_program(self._make_stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop

@@ -60,7 +60,7 @@ def _try_stop(spec: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, spec["users"]) and not is_zombie(_format_pid_path(spec)):
+    if _is_still(users, spec["users"]) and may_be_stopped(_format_pid_path(spec), spec["cluster"]):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             _run_command(spec, "stop", subprocess.DEVNULL)
     os.close(spec["lock"])  # before the server's lock is dropped: the next starter must find it free
@@ -189,6 +189,11 @@ def is_of_another(lock_file: str, cluster: str) -> bool:
             if not os.path.samefile(directory, cluster):
                 return True
     return False
+
+
+def may_be_stopped(lock_file: str, cluster: str) -> bool:
+    """Return whether a signal to the process with the number in this file can stop the server, and nobody else."""
+    return not (is_zombie(lock_file) or is_of_another(lock_file, cluster))
 
 
 def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
