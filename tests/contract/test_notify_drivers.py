@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -30,7 +31,7 @@ from sublet_storage.notify.drivers.postgres import (
     encode_payload,
 )
 from sublet_storage.notify.drivers.registry import create_driver, list_drivers, load_driver
-from tests.contract.notify_conformance import Subject, checks, connected, receiving, sending
+from tests.contract.notify_conformance import BLOCKED_S, Subject, checks, connected, receiving, sending
 from tests.kit import eventually
 
 THREE = ("poll", "postgres", "zmq")
@@ -317,6 +318,16 @@ def test_messages_without_the_key_are_dropped(database: str) -> None:
             eventually(lambda: b"19" in received.messages)
         other.close()
         assert b"forged" not in received.messages
+
+
+def test_an_unreachable_node_holds_up_no_end(database: str) -> None:
+    """With whatever time the process has."""
+    with ZmqSubject("zmq", database).deaf() as deaf:
+        sender = load_driver("zmq")(database).open_sender([deaf])
+        sender.send(b"message")
+        begun = time.monotonic()
+        sender.close(BLOCKED_S)
+        assert time.monotonic() - begun < BLOCKED_S
 
 
 def test_ipv6_and_names(database: str) -> None:

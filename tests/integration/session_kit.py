@@ -182,13 +182,15 @@ class Agent:
         settings: AgentConnectionSettings | None = None,
         answer_within_s: float = 5.0,
         channels: ChannelCatalog = CHANNELS,
+        key: AgentSecret | None = None,
     ) -> None:
+        self.key = key or AgentSecret(name)
         self.seen: list[SequencedMessage] = []
         self.lost: list[ReportConnectionLost] = []
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,
-            AgentSecret(name),
+            self.key,
             self.seen.append,
             self.lost.append,
             on_refused=lambda command, text: self.refused.append((command, text)),

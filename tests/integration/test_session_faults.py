@@ -366,6 +366,20 @@ async def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 @in_loop
+async def test_an_agent_that_connects_again_is_let_in() -> None:
+    """By a node where its former incarnation lives, or is over."""
+    async with a_node() as node:
+        agent = Agent(node.address)
+        for number in range(4):
+            agent.node.send(Ping((), float(number)))
+            assert await agent.node.close()
+            if number == 1:
+                node.sessions.machine.expel(agent.node.subscriber_id)
+            agent = Agent(node.address, key=agent.key)
+        assert [message for _, message in node.received] == [Ping((), float(number)) for number in range(4)]
+
+
+@in_loop
 async def test_closing_delivers_or_reports_that_it_did_not() -> None:
     async with a_node() as node:
         agent = Agent(node.address)

@@ -18,6 +18,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, LeaderConnectResponse, LeaderWanted, ToLeader
 from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason, ConnectionStatus, ReportConnectionLost
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
+from sublet_storage.util.boottime_clock import boottime_clock
 from tests.kit import WAIT_S, eventually
 
 GROUP = "$queue/g/a"
@@ -153,6 +154,19 @@ def test_a_node_that_refuses_is_left_alone(
     play.name_leader(other, first.address)
     assert (len(play.to(first.address)), play.ends()) == (1 + is_over, [])
     assert list(play.agent.connection_counters()) == [other.address, first.address][: 1 + is_over]
+
+
+def test_many_nodes_that_refuse_end_a_session(make: Callable[..., Play], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the first has refused long before the last."""
+    late_s = [0.0]
+    monkeypatch.setattr(agent_loop, "boottime_clock", lambda: boottime_clock() + late_s[0])
+    refused = ReportConnectionLost(ConnectionLostReason.REJECTED, "unknown token", ())
+    play = make(*(f"h:{number}" for number in range(30)))
+    for number in range(30):
+        eventually(lambda number=number: len(play.connections) > number)  # type: ignore[misc]
+        late_s[0] += 1.0
+        play.run(lambda number=number: play.connections[number].lost(refused))  # type: ignore[misc]
+    assert [end.reason for end in play.ends()] == [BorrowerEndReason.DENIED]
 
 
 @pytest.mark.parametrize(

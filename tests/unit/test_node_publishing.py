@@ -190,24 +190,43 @@ def test_what_waited_behind_a_failure_is_not_sent(nodes: Nodes) -> None:
         feed.close()
 
 
-def test_closing_gives_up_what_is_not_answered(nodes: Nodes) -> None:
-    """It is not tried at another node then, and what waits behind it is not sent."""
+@pytest.mark.parametrize(("after_s", "raised"), [(0.0, UnknownOutcome), (0.001, UsageError)], ids=["lost", "busy"])
+def test_what_is_refused_later_may_be_stored(nodes: Nodes, after_s: float, raised: type[Exception]) -> None:
+    """Where there was no answer before; a node that is busy has stored nothing."""
+
+    def refuse(values: list[bytes]) -> Any:
+        raise UsageError("no such topic.") if nodes.turned else RetryableCallError("n:1", "away", after_s)
+
+    nodes.answer = refuse
+    nodes.opened.set()
+    feed = Feed("n:1")
+    feed.publish("t", "a")
+    with pytest.raises(raised, match=r"^no such topic\."):
+        feed.close()
+
+
+@pytest.mark.parametrize("is_in_pause", [False, True])
+def test_closing_gives_up_what_is_not_answered(nodes: Nodes, is_in_pause: bool) -> None:
+    """It is sent to no other node then, and what waits behind it is not sent."""
 
     def lose(values: list[bytes]) -> Any:
-        raise LOST
+        raise RetryableCallError("n:1", "connection refused", 60.0)
 
     nodes.answer = lose
     feed = Feed("n:1")
     delivery = feed.publish("t", "one")
     eventually(lambda: nodes.batches)
     waiting = feed.publish("t", "other")
-    with pytest.raises(UnknownOutcome, match=r"no word from node n:1: connection refused before the feed was closed"):
+    if is_in_pause:
+        nodes.opened.set()
+        eventually(lambda: nodes.turned)
+    with pytest.raises(UnknownOutcome, match=r"no word from node n:1: .* before the feed was closed"):
         feed.close(0.0)
     with pytest.raises(UnknownOutcome, match="before the feed was closed"):
         delivery.result(WAIT_S)
     with pytest.raises(Unavailable, match=r"not sent .* Publish it again"):
         waiting.result(WAIT_S)
-    assert (nodes.batches, nodes.turned) == ([[b"one"]], 0)
+    assert (nodes.batches, nodes.turned) == ([[b"one"]], is_in_pause)
 
 
 def test_what_a_sender_that_hangs_has_is_in_doubt(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

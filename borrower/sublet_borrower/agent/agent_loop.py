@@ -53,7 +53,8 @@ NO_NODE_WARNING_S = 10.0
 """How long sessions wait without a listed node before a warning. A single node that is restarted is back by then."""
 
 REFUSAL_S = 10.0
-"""How long a refusal holds: by then another release may serve at that address, or with a new certificate."""
+"""How long a refusal holds: by then another release may serve at that address, or with a new certificate. For a fifth
+of it per listed node at least: all of many must be able to refuse while the first refusal holds."""
 
 
 class AgentLoop:
@@ -302,7 +303,8 @@ class AgentLoop:
 
     def _is_refused(self, address: str) -> bool:
         """Return whether the node has rejected this agent lately."""
-        return address in self._refusals and boottime_clock() < self._refusals[address][0] + REFUSAL_S
+        hold_s = REFUSAL_S * max(1.0, len(self._listed) / 5)
+        return address in self._refusals and boottime_clock() < self._refusals[address][0] + hold_s
 
     def _set_nodes(self, addresses: tuple[str, ...]) -> None:
         """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""

@@ -22,6 +22,7 @@ from sublet_protocol.messages.feed_messages import (
     MAX_BATCH_MESSAGES,
     FeedPublishRequest,
     PublishedSpan,
+    PublishResult,
     decode_published,
     encode_publish,
 )
@@ -131,10 +132,13 @@ class NodePublishSender(threading.Thread):
             FeedPublishRequest(self._producer, 1, self._number, _drop_null_buffers(batch).serialize().to_pybytes())
         )
         backoff = self._timeout.make_backoff(entered_at)
+        in_doubt = False
 
         def may_try_again(error: Exception) -> bool:
+            nonlocal in_doubt
             if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
                 return False
+            in_doubt = in_doubt or not error.after_s
             self._calls.use_next_node()
             return True
 
@@ -151,18 +155,23 @@ class NodePublishSender(threading.Thread):
             if self._giving_up.is_set():
                 raise UnknownOutcome(f"no word from {error} before the feed was closed. {HINT}") from error
             raise UnknownOutcome(f"{error}. Given up after {self._timeout.timeout_s:g} s. {HINT}") from error
+        except SubletError as error:
+            if in_doubt:
+                raise UnknownOutcome(f"{error} An earlier attempt had no answer. {HINT}") from error
+            raise
         self._timeout.record_success()
-        return answer
-
-    def _call_node(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
-        timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
-        try:
-            answer = decode_published(self._calls.call("Publish", request, timeout_s), count)
-        except ValueError as closed:  # the channel was closed under the call
-            raise RetryableCallError(self._calls.address, str(closed)) from closed
         if answer.spans is None:
             raise MalformedMessage("it is stored, but the node does not know where any more")
         return answer.spans
+
+    def _call_node(self, request: Any, count: int, backoff: Backoff) -> PublishResult:
+        if self._giving_up.is_set():
+            raise RetryableCallError(self._calls.address, "no time was left to send it again")
+        timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
+        try:
+            return decode_published(self._calls.call("Publish", request, timeout_s), count)
+        except ValueError as closed:  # the channel was closed under the call
+            raise RetryableCallError(self._calls.address, str(closed)) from closed
 
 
 def _drop_null_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:

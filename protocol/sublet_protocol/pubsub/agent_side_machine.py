@@ -102,7 +102,8 @@ class _SubscriberState(Struct):
 
 class AgentSideMachine:
     """The machine between one agent and one node. `agent` names this incarnation of the agent's process. `size_of`: the
-    bytes of a command, and for how many items of a batch it counts.
+    bytes of a command, and for how many items of a batch it counts. `last_incarnation`: not below any
+    that the agent has had at the node.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class AgentSideMachine:
         *,
         channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[Command], tuple[int, int]] = lambda command: (256, 1),
+        last_incarnation: int = 0,
     ) -> None:
         self.status = ConnectionStatus.IDLE
         self._agent = agent
@@ -127,7 +129,7 @@ class AgentSideMachine:
         self._counts: Counter[str] = Counter()
         self._lost: Counter[ConnectionLostReason] = Counter()
         self._refusal = ""
-        self._subscriber = _SubscriberState(0)
+        self._subscriber = _SubscriberState(last_incarnation)
         self._out: list[Instruction] = []
 
     def decide(self, event: Event, now: float) -> AgentSideOutcome:

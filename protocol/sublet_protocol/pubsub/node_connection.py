@@ -115,7 +115,11 @@ class NodeConnection:
         self.address = address
         self._key = key
         self._channels = channels
-        self._machine = AgentSideMachine(key.agent_id, settings, channels=channels, size_of=self._measure)
+        # Microseconds: above all incarnations of an earlier connection to the node, which answers none of them again.
+        last = round(clock() * 1e6)
+        self._machine = AgentSideMachine(
+            key.agent_id, settings, channels=channels, size_of=self._measure, last_incarnation=last
+        )
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s

@@ -67,9 +67,9 @@ class ZmqSender:
             self.dropped += False in [_try_send(each, message) for each in self._sockets]
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """Wait so long at most for sent messages, then close."""
+        """Wait so long at most for sent messages, and not longer than `FLUSH_S`: an unreachable node takes it all."""
         if not self._owner.is_forked:
-            self._context.destroy(round(1000 * timeout_s))
+            self._context.destroy(round(1000 * min(timeout_s, FLUSH_S)))
 
     def _connect(self, endpoint: str) -> Socket | None:
         """Return a socket connected to one node; None, after a log line, if the endpoint is malformed."""
