@@ -302,7 +302,8 @@ language sql stable security definer set search_path from current as $$
          case when l.status = 'held' and l.session = p_session then l.grant_id end, l.position, l.consumed, l.in_doubt,
          coalesce(extract(epoch from l.planned_at), 0)::float
     from lending l
-   where l.group_id = p_group and (p_streams is null or l.stream_id = any(p_streams)) and l.planned_by = p_session
+   where l.group_id = p_group and l.planned_by = p_session
+     and l.stream_id = any(coalesce(p_streams, array(select stream_id from lending where group_id = p_group)))
      and l.in_doubt is not null
      and (l.session is distinct from p_session or coalesce(l.session_epoch, 0) <= p_epoch)
      and is_session(p_group, p_session, p_epoch)

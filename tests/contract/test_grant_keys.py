@@ -342,6 +342,11 @@ def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, strang
     assert listed(etl, streams=[second]) == set(), "not of what was not asked for"
     assert listed(theirs) == {second}
     assert listed(etl, streams=None) == {first}, "of all"
+    count = "select idx_tup_fetch + seq_tup_read from pg_stat_xact_user_tables where relname = 'lending'"
+    with postgres.connection.transaction():
+        postgres.connection.execute("set local plan_cache_mode = force_generic_plan")
+        consumer_progress.read_last_planned_ranges(postgres.connection, led.group_id, etl, [first])
+        assert postgres.connection.execute(count).fetchone() == (1,), "it reads no other rows"
     postgres.connection.execute("update lending set in_doubt = null")
     assert listed(etl) == set(), "an operator has taken it back"
 

@@ -240,6 +240,14 @@ def test_a_publisher_of_a_space_refuses_other_topics(database: str, conn: Connec
         assert late.result(10).stream in {stream.stream_id for stream in open_streams(conn)}
         with pytest.raises(UsageError, match="'eu/1' belongs to space 'default'"):
             publisher.publish("eu/1", b"z")
+        create_space(conn, "eu", "eu/#", shards=1)
+
+        def is_taken() -> bool:
+            with suppress(UsageError):
+                return bool(publisher.publish("eu/1", b"z"))
+            return False
+
+        eventually(is_taken)
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])

@@ -372,22 +372,38 @@ def test_a_full_block_wakes_who_lingers(monkeypatch: pytest.MonkeyPatch, message
 
 
 def test_epochs_move_to_no_other_space() -> None:
-    """They fail by that; what is in none moves, and the failed take no room."""
+    """They fail by that, alone; what is in none moves, and the failed take no room."""
     ((low, high),) = split_ring(1)
     before, after = ([StreamCatalogRow(each, each, 1, low, high, 0)] for each in (1, 2))
     spaces = [Space(1, "default", TopicFilter("#"), 1), Space(2, "eu", TopicFilter("t"), 1)]
-    buffer = SendBuffer(PublisherRoutingTable(spaces[:1], before, "default"), replace(ROOMY, block_messages=1))
+    after.append(replace(before[0], stream_id=3))
+    buffer = SendBuffer(PublisherRoutingTable(spaces[:1], before, "default"), ROOMY)
     fits = room(buffer)
     log_of(buffer)
     in_epoch = buffer.add("t", None, b"in an epoch", None, 0, (1,))
+    stays = buffer.add("u", None, b"stays", None, 0, (1,))
     publish(buffer, b"plain")
     buffer.reroute(PublisherRoutingTable(spaces, after, "default"), [])
-    assert log_of(buffer) == {2: [b"plain"]}
+    assert log_of(buffer) == {2: [b"plain"], 3: [b"stays"]}
+    assert stays is not None
+    assert stays.result(0.0).stream == 3
     assert in_epoch is not None
     with pytest.raises(UsageError, match="topic 't' belongs to space 'eu', and this publisher is for space 'default'"):
         in_epoch.result(0.0)
     buffer.reroute(PublisherRoutingTable(spaces[:1], before, None), [])
     assert room(buffer) == fits
+
+
+def test_a_closed_buffer_needs_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for a database that is away, with nothing to send."""
+    monkeypatch.setattr(PublisherRoutingTable, "may_be_outdated", True)
+    buffer = a_buffer(ROOMY)
+    buffer.request_routes()
+    assert buffer.take() == []
+    buffer.close(SubletError("closed"))
+    assert buffer.take() is None
+    buffer.request_routes()
+    assert buffer.take() is None
 
 
 def test_a_flush_ends_the_lingering() -> None:

@@ -18,6 +18,7 @@ from sublet_borrower.planner.plan_ledger import MicroBatchPlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
 from sublet_protocol.domain.epoch_frontiers import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, Unavailable
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups import consumer_progress
@@ -120,6 +121,16 @@ class Member:
         pytest.fail("it waits on")
 
 
+class ForeignKeyFile:
+    """In a key file's place: its directory is another user's by now. That fails nothing."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def add(self, grant: Grant) -> None:
+        raise InvalidSetting("another user made it")
+
+
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Member:
     """Return the member of a planner, of which a leader has not answered yet; a parameter has options of it."""
@@ -132,7 +143,7 @@ def member(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> M
     for name, value in (
         ("MicroBatchPlanLedger", Ledger),
         ("GroupMembership", make),
-        ("GrantKeyHandoffFile", lambda *_: None),
+        ("GrantKeyHandoffFile", ForeignKeyFile),
         ("PLAN_SAVED_TIMEOUT_S", 0.0),
         ("POLL_INTERVAL_S", 0.0),
     ):
@@ -186,8 +197,9 @@ def test_an_old_checkpoint_is_behind_its_session(member: Member) -> None:
         (LastPlannedRange(InDoubtRange(60, 0, 5, 60.0), False, True, 60, 7.0), False),
         (LastPlannedRange(InDoubtRange(60, 0, 5, 60.0), True, True, 60, 8.0), False),
         (LastPlannedRange(InDoubtRange(60, 5, 5, 0.0), False, True, 60, 8.0), False),
+        (LastPlannedRange(InDoubtRange(TIMELINE_US, 0, 5, 60.0), False, True, 60, 8.0), False),
     ],
-    ids=["later", "of its batch", "not done", "empty"],
+    ids=["later", "of its batch", "not done", "empty", "of another clock"],
 )
 def test_a_later_batch_may_be_of_other_streams(member: Member, last: LastPlannedRange, is_old: bool) -> None:
     member.be_named()
@@ -262,6 +274,18 @@ def test_the_name_of_a_space_is_read_once(member: Member) -> None:
     member.reader.names = [None]
     with pytest.raises(DatabaseUnreachable, match="could not be read for 0 s, as the database is away"):
         member.planner.spaces([(2, 50)])
+
+
+@pytest.mark.conforms("E26")
+def test_a_finite_plan_blames_a_silent_leader(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which nothing may begin any more; the database is there."""
+    monkeypatch.setattr(member, "may_start_call", lambda *_: False)
+    member.be_named()
+    member.grant()
+    member.reader.heads, member.reader.lagging = [(1, 20)], [{1: LaggingStream(1, 10, 20, "held", False)}]
+    member.planner.restore([])
+    with pytest.raises(Unavailable, match="no leader has answered"):
+        member.planner.plan(NO_LIMIT, finite=True)
 
 
 def lagging(position: int, head: int = 20, status: str = "free", is_anothers: bool = False) -> dict[int, LaggingStream]:

@@ -59,15 +59,20 @@ class GrantKeyHandoffFile:
         fresh = f"new.{self._name}"
         flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(fresh, flags, 0o600, dir_fd=folder)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(file, "".join([f"{self._epoch}\n", *self._lines.values()]).encode())
-        os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(file, "".join([f"{self._epoch}\n", *self._lines.values()]).encode())
+            os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.close(file)
+            os.unlink(fresh, dir_fd=folder)
+            raise
         self._line_count = len(self._lines)
         return file
 
     def close(self) -> None:
         """Remove the file."""
-        with contextlib.suppress(OSError), _open_folder() as folder:
+        with contextlib.suppress(OSError, InvalidSetting), _open_folder() as folder:
             os.unlink(self._name, dir_fd=folder)
         os.close(self._file)
 
@@ -118,7 +123,7 @@ def _open_folder() -> Iterator[int]:
 
 def _remove_abandoned(folder: int, prefix: str) -> None:
     for name in os.listdir(folder):
-        if name.startswith(prefix):
+        if name.removeprefix("new.").startswith(prefix):
             with contextlib.suppress(OSError):  # another process holds it, or has just removed it
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                 try:

@@ -135,8 +135,11 @@ class MicroBatchPlanner:
                 return None
             self._member.receive(POLL_INTERVAL_S)
         pairs = [(known[stream_id], last) for stream_id, last in plans.items() if stream_id in known]
-        saved_at = max((last.saved_at for planned, last in pairs if planned.matches(last.in_doubt)), default=math.inf)
-        is_old = any(last.is_done and last.saved_at > saved_at for last in plans.values())
+        matches = [(last.timeline_number, last.saved_at) for planned, last in pairs if planned.matches(last.in_doubt)]
+        saved_at = dict(sorted(matches))  # the last of each timeline, whose servers' clocks may differ
+        is_old = any(
+            last.is_done and last.saved_at > saved_at.get(last.timeline_number, math.inf) for last in plans.values()
+        )
         return [planned for planned, last in pairs if is_old or planned.is_superseded_by(last)]
 
     def resolve_started(self, started: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
@@ -345,8 +348,11 @@ class MicroBatchPlanner:
                 [each.stream_id for each in left[:5]],
             )
             return
-        silent = "no leader has written down what it plans" if unwritten else self._silence_reason()
-        reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it" if not_granted else silent
+        reason = self._silence_reason() if left is None else "no leader has answered"
+        if unwritten:
+            reason = "no leader has written down what it plans"
+        if not_granted:
+            reason = f"streams {not_granted[:5]} of {len(not_granted)} were not granted to it"
         raise self._unfinished_error(reason)
 
     def _silence_reason(self) -> str:
@@ -413,7 +419,7 @@ class MicroBatchPlanner:
         if self._keys is not None:
             try:
                 self._keys.add(grant)
-            except OSError as error:
+            except (OSError, InvalidSetting) as error:
                 text = "grant key not stored, no guard can commit: subscription=%s stream_id=%d: %s"
                 log.warning(text, self.subscription, grant.stream_id, error)
 

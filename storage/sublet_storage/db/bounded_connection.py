@@ -26,6 +26,9 @@ from psycopg.waiting import Ready, Wait
 
 from sublet_protocol.domain.errors import PositionBeyondHead, TimelineChanged
 
+_ENDED_TRANSACTION = ("25P03", "25P04")
+"""For its client's silence, or its length: before 3.2.3 psycopg has no class for the second."""
+
 _T = TypeVar("_T")
 
 
@@ -118,7 +121,9 @@ class BoundedConnection(psycopg.Connection[Any]):
                 f"the database is read-only: {error.diag.message_primary}. Turn default_transaction_read_only off, or "
                 "give the address of the primary"
             ) from error
-        except (psycopg.errors.TransactionTimeout, psycopg.errors.IdleInTransactionSessionTimeout) as error:
+        except psycopg.InternalError as error:
+            if error.sqlstate not in _ENDED_TRANSACTION:
+                raise
             raise psycopg.OperationalError(f"the server ended the connection: {error.diag.message_primary}") from error
         finally:
             self._silent_since = None

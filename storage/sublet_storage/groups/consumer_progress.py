@@ -71,6 +71,11 @@ class LastPlannedRange(Struct, frozen=True):
         """Return whether there were messages in it, and progress has passed them."""
         return not self.is_pending and self.in_doubt.end > self.in_doubt.start
 
+    @property
+    def timeline_number(self) -> int:
+        """Return that of the database where it was granted."""
+        return timeline_number(self.in_doubt.grant_id)
+
 
 class SessionIdentity(Struct, frozen=True):
     """A process of a session with a stable name; a higher epoch means a newer process."""

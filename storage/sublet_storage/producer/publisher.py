@@ -175,7 +175,7 @@ class Publisher:
             check_sizes(batch, self._max_message_bytes)
             try:
                 self._buffer.routes.check(batch)
-            except (MalformedRow, UnknownSpace):
+            except (MalformedRow, UnknownSpace, UsageError):
                 self._buffer.request_routes()
                 raise
             if epoch is None and (bounds := compute_epoch_bounds(batch["epoch"])) is not None:
@@ -295,7 +295,7 @@ class Publisher:
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         try:
             return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
-        except (MalformedRow, UnknownSpace):
+        except (MalformedRow, UnknownSpace, UsageError):
             self._buffer.request_routes()
             raise
 

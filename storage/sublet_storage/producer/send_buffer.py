@@ -33,9 +33,9 @@ from sublet_storage.producer.batches.pending_block import (
     PendingMessageBatch,
     count_fitting,
     count_packable,
-    count_slice_bytes,
     split_into_blocks,
 )
+from sublet_storage.producer.batches.piece_routing import reroute_piece, route_piece
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.unsettled_results import UnsettledResults
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, SharedPublishResult
@@ -184,15 +184,16 @@ class SendBuffer:
 
     def request_routes(self) -> None:
         """Have the sender read the routes anew, unless they are new."""
+        check_reentry(self._lock)
         with self._lock:
-            self.needs_routes = self.needs_routes or self._routes.may_be_outdated
+            self.needs_routes = self.needs_routes or (self._closed is None and self._routes.may_be_outdated)
             self._work.notify_all()
 
     def close(self, reason: Exception) -> None:
         """Take nothing more; what is queued can still be taken out."""
         check_reentry(self._lock)
         with self._lock:
-            self._closed = self._closed or reason
+            self._closed, self.needs_routes = self._closed or reason, False
             self._work.notify_all()
         self.release_batches([])
 
@@ -281,13 +282,9 @@ class SendBuffer:
                 waiting = [piece.seal() for piece in self._queues.pop(stream_id, ())]
                 self.queued_count -= sum(piece.count for piece in waiting)
                 for piece in [*refused.get(stream_id, ()), *waiting]:
-                    has_epochs = piece.batch["epoch"].null_count < piece.count
-                    try:
-                        parts = _route_piece(routes if has_epochs else anywhere, piece)
-                    except SubletError as error:
-                        unroutable.append((PendingBlock(stream_id, [piece]), error))
-                        continue
-                    self._bytes -= piece.size
+                    parts, failed = reroute_piece(routes, anywhere, piece)
+                    self._bytes += sum(part.size for part, _ in failed) - piece.size
+                    unroutable += [(PendingBlock(stream_id, [part]), error) for part, error in failed]
                     self._enqueue(parts)
         for load, reason in unroutable:
             self.fail_batches([load], reason)
@@ -360,7 +357,7 @@ class SendBuffer:
         limits = self._limits.block_messages, self._limits.block_bytes
         parts = [
             (stream_id, block)
-            for stream_id, part in _route_piece(routes, chunk)
+            for stream_id, part in route_piece(routes, chunk)
             for block in split_into_blocks(part, *limits)
         ]
         for stream_id, part in parts:
@@ -486,15 +483,3 @@ class SendBuffer:
             self._queues[stream_id] = queue
         self.queued_count -= sum(piece.count for piece in pieces)
         return pieces
-
-
-def _route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
-    """Return the piece by stream."""
-    routed = routes.partition_rows(piece.batch, piece.rows)
-    if len(routed) == 1:
-        return [(routed[0][0], piece)]
-    sizes = count_slice_bytes([batch for _, batch, _ in routed])
-    return [
-        (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
-        for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
-    ]

@@ -117,7 +117,7 @@ class PublisherRoutingTable:
         order = pc.sort_indices(targets)
         runs = pc.run_end_encode(targets.take(order))
         batch = batch.take(order)
-        rows = order if isinstance(rows, range) and rows.start == 0 else _pick(rows, order)
+        rows = order if isinstance(rows, range) and rows.start == 0 else pick_rows(rows, order)
         parts, start = [], 0
         for stream_id, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             parts.append((stream_id, batch.slice(start, end - start), rows.slice(start, end - start)))
@@ -208,7 +208,8 @@ def _is_constant(column: pa.Array) -> bool:
     return is_constant
 
 
-def _pick(rows: Rows, order: pa.Array) -> pa.Array:
+def pick_rows(rows: Rows, order: pa.Array) -> pa.Array:
+    """Return the numbers at these places."""
     if isinstance(rows, range):
         return pc.add(order.cast(pa.int64()), rows.start)
     return rows.take(order)
