@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import subprocess
 import sys
 import threading
@@ -32,7 +33,15 @@ from sublet_protocol.domain.errors import (
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, SingleAppender, append
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer import AppendedSpan, AsyncPublisher, BatchDelivery, Delivery, Publisher, epoch_lease
+from sublet_storage.producer import (
+    AppendedSpan,
+    AsyncPublisher,
+    BatchDelivery,
+    Delivery,
+    Publisher,
+    delivery,
+    epoch_lease,
+)
 from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
@@ -363,10 +372,16 @@ def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connectio
 @pytest.mark.long
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("without_notifications")
-def test_a_doubt_outlives_later_attempts(database: str, conn: Connection) -> None:
-    """What may be stored since the first is not to be published again without a look."""
+@pytest.mark.parametrize("timeout_s", [1, math.inf])
+def test_a_doubt_outlives_later_attempts(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch, timeout_s: float
+) -> None:
+    """What may be stored since the first is not to be published again without a look, also where there are no limits
+    but that of what the server keeps of publishers."""
+    if timeout_s == math.inf:
+        monkeypatch.setattr(delivery, "MAX_DOUBT_S", 1.0)
     with PostgresProxy(database) as network:
-        publisher = Publisher(network.url, delivery_timeout_s=1)
+        publisher = Publisher(network.url, delivery_timeout_s=timeout_s)
         publisher.publish("t", b"first").result(20)
         network.cut()
         lost = publisher.publish("t", b"lost")
@@ -438,9 +453,9 @@ def test_a_fault_in_the_sender_reaches_all_who_wait(database: str, monkeypatch: 
     eventually(lambda: all(delivery.is_done for delivery in deliveries))
     with pytest.raises(PublisherClosed):
         publisher.publish("t", b"x")
-    for delivery in deliveries:
+    for each in deliveries:
         with pytest.raises((ZeroDivisionError, PublisherClosed)):
-            delivery.result(20)
+            each.result(20)
     with pytest.raises(ZeroDivisionError):
         publisher.close()
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -328,6 +329,9 @@ def test_room_is_reported_when_there_is_some() -> None:
     assert ask("empty") == {"empty": 1}
     buffer.add("t", None, b"", None, 0)
     assert ask("full") == {"empty": 1}
+    gone = partial(called.update, ["gone"])
+    buffer.add_room_callback(gone)
+    buffer.remove_room_callback(gone)
     settle(buffer, buffer.take() or [])
     assert called == {"empty": 1, "full": 1}
     buffer.add("t", None, b"", None, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from sublet_protocol.messages.feed_messages import PublishedSpan, PublishResult,
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.producer import delivery
 from tests.kit import WAIT_S, eventually
 
 LOST = RetryableCallError("n:1", "connection refused")
@@ -203,6 +205,27 @@ def test_what_is_refused_later_may_be_stored(nodes: Nodes, after_s: float, raise
     feed.publish("t", "a")
     with pytest.raises(raised, match=r"^no such topic\."):
         feed.close()
+
+
+@pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.001, 2)], ids=["lost", "busy"])
+def test_what_may_be_stored_is_not_sent_for_ever(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, after_s: float, times: int
+) -> None:
+    """What shows that it is stored is deleted after a week."""
+    monkeypatch.setattr(delivery, "MAX_DOUBT_S", -1.0)
+
+    def lose(values: list[bytes]) -> Any:
+        if nodes.turned and after_s:
+            raise UsageError("no such topic.")
+        raise RetryableCallError("n:1", "away", after_s)
+
+    nodes.answer = lose
+    nodes.opened.set()
+    feed = Feed("n:1", delivery_timeout_s=math.inf)
+    feed.publish("t", "a")
+    with pytest.raises(UsageError if after_s else UnknownOutcome):
+        feed.close()
+    assert len(nodes.batches) == times
 
 
 @pytest.mark.parametrize("is_in_pause", [False, True])

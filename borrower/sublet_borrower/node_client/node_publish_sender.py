@@ -30,7 +30,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Doubt, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util import arrow_compute as pc
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -120,6 +120,44 @@ class NodePublishSender(threading.Thread):
         """Return where the messages of a batch lie. Raise what is wrong with it, `Unavailable` where it was not sent,
         `UnknownOutcome` where it may be stored.
         """
+        self._check_time(entered_at)
+        self._number += 1
+        request = encode_publish(
+            FeedPublishRequest(self._producer, 1, self._number, _drop_null_buffers(batch).serialize().to_pybytes())
+        )
+        backoff = self._timeout.make_backoff(entered_at)
+        doubt = Doubt()
+
+        def call_node() -> PublishResult:
+            doubt.begin_attempt()
+            return self._call_node(request, batch.num_rows, backoff)
+
+        def may_try_again(error: Exception) -> bool:
+            if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
+                return False
+            if not error.after_s:
+                doubt.add_lost_attempt()
+            self._calls.use_next_node()
+            return not doubt.is_final
+
+        try:
+            answer = call_with_retry("publish", call_node, may_try_again, backoff, self._giving_up.wait)
+        except RetryableCallError as error:
+            self._timeout.record_timeout()
+            if self._giving_up.is_set():
+                raise UnknownOutcome(f"no word from {error} before the feed was closed. {HINT}") from error
+            period = "days" if doubt.is_final else f"{self._timeout.timeout_s:g} s"
+            raise UnknownOutcome(f"{error}. Given up after {period}. {HINT}") from error
+        except SubletError as error:
+            if doubt:
+                raise UnknownOutcome(f"{error} An earlier attempt had no answer. {HINT}") from error
+            raise
+        self._timeout.record_success()
+        if answer.spans is None:
+            raise MalformedMessage("it is stored, but the node does not know where any more")
+        return answer.spans
+
+    def _check_time(self, entered_at: float) -> None:
         if self._giving_up.is_set():
             raise Unavailable("not sent before the feed was closed, as no time was left. Publish it again.")
         if self._timeout.is_over(entered_at):
@@ -127,42 +165,6 @@ class NodePublishSender(threading.Thread):
                 f"not sent within {self._timeout.timeout_s:g} s, as no node, {self._calls.address} the last, has "
                 "answered what was published before it. Publish it again."
             )
-        self._number += 1
-        request = encode_publish(
-            FeedPublishRequest(self._producer, 1, self._number, _drop_null_buffers(batch).serialize().to_pybytes())
-        )
-        backoff = self._timeout.make_backoff(entered_at)
-        in_doubt = False
-
-        def may_try_again(error: Exception) -> bool:
-            nonlocal in_doubt
-            if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
-                return False
-            in_doubt = in_doubt or not error.after_s
-            self._calls.use_next_node()
-            return True
-
-        try:
-            answer = call_with_retry(
-                "publish",
-                lambda: self._call_node(request, batch.num_rows, backoff),
-                may_try_again,
-                backoff,
-                self._giving_up.wait,
-            )
-        except RetryableCallError as error:
-            self._timeout.record_timeout()
-            if self._giving_up.is_set():
-                raise UnknownOutcome(f"no word from {error} before the feed was closed. {HINT}") from error
-            raise UnknownOutcome(f"{error}. Given up after {self._timeout.timeout_s:g} s. {HINT}") from error
-        except SubletError as error:
-            if in_doubt:
-                raise UnknownOutcome(f"{error} An earlier attempt had no answer. {HINT}") from error
-            raise
-        self._timeout.record_success()
-        if answer.spans is None:
-            raise MalformedMessage("it is stored, but the node does not know where any more")
-        return answer.spans
 
     def _call_node(self, request: Any, count: int, backoff: Backoff) -> PublishResult:
         if self._giving_up.is_set():

@@ -152,11 +152,13 @@ class AsyncPublisher:
 
     @staticmethod
     async def _wait_for_room(publisher: Publisher) -> None:
-        loop = asyncio.get_running_loop()
         room = asyncio.Event()
-
-        publisher._buffer.add_room_callback(partial(wake_loop, loop, room.set))
-        await room.wait()
+        callback = partial(wake_loop, asyncio.get_running_loop(), room.set)
+        publisher._buffer.add_room_callback(callback)
+        try:
+            await room.wait()
+        finally:
+            publisher._buffer.remove_room_callback(callback)
 
 
 class AsyncSingleEpochPublisher:

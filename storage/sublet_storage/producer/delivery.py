@@ -16,6 +16,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from sublet_protocol.domain.errors import UnknownOutcome
+from sublet_storage.util.boottime_clock import boottime_clock
 from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.timeouts import check_timeout
@@ -25,6 +26,9 @@ Rows: TypeAlias = range | pa.Array
 
 AGE_SPREAD_S = 1.0
 """While the database fails, only messages published within this time are sent together."""
+
+MAX_DOUBT_S = 6 * 86400.0
+"""For how long what may be stored is sent again: what tells a retry from a new message is kept for a day more."""
 
 
 def wake_loop(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
@@ -247,6 +251,29 @@ class BatchDelivery(_DeliveryBase):
     def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:
         yield from self._make_loop_future()
         return self._ticket.outcome()
+
+
+class Doubt:
+    """Whether an attempt had no answer, so that what it sent may be stored, and since when."""
+
+    def __init__(self) -> None:
+        self._attempted_at, self._since = 0.0, math.inf
+
+    def begin_attempt(self) -> None:
+        """Record the time, by a clock that goes on while the machine sleeps."""
+        self._attempted_at = boottime_clock()
+
+    def add_lost_attempt(self) -> None:
+        """Record that the attempt had no answer."""
+        self._since = min(self._since, self._attempted_at)
+
+    def __bool__(self) -> bool:
+        return self._since < math.inf
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether it may not be sent again: it could be stored twice."""
+        return boottime_clock() > self._since + MAX_DOUBT_S
 
 
 class DeliveryTimeout:

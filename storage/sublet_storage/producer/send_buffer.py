@@ -73,7 +73,7 @@ class SendBuffer:
         self._taken_count = 1
         self._sent: PendingBlock | None = None  # what a caller has sent, or has tried to
         self._unsettled = UnsettledResults()
-        self._waiting_for_room: list[Callable[[], None]] = []
+        self._waiting_for_room: dict[Callable[[], None], None] = {}
         self._bytes = 0
         self.queued_count = 0
         """Messages that were not taken yet."""
@@ -155,9 +155,14 @@ class SendBuffer:
         """Call back once, soon, when there may be room; for callers that must not block."""
         with self._lock:
             if self._bytes >= self._limits.buffered_bytes and self._closed is None:
-                self._waiting_for_room.append(callback)
+                self._waiting_for_room[callback] = None
                 return
         callback()
+
+    def remove_room_callback(self, callback: Callable[[], None]) -> None:
+        """Do not call back any more: whoever waited is gone."""
+        with self._lock:
+            self._waiting_for_room.pop(callback, None)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all that is queued now is settled. Raise TimeoutError."""
@@ -264,7 +269,7 @@ class SendBuffer:
                 for piece in load.pieces:
                     if piece.ticket.is_done:
                         self._unsettled.remove(piece.ticket)
-            callbacks, self._waiting_for_room = self._waiting_for_room, []
+            callbacks, self._waiting_for_room = self._waiting_for_room, {}
         for callback in callbacks:
             callback()
 
@@ -434,7 +439,7 @@ class SendBuffer:
         buffer's."""
         room = threading.Lock()
         room.acquire()
-        self._waiting_for_room.append(room.release)
+        self._waiting_for_room[room.release] = None
         return room
 
     def _has_room_in(self, growing: PendingMessageBatch, size: int) -> bool:

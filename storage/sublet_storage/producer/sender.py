@@ -45,7 +45,7 @@ from sublet_storage.notify.drivers.postgres import NOTIFY_HEAD, encode_head_para
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
-from sublet_storage.producer.delivery import DeliveryTimeout
+from sublet_storage.producer.delivery import DeliveryTimeout, Doubt
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -246,20 +246,22 @@ class Sender(threading.Thread):
         Raise `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
         backoff = self._timeout.make_backoff(entered_at)
-        in_doubt = False
+        doubt = Doubt()
+
+        def try_once() -> _T:
+            doubt.begin_attempt()
+            return self._try_once(attempt, backoff)
 
         def may_try_again(error: Exception) -> bool:
-            nonlocal in_doubt
-            in_doubt = in_doubt or isinstance(error, UnknownOutcome) or self._unanswered is not None
-            return isinstance(error, Retryable) and not self._giving_up.is_set()
+            if isinstance(error, UnknownOutcome) or self._unanswered is not None:
+                doubt.add_lost_attempt()
+            return isinstance(error, Retryable) and not self._giving_up.is_set() and not doubt.is_final
 
         try:
-            answer = call_with_retry(
-                "publish", lambda: self._try_once(attempt, backoff), may_try_again, backoff, self._giving_up.wait
-            )
+            answer = call_with_retry("publish", try_once, may_try_again, backoff, self._giving_up.wait)
         except Retryable as error:
             self._timeout.record_timeout()
-            raise self._delivery_timeout_error(error, in_doubt) from error
+            raise self._delivery_timeout_error(error, doubt) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {format_error(error)}") from error
         self._timeout.record_success()
@@ -283,14 +285,15 @@ class Sender(threading.Thread):
         if self._giving_up.is_set():
             raise (UnknownOutcome if self._unanswered else DatabaseUnreachable)("there was no time left to send it.")
 
-    def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
-        period, detail = f"within {self._timeout.timeout_s:g} s", format_error(error) + "."
+    def _delivery_timeout_error(self, error: Exception, doubt: Doubt) -> Unavailable:
+        period = "for days" if doubt.is_final else f"within {self._timeout.timeout_s:g} s"
+        detail = format_error(error) + "."
         if self._giving_up.is_set():
             period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
                 detail = "it had not answered yet."
         message = f"no word from the database {period} that it is stored, and given up: {detail}"
-        if in_doubt:
+        if doubt:
             return UnknownOutcome(f"{message} It may be stored or not: look before you publish it again.")
         return DatabaseUnreachable(f"{message} Publish it again.")
 
