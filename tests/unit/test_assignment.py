@@ -326,9 +326,9 @@ def test_a_stream_handed_back_is_not_held() -> None:
 
 @pytest.mark.conforms("P10")
 def test_a_space_that_has_anothers_number_begins_anew() -> None:
-    """A failover has lost the other, which had come further."""
-    play, far, near = Play(), LowerFrontier(((1000,),)), LowerFrontier(((4,),))
-    for space, frontier in (("eu", far), ("us", near)):
+    """A failover has lost the other, which had come further, or its first epochs, which had as many numbers."""
+    play, far, near, pairs = Play(), *(LowerFrontier((epoch,)) for epoch in ((1000,), (4,), (4, 1)))
+    for space, frontier in (("eu", far), ("us", near), ("us", pairs)):
         play.handler.apply_update(GroupFrontiersAdvanced((GroupFrontier(space, 2, frontier, frontier),)))
         assert play.handler.epochs[2].consumed == frontier
 

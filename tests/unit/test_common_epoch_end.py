@@ -87,6 +87,22 @@ def test_a_limit_ends_a_batch_behind_an_epoch(limits: PlanLimits, size: int) -> 
     assert sizes({1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}, limits) == {1: size, 2: size}
 
 
+def test_epochs_of_several_numbers_end_batches_too() -> None:
+    """In the order in which they were completed: the last frontier but one has the first epoch of that before it."""
+    frontiers = [LowerFrontier(least) for least in (((0, 5), (3, 0)), ((0, 5),), ((1, 6),), ())]
+    epochs = ((3, 0), (0, 5), (1, 6))
+    entire = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = tuple(
+        BlockEpochSummary(10 * number, 10 * number + 10, 100, frontiers[number], BlockEpochRange((epoch,), (epoch,)))
+        for number, epoch in enumerate(epochs)
+    )
+    entire.add_summaries(BlockEpochSummaries(blocks, 30, False, frontiers[-1], 1))
+    for frontier in frontiers[1:]:
+        (step,) = plan_steps({1: entire}, PlanLimits(max_messages=1)).values()
+        assert (step.max_messages, step.consumed.lower) == (10, frontier)
+        entire.complete_step(step)
+
+
 @pytest.mark.conforms("S11")
 def test_a_batch_has_the_rest_of_a_begun_block() -> None:
     """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""
@@ -108,19 +124,6 @@ def test_a_stream_with_nothing_left_is_not_moved() -> None:
     waiting = stream(1, 1)
     waiting.complete_step(plan_steps({1: waiting}, PlanLimits())[1])
     assert (waiting.is_waiting, plan_steps({1: waiting}, PlanLimits())) == (True, {})
-
-
-def test_epochs_of_two_numbers_end_together() -> None:
-    """No limit divides what has no order."""
-    entire = EpochStepPlanner(0, ConsumedFrontier(0))
-    blocks = tuple(
-        BlockEpochSummary(
-            start, start + 10, 100, LowerFrontier(((number, 0),)), BlockEpochRange(((number, 0),), ((number, 0),))
-        )
-        for number, start in enumerate((0, 10))
-    )
-    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, LowerFrontier(((2, 0),)), 1))
-    assert sizes({1: entire}, PlanLimits(max_messages=1)) == {1: 20}
 
 
 def test_a_query_that_ends_goes_no_further() -> None:

@@ -6,6 +6,7 @@ everywhere, and has all messages of it that these streams have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
@@ -55,16 +56,15 @@ def _find_first_moving(
 
 
 def _list_ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
-    """Return where a batch may end, if epochs are single integers; else an empty list, and it ends only at the end."""
+    """Return where a batch may end, in order: what was completed one after the other."""
     frontiers = {
         lower
         for atomic in streams.values()
         for lower in atomic.completed_frontiers()
         if lower.is_at_or_before(completed)
     }
-    if any(len(lower.least) != 1 or len(lower.least[0]) != 1 for lower in frontiers):
-        return []
-    return sorted(frontiers, key=lambda lower: lower.least)
+    # Each is at or before the next. So the first epoch in which they differ is less, or there is none any more.
+    return sorted(frontiers, key=lambda lower: (*lower.least, (math.inf,)))
 
 
 def _plan_to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:

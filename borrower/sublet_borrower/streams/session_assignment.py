@@ -29,7 +29,7 @@ from sublet_borrower.machine.events import (
 from sublet_borrower.streams.complete_epoch_stream import CompleteEpochStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.interrupted_lock_release import release_fully
-from sublet_protocol.domain.epoch_frontiers import GroupFrontier
+from sublet_protocol.domain.epoch_frontiers import GroupFrontier, have_same_dimensions
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantEndOutcome
@@ -326,8 +326,13 @@ class SessionAssignment:
             if known is None or frontier.lower != known.lower:
                 for granted in self.streams_waiting_for_epochs():
                     granted.has_new_frontier = True
-            # A failover may have lost the space of that id, which then belongs to another.
-            if known is None or known.space != frontier.space or known.consumed.is_at_or_before(frontier.consumed):
+            # A failover may have lost the space of that id, which then belongs to another, or its first epochs.
+            if (
+                known is None
+                or known.space != frontier.space
+                or not have_same_dimensions(known.consumed, frontier.consumed)
+                or known.consumed.is_at_or_before(frontier.consumed)
+            ):
                 self.epochs[frontier.space_id] = frontier
 
     def _find_granted(self, stream_id: int, grant_id: int) -> GrantedStream | None:
