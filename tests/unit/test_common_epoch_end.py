@@ -103,6 +103,25 @@ def test_epochs_of_several_numbers_end_batches_too() -> None:
         entire.complete_step(step)
 
 
+@pytest.mark.parametrize("completed", [None, lower(7)])
+def test_messages_without_an_epoch_are_divided_by_blocks(completed: LowerFrontier | None) -> None:
+    """Also behind the epochs that are completed, which come first and together."""
+    streams = {number: EpochStepPlanner(0, ConsumedFrontier(0)) for number in (1, 2, 3)}
+    blocks = [BlockEpochSummary(start, start + 10, 100, completed, None) for start in (0, 10, 20)]
+    if completed is not None:
+        blocks[0] = BlockEpochSummary(0, 10, 100, lower(1), BlockEpochRange(((1,),), ((1,),)))
+    for number, atomic in streams.items():
+        atomic.add_summaries(BlockEpochSummaries(tuple(blocks[:number]), 10 * number, False, completed, 1))
+    planned = []
+    for _ in range(3):
+        steps = plan_steps(streams, PlanLimits(max_messages=1))
+        for stream_id, step in steps.items():
+            streams[stream_id].complete_step(step)
+        planned.append({stream_id: step.max_messages for stream_id, step in steps.items() if step.runs})
+    assert planned == [{1: 10, 2: 10, 3: 10}, {2: 10, 3: 10}, {3: 10}]
+    assert plan_steps(streams, PlanLimits(max_messages=1)) == {}
+
+
 @pytest.mark.conforms("S11")
 def test_a_batch_has_the_rest_of_a_begun_block() -> None:
     """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""

@@ -7,8 +7,8 @@ everywhere, and has all messages of it that these streams have.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
 
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epoch_frontiers import LowerFrontier
@@ -21,15 +21,21 @@ def plan_steps(
     """Return {stream: its step} for streams of one space, all known to their heads; streams without messages left, and
     those whose step would change nothing, are absent.
 
-    A step has as many epochs as `limits` allows, at least one, and none behind `last`.
+    A step has as many epochs as `limits` allows, at least one, and none behind `last`. Where nothing is left but
+    messages without an epoch, it has blocks of these, at least one of each stream.
     """
     completed = meet_completed(streams)
     if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
     entire_batch = {stream_id: atomic.step_to(atomic.scanned, completed) for stream_id, atomic in streams.items()}
-    if completed is None or _is_within(entire_batch, limits):
+    if not streams or _is_within(entire_batch, limits):
         return _keep_moving(entire_batch, streams)
-    return _find_first_moving(streams, _list_ends(streams, completed), limits) or _keep_moving(entire_batch, streams)
+    ends = [] if completed is None else _list_ends(streams, completed)
+    return (
+        _find_first_moving(streams, [partial(_plan_to, streams, end) for end in ends], limits)
+        or _find_first_moving(streams, _divide(streams, completed), limits)
+        or _keep_moving(entire_batch, streams)
+    )
 
 
 def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | None:
@@ -39,20 +45,21 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
 
 
 def _find_first_moving(
-    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], limits: PlanLimits
+    streams: Mapping[int, EpochStepPlanner], batches: Sequence[Callable[[], dict[int, EpochStep]]], limits: PlanLimits
 ) -> dict[int, EpochStep] | None:
-    """Return the steps to the furthest of these ends that is allowed, or else to the first that moves anything."""
-    low, high, best_batch = 0, len(ends), None
+    """Return the last of these batches that is allowed, or else the first that moves anything; each has what those
+    before it have."""
+    low, high, best_batch = 0, len(batches), None
     while low < high:
         middle = (low + high) // 2
-        batch = _plan_to(streams, ends[middle])
+        batch = batches[middle]()
         if _is_within(batch, limits) or not any(step.runs for step in batch.values()):
             low, best_batch = middle + 1, batch
         else:
             high = middle
     if best_batch is not None and any(step.runs for step in best_batch.values()):
         return _keep_moving(best_batch, streams)
-    return _keep_moving(_plan_to(streams, ends[low]), streams) if low < len(ends) else None
+    return _keep_moving(batches[low](), streams) if low < len(batches) else None
 
 
 def _list_ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
@@ -65,6 +72,19 @@ def _list_ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier
     }
     # Each is at or before the next. So the first epoch in which they differ is less, or there is none any more.
     return sorted(frontiers, key=lambda lower: (*lower.least, (math.inf,)))
+
+
+def _divide(
+    streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier | None
+) -> list[Callable[[], dict[int, EpochStep]]]:
+    """Return batches that have what is completed and one block more of each stream, two, and so on."""
+    ends = {stream_id: atomic.list_ends(completed) for stream_id, atomic in streams.items()}
+
+    def plan(count: int) -> dict[int, EpochStep]:
+        upto = {stream_id: some[min(count, len(some) - 1)] for stream_id, some in ends.items()}
+        return {stream_id: atomic.step_to(upto[stream_id], completed) for stream_id, atomic in streams.items()}
+
+    return [partial(plan, count) for count in range(1, max(map(len, ends.values())))]
 
 
 def _plan_to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:
