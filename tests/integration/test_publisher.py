@@ -44,6 +44,7 @@ from sublet_storage.producer import (
 )
 from sublet_storage.producer.batches.pending_block import PendingBlock
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable
+from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.integration.notify_kit import listening
@@ -257,6 +258,20 @@ def test_a_publisher_of_a_space_refuses_other_topics(database: str, conn: Connec
             return False
 
         eventually(is_taken)
+
+
+def test_what_can_never_be_published_reads_no_routes(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = list[object]()
+    monkeypatch.setattr(SendBuffer, "request_routes", reads.append)
+    with Publisher(database) as publisher:
+        for publish in (
+            lambda: publisher.publish("a/#", b"x"),
+            lambda: publisher.publish("a", b"x", timestamp=-(2**63) - 1),
+            lambda: publisher.publish_batch({"topic": "a/#", "value": [b"x"]}),
+        ):
+            with pytest.raises(UsageError):
+                publish()
+    assert reads == []
 
 
 @pytest.mark.parametrize("form", ["single", "batch"])

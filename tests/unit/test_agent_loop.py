@@ -144,13 +144,18 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Play]]:
 def test_a_node_that_refuses_is_left_alone(
     make: Callable[..., Play], monkeypatch: pytest.MonkeyPatch, is_over: bool
 ) -> None:
-    """For a while, also where another names it as the leader's; the subscription goes on."""
+    """For a while, also where another names it as the leader's; the subscription goes on. With more nodes for no
+    longer."""
+    late_s = [0.0]
+    monkeypatch.setattr(agent_loop, "boottime_clock", lambda: boottime_clock() + late_s[0])
     play = make("h:1", "h:2")
     first = play.first()
     play.run(lambda: first.lost(ReportConnectionLost(ConnectionLostReason.REJECTED, "speaks 99", ())))
     other = play.asked("h:1" if first.address == "h:2" else "h:2")
     if is_over:
-        monkeypatch.setattr(agent_loop, "REFUSAL_S", 0.0)
+        late_s[0] = agent_loop.REFUSAL_S
+    play.listed = [other.address] * 100
+    play.look_again(other)
     play.name_leader(other, first.address)
     assert (len(play.to(first.address)), play.ends()) == (1 + is_over, [])
     assert list(play.agent.connection_counters()) == [other.address, first.address][: 1 + is_over]

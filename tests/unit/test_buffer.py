@@ -22,9 +22,10 @@ from sublet_protocol.domain.errors import SubletError, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import size_of, to_record_batches
-from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
+from sublet_storage.producer.batches.piece_routing import reroute_piece
 from sublet_storage.producer.batches.routing_table import PublisherRoutingTable, RoutedRows
-from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery, Rows
+from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery, Rows, SharedPublishResult
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamCatalogRow, split_ring
 from tests.interrupted_calls import run_interrupted
@@ -396,6 +397,20 @@ def test_epochs_move_to_no_other_space() -> None:
         in_epoch.result(0.0)
     buffer.reroute(PublisherRoutingTable(spaces[:1], before, None), [])
     assert room(buffer) == fits
+
+
+@pytest.mark.parametrize(("epochs", "failed"), [([[1]] * 3, [[0, 2]]), ([None, [1], None], [])])
+def test_what_has_no_stream_fails_together(epochs: list[list[int] | None], failed: list[list[int]]) -> None:
+    """With the first reason: of many topics each would be a piece of its own."""
+    ((low, high),) = split_ring(1)
+    spaces = [Space(1, "eu", TopicFilter("eu/#"), 1), Space(2, "us", TopicFilter("us/#"), 1)]
+    table = PublisherRoutingTable(spaces, [StreamCatalogRow(each, each, each, low, high, 0) for each in (1, 2)], "eu")
+    (batch,) = to_record_batches({"topic": ["us/1", "eu/1", "us/2"], "value": [b""] * 3, "epoch": epochs})
+    piece = PendingArrowBatch(batch, range(3), SharedPublishResult(3))
+    parts, unroutable = reroute_piece(table, table.without_space_limit(), piece)
+    assert sum(part.count for _, part in parts) == 3 - sum(map(len, failed))
+    assert [list(part.rows.to_pylist()) for part, _ in unroutable] == failed  # type: ignore[union-attr]
+    assert all("'us/1'" in str(error) for _, error in unroutable)
 
 
 def test_a_closed_buffer_needs_no_routes(monkeypatch: pytest.MonkeyPatch) -> None:

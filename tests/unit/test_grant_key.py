@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,26 @@ def test_a_failed_rewrite_is_made_up_for(file: GrantKeyHandoffFile, folder: Path
     file.add(grant(7, 55))
     (of_last,) = read_grant_keys(SHARE, "etl")
     assert of_last.keys.keys() == {(7, 55)}
+
+
+def test_a_key_cut_by_a_full_disk_is_made_up_for(file: GrantKeyHandoffFile, folder: Path) -> None:
+    """With the next; a file that cannot be begun is not left there."""
+    file.add(grant(7, 50))
+    (path,) = folder.iterdir()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                file.add(grant(8, 60))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+        with pytest.raises(OSError, match="File too large"):
+            GrantKeyHandoffFile(SHARE, ETL)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [keys.keys.keys() for keys in read_grant_keys(SHARE, "etl")] == [{(7, 50)}]
+    file.add(grant(9, 70))
+    assert [keys.keys.keys() for keys in read_grant_keys(SHARE, "etl")] == [{(7, 50), (8, 60), (9, 70)}]
 
 
 def test_a_key_that_is_being_written_is_not_read(file: GrantKeyHandoffFile, folder: Path) -> None:

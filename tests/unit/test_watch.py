@@ -268,9 +268,9 @@ def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_each_refusal_is_shown_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of each node, which refuses at each query."""
+    """Of each node, which refuses at each query, also before one has answered."""
     refusals = [GroupEventsUnavailable(address, "no right", is_refusal=True) for address in ("n1:1", "n2:1")]
-    Script(monkeypatch, FindLeaderResponse(1, "n3", 7, is_led_here=False), *refusals * 3).show()
+    Script(monkeypatch, *refusals, FindLeaderResponse(1, "n3", 7, is_led_here=False), *refusals * 3).show()
     assert [line.split(".")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"Node {address} refuses: no right" for address in ("n1:1", "n2:1")
     ]

@@ -295,7 +295,8 @@ class AgentLoop:
     def _refuse(self, address: str, reason: str) -> None:
         """Exclude a node that does not serve this agent, such as one of another protocol version; others may."""
         log.error("agent refused by node: address=%s: %s", address, reason)
-        self._refusals[address] = (boottime_clock(), reason)
+        hold_s = REFUSAL_S * max(1.0, len(self._listed) / 5)
+        self._refusals[address] = (boottime_clock() + hold_s, reason)
         connection = self._connections.pop(address, None)
         if connection is not None:
             self._loop.create_task(connection.close(0.0))
@@ -303,8 +304,7 @@ class AgentLoop:
 
     def _is_refused(self, address: str) -> bool:
         """Return whether the node has rejected this agent lately."""
-        hold_s = REFUSAL_S * max(1.0, len(self._listed) / 5)
-        return address in self._refusals and boottime_clock() < self._refusals[address][0] + hold_s
+        return address in self._refusals and boottime_clock() < self._refusals[address][0]
 
     def _set_nodes(self, addresses: tuple[str, ...]) -> None:
         """Pass on the nodes that do not reject this agent. Where all do, every subscription is denied."""

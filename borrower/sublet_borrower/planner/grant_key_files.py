@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import secrets
 import tempfile
@@ -38,7 +39,7 @@ class GrantKeyHandoffFile:
 
     def __init__(self, subscription: str, session: SessionIdentity) -> None:
         self._name = f"{_make_prefix(subscription, session.name)}{secrets.token_hex(8)}"
-        self._epoch, self._lines = session.epoch, dict[int, str]()
+        self._epoch, self._lines, self._line_count = session.epoch, dict[int, str](), math.inf
         with _open_folder() as folder:
             _remove_abandoned(folder, _make_prefix(subscription, session.name))
             self._file = self._create(folder)
@@ -46,10 +47,12 @@ class GrantKeyHandoffFile:
     def add(self, grant: Grant) -> None:
         """Hand on the key of a grant. Those of its stream's earlier grants may go: only the last is in force."""
         line = f"{grant.stream_id} {grant.grant_id} {grant.grant_key.reveal().hex()}\n"
-        os.write(self._file, line.encode())
         self._lines[grant.stream_id] = line
-        self._line_count += 1
-        if self._line_count > 2 * len(self._lines):
+        count, self._line_count = self._line_count + 1, math.inf  # of a file whose last line may be cut
+        if count < math.inf:
+            _write(self._file, line)
+            self._line_count = count
+        if count > 2 * len(self._lines):
             with _open_folder() as folder:
                 former, self._file = self._file, self._create(folder)
             os.close(former)
@@ -61,7 +64,7 @@ class GrantKeyHandoffFile:
         file = os.open(fresh, flags, 0o600, dir_fd=folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(file, "".join([f"{self._epoch}\n", *self._lines.values()]).encode())
+            _write(file, "".join([f"{self._epoch}\n", *self._lines.values()]))
             os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError:
             os.close(file)
@@ -131,6 +134,12 @@ def _remove_abandoned(folder: int, prefix: str) -> None:
                     os.unlink(name, dir_fd=folder)
                 finally:
                     os.close(file)
+
+
+def _write(file: int, text: str) -> None:
+    rest = text.encode()
+    while rest:  # a full disk takes a part, and refuses the next
+        rest = rest[os.write(file, rest) :]
 
 
 def _read(folder: int, name: str) -> str:

@@ -14,7 +14,14 @@ from pathlib import Path
 from types import TracebackType
 
 from sublet_protocol.domain.epoch_frontiers import Epoch, check_epoch
-from sublet_protocol.domain.errors import MalformedRow, PublisherClosed, UnknownOutcome, UnknownSpace, UsageError
+from sublet_protocol.domain.errors import (
+    InvalidTopic,
+    MalformedRow,
+    PublisherClosed,
+    UnknownOutcome,
+    UnknownSpace,
+    UsageError,
+)
 from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.bootstrap.given_or_embedded_database import open_database
 from sublet_storage.db.connect import connect, map_loss
@@ -175,6 +182,8 @@ class Publisher:
             check_sizes(batch, self._max_message_bytes)
             try:
                 self._buffer.routes.check(batch)
+            except InvalidTopic:
+                raise
             except (MalformedRow, UnknownSpace, UsageError):
                 self._buffer.request_routes()
                 raise
@@ -291,10 +300,12 @@ class Publisher:
         """Publish as `publish` does; without `wait`, return None instead of blocking."""
         self._owner.check("this publisher")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
-        pairs = as_headers(headers)
+        pairs, timestamp_us = as_headers(headers), as_timestamp_us(timestamp)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         try:
-            return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
+            return self._buffer.add(topic, plain_key, plain_value, pairs, timestamp_us, epoch, wait)
+        except InvalidTopic:
+            raise
         except (MalformedRow, UnknownSpace, UsageError):
             self._buffer.request_routes()
             raise

@@ -150,14 +150,14 @@ class _EventPrinter:
     def _print_unreachable(self, silent: GroupEventsUnavailable) -> None:
         """Print that a node does not answer; for programs, and where it refuses, only with the error
         that follows, if no node answers."""
-        reason, previous_error = silent.reason.removeprefix(f"{silent.address}: "), self._errors.get(silent.address)
+        reason = silent.reason.removeprefix(f"{silent.address}: ")
         self._is_refused, problem = silent.is_refusal, "refuses" if silent.is_refusal else "does not answer"
         self._last_error = f"Node {silent.address} {problem}: {reason.rstrip('.')}"
-        self._errors[silent.address] = self._last_error
         if not self._answered_at_all and (self._cli.json or silent.is_refusal):
             return
-        if silent.is_refusal and self._last_error == previous_error:  # it is refused at each query
+        if silent.is_refusal and self._last_error == self._errors.get(silent.address):  # it is refused at each query
             return
+        self._errors[silent.address] = self._last_error
         self._cli.print_info(
             f"{self._last_error}. What it sent meanwhile, `sublet groups history` has as far as it is durable."
         )

@@ -26,18 +26,17 @@ def route_piece(routes: PublisherRoutingTable, piece: PendingArrowBatch) -> list
 def reroute_piece(
     routes: PublisherRoutingTable, anywhere: PublisherRoutingTable, piece: PendingArrowBatch
 ) -> tuple[list[tuple[int, PendingArrowBatch]], list[tuple[PendingArrowBatch, SubletError]]]:
-    """Return the piece by stream, and what has none by reason: messages in epochs go by `routes`, others `anywhere`."""
+    """Return the piece by stream, and what has none, with the first reason: messages in epochs go by `routes`, others
+    `anywhere`."""
     in_epoch = piece.batch["epoch"].is_valid()
     with contextlib.suppress(SubletError):
         return route_piece(routes if in_epoch.true_count else anywhere, piece), []
     kinds = list(zip(piece.batch["topic"].to_pylist(), in_epoch.to_pylist(), strict=True))
     errors = {(topic, strict): _find_error(routes if strict else anywhere, topic) for topic, strict in set(kinds)}
-    by_error: dict[SubletError | None, list[int]] = {}
-    for number, kind in enumerate(kinds):
-        by_error.setdefault(errors[kind], []).append(number)
-    routable = by_error.pop(None, [])
+    failed = {number: error for number, kind in enumerate(kinds) if (error := errors[kind]) is not None}
+    routable = [number for number in range(piece.count) if number not in failed]
     parts = route_piece(anywhere, _pick(piece, routable)) if routable else []
-    return parts, [(_pick(piece, numbers), error) for error, numbers in by_error.items() if error is not None]
+    return parts, [(_pick(piece, [*failed]), next(iter(failed.values())))] if failed else []
 
 
 def _find_error(routes: PublisherRoutingTable, topic: str) -> SubletError | None:
