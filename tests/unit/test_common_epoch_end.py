@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
@@ -36,6 +36,14 @@ def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
         BlockEpochSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed), 1)
     )
     return entire
+
+
+def unset_stream(count: int) -> EpochStepPlanner:
+    """Blocks of ten messages without an epoch."""
+    atomic = EpochStepPlanner(0, ConsumedFrontier(0))
+    blocks = tuple(BlockEpochSummary(10 * number, 10 * number + 10, 100, None, None) for number in range(count))
+    atomic.add_summaries(BlockEpochSummaries(blocks, 10 * count, False, None, 1))
+    return atomic
 
 
 def sizes(
@@ -120,6 +128,31 @@ def test_messages_without_an_epoch_are_divided_by_blocks(completed: LowerFrontie
         planned.append({stream_id: step.max_messages for stream_id, step in steps.items() if step.runs})
     assert planned == [{1: 10, 2: 10, 3: 10}, {2: 10, 3: 10}, {3: 10}]
     assert plan_steps(streams, PlanLimits(max_messages=1)) == {}
+
+
+def test_each_stream_has_its_turn() -> None:
+    """Also one that has blocks of an epoch that is not completed, and takes no turn for these."""
+    unset = [BlockEpochSummary(start, start + 10, 100, lower(5), None) for start in range(0, 60, 10)]
+    open_block = BlockEpochSummary(0, 10, 100, lower(5), BlockEpochRange(((7,),), ((7,),)))
+    streams = {number: EpochStepPlanner(0, ConsumedFrontier(0)) for number in (1, 2)}
+    streams[1].add_summaries(BlockEpochSummaries((open_block, *unset[1:4]), 40, False, lower(5), 1))
+    streams[2].add_summaries(BlockEpochSummaries(tuple(unset), 60, False, lower(5), 1))
+    assert sizes(streams, PlanLimits(max_messages=20)) == {1: 10, 2: 10}
+    for _ in range(2):
+        steps = plan_steps(streams, PlanLimits(max_messages=20), poison={1: (30, 40)})
+        assert {stream_id: step.max_messages for stream_id, step in steps.items()} == {1: 10, 2: 10}
+        for stream_id, step in steps.items():
+            streams[stream_id].complete_step(step)
+    (poisoned, _) = plan_steps(streams, PlanLimits(), poison={1: (30, 40)}).values()
+    assert poisoned.reads(30, 40), "nothing before it is left"
+
+
+@pytest.mark.parametrize("blocks", [lambda *epochs: stream(9, *epochs), lambda *epochs: unset_stream(len(epochs))])
+def test_a_batch_ends_before_poison(blocks: Callable[..., EpochStepPlanner]) -> None:
+    """As much as lies before it, in one batch."""
+    streams = {1: blocks(1, 2, 3, 4), 2: blocks(1, 2, 3, 4)}
+    planned = plan_steps(streams, PlanLimits(), poison={1: (30, 40)})
+    assert {stream_id: step.max_messages for stream_id, step in planned.items()} == {1: 30, 2: 30}
 
 
 @pytest.mark.conforms("S11")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import threading
@@ -207,12 +208,16 @@ def test_what_is_refused_later_may_be_stored(nodes: Nodes, after_s: float, raise
         feed.close()
 
 
-@pytest.mark.parametrize(("after_s", "times"), [(0.0, 1), (0.001, 2)], ids=["lost", "busy"])
+@pytest.mark.parametrize(
+    ("after_s", "later_s", "times"), [(0.0, 1.0, 1), (0.0, 0.0, 1), (0.001, 1.0, 2)], ids=["lost", "asleep", "busy"]
+)
 def test_what_may_be_stored_is_not_sent_for_ever(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, after_s: float, times: int
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, after_s: float, later_s: float, times: int
 ) -> None:
-    """What shows that it is stored is deleted after a week."""
-    monkeypatch.setattr(delivery, "MAX_DOUBT_S", -1.0)
+    """What shows that it is stored is deleted after a week; of a machine that sleeps in a pause of the sender, too."""
+    clock = itertools.chain([0.0, 0.0, 0.0, later_s], itertools.repeat(1.0))
+    monkeypatch.setattr(delivery, "MAX_DOUBT_S", 0.5)
+    monkeypatch.setattr(delivery, "boottime_clock", lambda: next(clock))
 
     def lose(values: list[bytes]) -> Any:
         if nodes.turned and after_s:

@@ -16,24 +16,29 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
 def plan_steps(
-    streams: Mapping[int, EpochStepPlanner], limits: PlanLimits, last: LowerFrontier | None = None
+    streams: Mapping[int, EpochStepPlanner],
+    limits: PlanLimits,
+    last: LowerFrontier | None = None,
+    poison: Mapping[int, tuple[int, int]] | None = None,
 ) -> dict[int, EpochStep]:
     """Return {stream: its step} for streams of one space, all known to their heads; streams without messages left, and
     those whose step would change nothing, are absent.
 
     A step has as many epochs as `limits` allows, at least one, and none behind `last`. Where nothing is left but
-    messages without an epoch, it has blocks of these, at least one of each stream.
+    messages without an epoch, it has blocks of these, at least one of each stream. As long as it can move anything, it
+    reads none of the offsets of `poison`, by stream.
     """
     completed = meet_completed(streams)
     if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
     entire_batch = {stream_id: atomic.step_to(atomic.scanned, completed) for stream_id, atomic in streams.items()}
-    if not streams or _is_within(entire_batch, limits):
+    is_allowed = partial(_is_allowed, limits=limits, poison=poison or {})
+    if not streams or is_allowed(entire_batch):
         return _keep_moving(entire_batch, streams)
     ends = [] if completed is None else _list_ends(streams, completed)
     return (
-        _find_first_moving(streams, [partial(_plan_to, streams, end) for end in ends], limits)
-        or _find_first_moving(streams, _divide(streams, completed), limits)
+        _find_first_moving(streams, [partial(_plan_to, streams, end) for end in ends], is_allowed)
+        or _find_first_moving(streams, _divide(streams, completed), is_allowed)
         or _keep_moving(entire_batch, streams)
     )
 
@@ -45,7 +50,9 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
 
 
 def _find_first_moving(
-    streams: Mapping[int, EpochStepPlanner], batches: Sequence[Callable[[], dict[int, EpochStep]]], limits: PlanLimits
+    streams: Mapping[int, EpochStepPlanner],
+    batches: Sequence[Callable[[], dict[int, EpochStep]]],
+    is_allowed: Callable[[Mapping[int, EpochStep]], bool],
 ) -> dict[int, EpochStep] | None:
     """Return the last of these batches that is allowed, or else the first that moves anything; each has what those
     before it have."""
@@ -53,7 +60,7 @@ def _find_first_moving(
     while low < high:
         middle = (low + high) // 2
         batch = batches[middle]()
-        if _is_within(batch, limits) or not any(step.runs for step in batch.values()):
+        if is_allowed(batch) or not any(step.runs for step in batch.values()):
             low, best_batch = middle + 1, batch
         else:
             high = middle
@@ -93,10 +100,12 @@ def _plan_to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> d
     }
 
 
-def _is_within(batch: Mapping[int, EpochStep], limits: PlanLimits) -> bool:
+def _is_allowed(batch: Mapping[int, EpochStep], limits: PlanLimits, poison: Mapping[int, tuple[int, int]]) -> bool:
     messages, size = (sum(values) for values in zip(*((s.max_messages, s.size) for s in batch.values()), strict=True))
-    return (limits.max_messages is None or messages <= limits.max_messages) and (
-        limits.max_bytes is None or size <= limits.max_bytes
+    return (
+        (limits.max_messages is None or messages <= limits.max_messages)
+        and (limits.max_bytes is None or size <= limits.max_bytes)
+        and not any(batch[stream_id].reads(*offsets) for stream_id, offsets in poison.items())
     )
 
 

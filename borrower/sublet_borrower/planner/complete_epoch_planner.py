@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
-ONE_EPOCH = PlanLimits(max_messages=1)
-"""One epoch at a time, where a stream has a block that cannot be decoded: up to before the epoch in that block."""
 COMPLETED_S = 0.1
 """Between two checks whether epochs are completed that streams have messages of."""
 
@@ -60,8 +58,8 @@ class EpochPlanner:
         for space, streams in streams_by_space.items():
             atomics = {stream.grant.stream_id: atomic for stream, atomic in streams.items()}
             last = self._last.setdefault(space, meet_completed(atomics)) if finite else None
-            is_cautious = any(stream.poison is not None for stream in streams)
-            planned |= plan_steps(atomics, ONE_EPOCH if is_cautious else limits, last)
+            poison = {each.grant.stream_id: each.poison.offsets for each in streams if each.poison is not None}
+            planned |= plan_steps(atomics, limits, last, poison)
             for stream, atomic in streams.items():
                 if finite and stream.goal is None:
                     stream.goal = ConsumedFrontier(atomic.scanned, last)

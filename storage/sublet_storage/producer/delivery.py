@@ -257,10 +257,13 @@ class Doubt:
     """Whether an attempt had no answer, so that what it sent may be stored, and since when."""
 
     def __init__(self) -> None:
-        self._attempted_at, self._since = 0.0, math.inf
+        self._attempted_at, self._since = boottime_clock(), math.inf
 
     def begin_attempt(self) -> None:
-        """Record the time, by a clock that goes on while the machine sleeps."""
+        """Record the time, by a clock that goes on while the machine sleeps. Raise `UnknownOutcome` where it may not be
+        sent again."""
+        if self.is_final:
+            raise UnknownOutcome("it was sent days ago.")
         self._attempted_at = boottime_clock()
 
     def add_lost_attempt(self) -> None:

@@ -248,9 +248,9 @@ class Sender(threading.Thread):
         backoff = self._timeout.make_backoff(entered_at)
         doubt = Doubt()
 
-        def try_once() -> _T:
+        def send(conn: BoundedConnection) -> _T:
             doubt.begin_attempt()
-            return self._try_once(attempt, backoff)
+            return attempt(conn)
 
         def may_try_again(error: Exception) -> bool:
             if isinstance(error, UnknownOutcome) or self._unanswered is not None:
@@ -258,7 +258,9 @@ class Sender(threading.Thread):
             return isinstance(error, Retryable) and not self._giving_up.is_set() and not doubt.is_final
 
         try:
-            answer = call_with_retry("publish", try_once, may_try_again, backoff, self._giving_up.wait)
+            answer = call_with_retry(
+                "publish", lambda: self._try_once(send, backoff), may_try_again, backoff, self._giving_up.wait
+            )
         except Retryable as error:
             self._timeout.record_timeout()
             raise self._delivery_timeout_error(error, doubt) from error

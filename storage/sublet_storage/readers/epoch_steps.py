@@ -231,10 +231,11 @@ class EpochStepPlanner:
         return next(offsets, self.scanned)
 
     def list_ends(self, lower: LowerFrontier | None) -> list[int]:
-        """Return the offset before which all lies that is completed by then, and where blocks end behind it: steps to
-        these divide no epoch that is completed."""
-        begin = self.consumed.upto if lower is None else self.offset_completed_by(lower)
-        return [begin, *(summary.end for summary in self._waiting if summary.end > begin)]
+        """Return the offset before which all lies that is completed by then, and where blocks with messages without an
+        epoch end behind it: steps to these divide no epoch that is completed."""
+        begin = self.consumed.upto if lower is None else max(self.consumed.upto, self.offset_completed_by(lower))
+        has_unset = (s for s in self._waiting if s.epochs is None or s.epochs.has_unset)
+        return [begin, *(summary.end for summary in has_unset if summary.end > begin)]
 
     def complete_step(self, step: EpochStep) -> None:
         """Complete the step, and continue behind it."""
