@@ -397,6 +397,17 @@ def test_no_reset_tears_an_atomic_groups_epochs(postgres: PostgresWorld) -> None
 
 
 @pytest.mark.conforms("A4")
+def test_initial_frontiers_have_epochs_of_their_space(postgres: PostgresWorld) -> None:
+    """Also where the epoch of a reset is shorter, and no stream of the space is left: else it is refused."""
+    led = postgres.led(atomic=True)
+    postgres.streams.lowers[1] = LowerFrontier(((3, 1),))
+    postgres.publish_catalogue()
+    postgres.reset(led, ResetTarget.at_epoch(7))
+    (frontier,) = postgres.lead(led.group).write(sync=True).epochs
+    assert frontier.consumed == LowerFrontier(((3, 1),))
+
+
+@pytest.mark.conforms("A4")
 def test_a_reset_of_given_streams_touches_no_other(postgres: PostgresWorld) -> None:
     """Not even one that is gone."""
     led = postgres.led()

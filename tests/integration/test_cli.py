@@ -44,6 +44,11 @@ def test_an_embedded_database_is_enough(server_home: Path) -> None:
         assert described(shell, "$share/g/orders/#")["lag"] == 0
 
 
+def test_publish_shows_progress_of_what_nobody_types(database: str) -> None:
+    with a_shell(SUBLET_DATABASE_URL=database, FORCE_COLOR="1") as shell:
+        assert "publishing" in shell.run("publish", "a", stdin="1\n").err
+
+
 def test_all_goes_through_ndjson_unchanged(shell: Shell) -> None:
     records = [
         {"key": {"base64": "/wA="}, "value": {"base64": "/w=="}, "headers": [["a", "b"], ["a", None]], "topic": "t/1"},

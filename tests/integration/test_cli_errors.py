@@ -59,6 +59,8 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (USAGE, ["groups", "history", GROUP, "--limit", "0"], "--limit '0': give a whole number of at least 1"),
     (USAGE, ["groups", "history", GROUP, "--stream", "x"], "--stream 'x': give a whole number"),
     (NOT_FOUND, ["groups", "history", GROUP], "group '$share/g/#': there is no such group"),
+    (USAGE, ["groups", "reset", GROUP], "0 positions to go on from: give one of --to-earliest"),
+    (USAGE, ["groups", "reset", GROUP, "--to-earliest", "--to-latest"], "2 positions to go on from"),
     (USAGE, ["groups", "reset", GROUP, "--to-latest", "--timeout", "5"], "duration '5': it has no unit"),
     (USAGE, ["nodes", "drain", "n1", "--wait", "9"], "duration '9': it has no unit"),
     (USAGE, ["spaces", "create", "a b", "x/#"], "space name 'a b'"),

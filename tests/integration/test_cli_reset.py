@@ -188,8 +188,6 @@ def test_what_cannot_be_reset_is_refused(shell: Shell, orders: str, tmp_path: Pa
     odd = tmp_path / "odd.json"
     odd.write_text('{"streams": [{"stream": 1}]}')
     for options, reported in (
-        ("", "0 positions to go on from: give one of --to-earliest"),
-        ("--to-earliest --to-latest", "2 positions to go on from"),
         ("--to-offset -1", "offset -1: an offset is a whole number from 0 to"),
         ("--to-offset 9223372036854775808", "offset 9223372036854775808: an offset is a whole number from 0 to"),
         ("--to-time 12", "--to-time '12': give a time"),

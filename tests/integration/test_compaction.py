@@ -179,6 +179,7 @@ def test_the_spaces_compression_is_used(conn: Connection, stream: int) -> None:
 
 
 def test_fragmented_streams_are_found(conn: Connection, stream: int) -> None:
+    """And compaction merges no blocks of a stream whose generation is gone."""
     trickle(conn, stream, 20)
     assert list_newly_fragmented(conn, at_least=21, older_than_s=0) == []
     assert list_newly_fragmented(conn, at_least=20, older_than_s=0) == [stream]

@@ -144,9 +144,13 @@ def test_nothing_is_for_everybody(empty_database: str) -> None:
 
 @pytest.mark.conforms("X6")
 def test_a_schema_open_to_public_is_refused(empty_database: str) -> None:
-    """Whether or not it has the tables; who revokes that may migrate."""
+    """Whether or not it has the tables, and before anything in it is run; who revokes that may migrate."""
     with connect(empty_database) as conn:
-        conn.execute("create schema sublet")
+        conn.execute("create schema sublet create view alembic_version as select 1 / 0 as version_num")
+        conn.execute("grant create on schema sublet to public")
+        with pytest.raises(Conflict, match="PUBLIC"):
+            migrate(empty_database)
+        conn.execute("drop view alembic_version")
         for attempt in (migrate, make_roles):
             conn.execute("grant create on schema sublet to public")
             with pytest.raises(Conflict, match=r'PUBLIC, .* may create .*revoke create on schema "sublet" from public'):

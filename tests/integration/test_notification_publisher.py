@@ -236,7 +236,6 @@ def test_a_fork_notifies_by_a_publisher_of_its_own(database: str) -> None:
 
 def _in_a_fork(notifier: NotificationPublisher, subscriber: NotificationSubscriber, database: str) -> None:
     notifier.publish([stream_change(6, 1, False)])
-    notifier.close()
     subscriber.close()
     assert shared_publisher(database) is not notifier
     own = NotificationPublisher(database, settings=SETTINGS)

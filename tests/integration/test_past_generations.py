@@ -381,6 +381,17 @@ def test_a_position_in_a_deleted_stream_is_gone(house: GroupWorld) -> None:
     assert [each.stream_id for each in gone] == [stream]
 
 
+def test_an_open_stream_without_its_blocks_is_followed(house: GroupWorld) -> None:
+    gone: list[PositionGone] = []
+    tail = Tail(house.conn, ALL, "earliest", gone.append)
+    put(house.conn, house.open_stream(), b"0")
+    house.conn.execute("delete from block")
+    assert list(tail.pages()) == []
+    put(house.conn, house.open_stream(), b"1")
+    assert [table.column("value").to_pylist() for table in tail.pages()] == [[b"1"]]
+    assert len(gone) == 1
+
+
 @pytest.mark.conforms("E39")
 @pytest.mark.parametrize("had_messages", [False, True])
 def test_a_reader_goes_on_behind_deleted_streams(house: GroupWorld, had_messages: bool) -> None:

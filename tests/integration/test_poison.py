@@ -261,6 +261,11 @@ def test_epochs_in_hand_before_a_bad_block_come_again(database: str, conn: Conne
     assert [batch.table.column("value").to_pylist() for batch in batches] == [[b"1"], [b"1"], [b"2"]]
 
 
+@pytest.mark.usefixtures("streams")
+def test_tail_reads_no_further_than_it_prints(shell: Shell) -> None:
+    assert shell.run("tail", "eu/#", "--from", "earliest", "--max-messages", "1").code == 0
+
+
 @pytest.mark.conforms("W10", "X7")
 def test_readers_without_a_group_see_all_else(database: str, conn: Connection, streams: list[int]) -> None:
     """The error then names the bad block."""

@@ -107,10 +107,13 @@ def test_a_rollover_locks_streams_as_appends_do(orders: Interleavings, conn: Con
 
 
 @pytest.mark.conforms("W5")
-def test_maintenance_locks_streams_as_appends_do(orders: Interleavings, conn: Connection) -> None:
+def test_maintenance_locks_streams_as_appends_do(
+    orders: Interleavings, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where it notes how far it has examined them."""
+    monkeypatch.setattr(small_block_compaction, "MAX_UNSETTLED", 1)
     streams = two_streams(conn)
-    for stream in reversed(streams):
+    for stream in [*reversed(streams)] * 2:
         put(conn, stream, b"x")  # the row of the first now lies behind that of the other
     examine = without(
         lambda conn: small_block_compaction.list_newly_fragmented(conn, older_than_s=0),

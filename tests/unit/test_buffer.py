@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -338,6 +338,19 @@ def test_room_is_reported_when_there_is_some() -> None:
     buffer.add("t", None, b"", None, 0)
     buffer.close(SubletError("closed"))
     assert ask("closed") == {"empty": 1, "full": 1, "closed": 1}
+
+
+def test_a_batch_waits_for_room() -> None:
+    buffer = a_buffer(replace(ONE_MESSAGE, buffered_bytes=1))
+    publish(buffer, b"")
+    with ThreadPoolExecutor(1) as pool:
+        added = pool.submit(publish_all, buffer)
+        try:
+            assert wait([added], 0.1).not_done
+            settle(buffer, buffer.take() or [])
+            added.result(30)
+        finally:
+            buffer.close(SubletError("closed"))
 
 
 def test_small_batches_fill_a_block() -> None:

@@ -147,6 +147,11 @@ def test_what_cannot_be_published_is_refused(line: bytes, reported: str) -> None
     assert reported in str(problem)
 
 
+def test_only_base64_alone_stands_for_bytes() -> None:
+    assert text_conversion.bytes_from_json("value", {"base64": "/w=="}) == b"\xff"
+    assert text_conversion.bytes_from_json("value", {"base64": "/w==", "a": 1}) == b'{"base64":"/w==","a":1}'
+
+
 def test_a_line_is_as_long_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(input_records, "MAX_LINE", 4)
     pieces = iter([b"ab", b"cd", b"\n"])

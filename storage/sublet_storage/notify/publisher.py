@@ -151,8 +151,6 @@ class NotificationPublisher:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was published, within that time, then leave and close everything; harmless when repeated."""
-        if self._owner.is_forked:
-            return
         with self._changed:
             self._close_by = min(self._close_by, time.monotonic() + timeout_s)
             self._is_closing = True

@@ -129,7 +129,7 @@ class Sender(threading.Thread):
         conn, appender = self._reconnecting.current, self._appender
         if conn is None or appender is None or self._giving_up.is_set():
             return False
-        return appender.conn is conn and conn.timeline == self._timeline and appender.is_ready
+        return appender.conn is conn and appender.is_ready
 
     def send_at_once(self, load: PendingBlock) -> None:
         """Send it on the caller's thread while this one is idle. An exception of a signal handler may end it anywhere;
