@@ -112,7 +112,7 @@ def test_epochs_of_several_numbers_end_batches_too() -> None:
 
 
 @pytest.mark.parametrize("completed", [None, lower(7)])
-def test_messages_without_an_epoch_are_divided_by_blocks(completed: LowerFrontier | None) -> None:
+def test_messages_without_an_epoch_are_divided(completed: LowerFrontier | None) -> None:
     """Also behind the epochs that are completed, which come first and together."""
     streams = {number: EpochStepPlanner(0, ConsumedFrontier(0)) for number in (1, 2, 3)}
     blocks = [BlockEpochSummary(start, start + 10, 100, completed, None) for start in (0, 10, 20)]

@@ -28,7 +28,7 @@ AGE_SPREAD_S = 1.0
 """While the database fails, only messages published within this time are sent together."""
 
 MAX_DOUBT_S = 6 * 86400.0
-"""For how long what may be stored is sent again: what tells a retry from a new message is kept for a day more."""
+"""For how long what may be stored is sent again: the server recognises a retry for a day more."""
 
 
 def wake_loop(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
