@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -1023,24 +1022,6 @@ def test_reading_a_stream_locks_no_other_generation(
         for _ in range(20):  # the server makes such a plan at the sixth
             look(house.conn, stream, generation)
         assert house.conn.execute(OTHER_PARTITIONS).fetchall() == []
-
-
-@pytest.mark.conforms("E39")
-@pytest.mark.parametrize(("hours", "lag"), [(-3, 0), (3, 5)])
-def test_a_group_from_a_time_looks_at_that_time_only(house: GroupWorld, hours: int, lag: int) -> None:
-    """Not into generations that were closed long before, or opened long after."""
-    end_others(house.conn)
-    shift = f"opened_at = opened_at + interval '{hours} hours', closed_at = closed_at + interval '{hours} hours'"
-    house.conn.execute(
-        f"update generation g set {shift} from space where g.space_id = space.space_id and name = 'other'"
-    )
-    options = GroupOptions(StartingPosition("time", round(time.time() * 1e6)))
-    with house.conn.transaction():
-        group_lifecycle.create(house.conn, Subscription.parse("$share/timed/other/#"), options, None)
-        looked_at = {generation for (generation,) in house.conn.execute(OTHER_PARTITIONS)}
-        assert looked_at <= {generation_of(house.conn, stream_of(house.conn, "other"))}
-    waiting = "select sum(head - position) from lending join stream using (stream_id) where unfinished"
-    assert (house.conn.execute(waiting).fetchall()[0][0] or 0) == lag
 
 
 @pytest.mark.conforms("E39")

@@ -47,19 +47,15 @@ UNNOTICED_STREAMS = """
 MAY_MATCH = "n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)"
 """Whether stream `s` of generation `n` may have messages that match: with `read_matching_filters` as parameters."""
 
-_TIME = "timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'"
-STARTING_OFFSET = f"""case %({{policy}})s
+STARTING_OFFSET = """case %({policy})s
            when 'earliest' then 0
-           when 'offset' then least(%({{value}})s::bigint, s.head)
-           when 'time' then case
-             when n.opened_at > {_TIME} + interval '1 hour' then 0
-             when n.closed_at < {_TIME} - interval '1 hour' then s.head
-             else coalesce(offset_at_time(s.generation_id, s.stream_id, {_TIME}),
-               case when check_partition(s.generation_id, s.stream_id) then s.head end) end
+           when 'offset' then least(%({value})s::bigint, s.head)
+           when 'time' then coalesce(offset_at_time(s.generation_id, s.stream_id,
+             timestamptz 'epoch' + %({value})s::bigint * interval '1 microsecond'),
+             case when check_partition(s.generation_id, s.stream_id) then s.head end)
            else s.head end"""
-"""The offset of a `StartingPosition` in stream `s` of generation `n`, given the names of its parameters. A time is that
-of the first message that was appended then or later: generations that were open at other times, by clocks that are an
-hour apart, are not looked into, as each such look locks a partition until the transaction ends."""
+"""The offset of a `StartingPosition` in stream `s`, given the names of its parameters. A time is that of the first
+message that was appended then or later."""
 
 _FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where dropped_at is null"
 
