@@ -290,10 +290,10 @@ begin
   return found;
 end $$;
 
--- Return the last ranges that the session planned of these streams (null: of all), and their progress: for its process with this
--- epoch, which has restarted without the former keys and queries the outcome of the ranges started before, and for its
--- sink. `is_ours`: the row is the session's, held or reserved; `of_grant` is null unless the session holds it. A row of
--- a later process is not returned.
+-- Return the last ranges that the session planned of these streams (null: of all), and their progress: for its process
+-- with this epoch, which has restarted without the former keys and queries the outcome of the ranges started before, and
+-- for its sink. `is_ours`: the row is the session's, held or reserved; `of_grant` is null unless the session holds it. A
+-- row of a later process is not returned.
 create function read_planned_ranges(p_group bigint, p_session text, p_epoch bigint, p_streams bigint[])
   returns table (of_stream bigint, is_ours boolean, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb,
                  saved_at float)

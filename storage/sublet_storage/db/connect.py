@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,12 @@ _HINTS = (
     ("could not translate host", "Correct the host in the URL"),
     ("failed to resolve host", "Correct the host in the URL"),
 )
+
+
+def prune_to(generations: Iterable[int]) -> list[int]:
+    """Return the parameter for a statement that looks only into the partitions of these generations. It has the
+    generation 0, too: an empty list would rule out no partition."""
+    return [0, *generations]
 
 
 def newest_stream(stream_id: str, columns: str = "*") -> str:

@@ -18,6 +18,7 @@ import psycopg
 from msgspec import Struct
 
 from sublet_protocol.domain.errors import PayloadUnavailable
+from sublet_storage.db.connect import prune_to
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.objects.location import NAME, PayloadStoreLocation, parse_stored_location
 from sublet_storage.objects.object_stores import ObjectUnusable, get_store
@@ -152,8 +153,7 @@ def _pick_objects(conn: Connection, parameters: dict[str, object]) -> list[str]:
     """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
     that cannot be deleted."""
     picked = conn.execute(_PICKED, parameters).fetchall()
-    # Beside them the generation 0: none at all would rule out no partition.
-    parameters = {"uris": [row[0] for row in picked], "generations": [0, *{row[1] for row in picked}]}
+    parameters = {"uris": [row[0] for row in picked], "generations": prune_to({row[1] for row in picked})}
     is_named = dict(conn.execute(_NAMED, parameters, prepare=False).fetchall())
     conn.execute(_DELETE_FAILED, ([uri for uri in is_named if is_named[uri]],))
     return [uri for uri, _ in picked if is_named.get(uri) is False]

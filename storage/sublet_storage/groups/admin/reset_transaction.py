@@ -21,6 +21,7 @@ from sublet_protocol.domain.epoch_frontiers import check_epoch
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.connect import prune_to
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import consumed_epoch_frontiers, group_lifecycle, leadership, lending_statements
@@ -176,11 +177,11 @@ def plan_reset(
         **target.to_parameters(),
         "epoch": json.dumps(target.epoch),
         "group": group.group_id,
-        "generations": [0],  # none at all would rule out no partition
+        "generations": prune_to([]),
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
     if target.kind == "epoch":
-        parameters["generations"] += [row[0] for row in connection.execute(_GENERATIONS, parameters).fetchall()]
+        parameters["generations"] = prune_to(row[0] for row in connection.execute(_GENERATIONS, parameters).fetchall())
     with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
         all_rows = cursor.execute(_PLAN, parameters, prepare=False).fetchall()
     rows = [row for row in all_rows if not row.is_shadowed]

@@ -28,6 +28,7 @@ from sublet_protocol.domain.epoch_frontiers import (
 )
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
+from sublet_storage.db.connect import prune_to
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_statements import Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
@@ -46,7 +47,7 @@ select space_id, name, lower_frontier::text, coalesce(dropped_at < {NOW} - inter
 _SPACES_OF_ROWS = """
 select distinct s.space_id from lending l join stream s using (stream_id) where l.group_id = %(group)s"""
 
-# Of no others blocks are looked at. Beside them is the generation 0: none at all would rule out no partition.
+# Of no others blocks are looked at.
 _PARTLY_READ = """
 select distinct s.generation_id from lending l join stream s using (stream_id)
  where l.group_id = %(group)s and l.position > 0 and (s.state = 'open' or l.position < s.head)"""
@@ -252,7 +253,7 @@ def _read_initial_frontiers(
         "group": group_id,
         "at_the_end": start.policy == "latest",
         "spaces": list(spaces),
-        "generations": [0, *(row[0] for row in connection.execute(_PARTLY_READ, {"group": group_id}).fetchall())],
+        "generations": prune_to(row[0] for row in connection.execute(_PARTLY_READ, {"group": group_id}).fetchall()),
         **read_matching_filters(connection, filter),
     }
     lowers: dict[int, LowerFrontier | None] = {}
